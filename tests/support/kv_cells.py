@@ -156,8 +156,8 @@ class Mill:
         self.forest = PrefixCache(self.cells, total_cells=cells, sequences=count, shares=shares, streams=streams)
         self.schedule = StepScheduler(
             self.forest,
-            lanes=lanes,
-            interactive_lanes=interactive_lanes,
+            slots=lanes,
+            interactive_slots=interactive_lanes,
             budget=budget,
             ubatch=ubatch or budget,
             context=context or cells,

@@ -1,4 +1,7 @@
-"""What a schedule is given and what it hands out: jobs, the work of one step, and what was spent on them."""
+"""Data types of `StepScheduler`: its jobs, the work of one decode step, and token counts.
+
+`step_limits` bounds the size of a step. The scheduling decisions are in scheduler.py.
+"""
 
 from array import array
 from collections.abc import Collection, Hashable, Iterable
@@ -10,94 +13,94 @@ from tokenmill.native.kv.prefix_cache import KeepPolicy
 from tokenmill.native.kv.radix import TokenArray
 
 Id: TypeAlias = Hashable
-_BATCH_SHARE = 4  # part of a micro-batch that batch prompts may have beside urgent work ...
-_BATCH_FLOOR = 16  # ... and that is left to them where urgent prompts fill step after step
+_BATCH_SHARE = 4  # with urgent jobs running, batch prompts get at most 1/4 of a micro-batch ...
+_BATCH_FLOOR = 16  # ... and at least 1/16, even if urgent prompts fill step after step
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceWork:
-    """Tokens of one sequence to compute in one step."""
+    """Tokens of one sequence to decode in one step."""
 
     id: Id
     sequence: int
     tokens: TokenArray
-    position: int  # of the first of them
-    logits: bool  # of the last of them; of the others never
+    position: int  # of the first token
+    logits: bool  # whether the logits of the last token are needed; those of the others never are
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
-    """One call of the decoder, and what had to happen for it."""
+    """The work of one decoder call, and the jobs that left the running set for it."""
 
     work: tuple[SequenceWork, ...]
-    preempted: tuple[Id, ...] = ()  # back in the queue; their answers go on later where they were
-    exhausted: tuple[Id, ...] = ()  # alone with all cells, or at the context's end: to be finished for length
+    preempted: tuple[Id, ...] = ()  # back in the queue; they resume later where they stopped
+    exhausted: tuple[Id, ...] = ()  # out of cells or context: the caller finishes them with reason "length"
 
     @property
     def tokens(self) -> int:
-        """Tokens of all work."""
+        """Number of tokens in the step."""
         return sum(len(work.tokens) for work in self.work)
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """How many tokens a step may have: see `bounds_of`."""
+class StepLimits:
+    """Maximum tokens of a step, from `step_limits`."""
 
-    tokens: int  # in all
-    batch_prompts: int  # of prompts that nobody is in a hurry for
-    reserved: int = 0  # for those, out of what urgent prompts could have
+    tokens: int
+    batch_prompts: int  # of prompts of batch jobs
+    batch_floor: int = 0  # tokens that urgent prompts leave to batch prompts
 
 
 class StepDraft:
-    """The work of a step while it is being decided. `add` and `drop` mutate."""
+    """The work of a step while it is being planned."""
 
-    def __init__(self, bounds: Bounds, *, kept: int = 0) -> None:
-        """`kept`: cells that others will need in the next step."""
+    def __init__(self, limits: StepLimits, *, reserved_cells: int = 0) -> None:
+        """reserved_cells: cells that other jobs need in the next step."""
         self.work: dict[Id, SequenceWork] = {}
-        self._kept = kept
+        self._reserved_cells = reserved_cells
         self.tokens = 0
-        self._bounds = bounds
+        self._limits = limits
         self._batch_prompts = 0
 
     @property
     def cells(self) -> int:
-        """That must be free for it."""
-        return self.tokens + self._kept
+        """Cells that must be free for the step."""
+        return self.tokens + self._reserved_cells
 
     def left_for(self, job: "SequenceJob") -> int:
-        """Tokens that a job may still have."""
-        left = self._bounds.tokens - self.tokens
+        """Return how many tokens the limits still allow for a job."""
+        left = self._limits.tokens - self.tokens
         if job.prefills and job.urgent:
-            left -= self._bounds.reserved
+            left -= self._limits.batch_floor
         elif job.prefills:
-            left = min(left, self._bounds.batch_prompts - self._batch_prompts)
+            left = min(left, self._limits.batch_prompts - self._batch_prompts)
         return max(0, left)
 
     def add(self, job: "SequenceJob", work: SequenceWork) -> None:
-        """Put a job's work in."""
+        """Add a job's work."""
         self.work[work.id] = work
         self.tokens += len(work.tokens)
         if job.prefills and not job.urgent:
             self._batch_prompts += len(work.tokens)
 
     def drop(self, id: Id) -> None:
-        """Take a job's work out again, if there is any."""
+        """Remove a job's work, if there is any."""
         if id in self.work:
             self.tokens -= len(self.work.pop(id).tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class PromptCost:
-    """What one prompt has cost. At its end reused + computed is its length."""
+    """Token counts of one prompt. When the prompt is complete, reused + computed is its length."""
 
-    reused: int  # tokens that were in the cells already
+    reused: int  # tokens that were cached
     computed: int
-    recomputed: int  # tokens, of the answer too, that were computed again after a preemption
+    recomputed: int  # tokens of the prompt and the answer that were computed again after a preemption
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerTotals:
-    """What a schedule has done since it was made, and how it stands."""
+    """Counters of a scheduler since its start, and its current number of jobs."""
 
     prompt_tokens_computed: int
     prompt_tokens_reused: int
@@ -109,76 +112,77 @@ class SchedulerTotals:
 
 
 @dataclass(frozen=True, slots=True)
-class AtWork:
-    """One sequence as it stands, for a person to look at."""
+class RunningSequence:
+    """Progress of one running sequence, for display."""
 
     id: Id
     priority: Priority
-    doing: Literal["waiting", "prompt", "answer"]  # prompt: it is being computed
+    doing: Literal["waiting", "prompt", "answer"]
     prompt_tokens: int
-    ready_tokens: int  # of the prompt, in the cells
+    ready_tokens: int  # tokens of the prompt that are in the cells
     reused_tokens: int
     generated_tokens: int
 
 
 @dataclass(slots=True, eq=False)
 class SequenceJob:
-    """One sequence from its submission to its end; the schedule's own, and changed by it alone."""
+    """One job from submission to end. Only its scheduler changes it."""
 
     id: Id
-    prompt: (
-        TokenArray  # never changed in place: the forest holds it too. After a preemption, the answer so far is in it
-    )
-    prompt_tokens: int  # of what was submitted
+    # Never changed in place, because the prefix cache refers to it. After a preemption it includes the answer so far.
+    prompt: TokenArray
+    prompt_tokens: int  # length of the submitted prompt
     priority: Priority
     keep: KeepPolicy
-    arrival: int  # an ordinal; a preempted job keeps its own
-    sequence: int | None = None  # None: waiting
-    urgent: bool = False  # interactive, or computing the head of an interactive job that waits for it
+    arrival: int  # ordinal; preemption does not change it
+    sequence: int | None = None  # None: queued
+    urgent: bool = False  # interactive, or computing a prefix that an interactive job waits for
     position: int = 0  # tokens in the cells
-    reached: int = 0  # the most tokens it ever had there
-    pending: int | None = None  # the sampled token that is to be decoded next
-    awaits_token: bool = False  # its logits are out, and what was sampled from them is not in
+    reached: int = 0  # highest `position` so far
+    pending: int | None = None  # sampled token to decode next
+    awaits_token: bool = False  # its logits were computed, and no token has been sampled from them yet
     generated: list[int] = field(default_factory=list)
     in_prompt: int = 0  # generated tokens that are part of `prompt`
-    follows: "tuple[SequenceJob, int] | None" = None  # the job that computes its head, and up to where
+    follows: "tuple[SequenceJob, int] | None" = None  # the job that computes its prefix, and the length of that prefix
     reused: int = 0
     computed: int = 0
     recomputed: int = 0
 
     @property
     def prefills(self) -> bool:
-        """Whether tokens of its prompt are missing in the cells."""
+        """Whether part of its prompt still has to be computed."""
         return self.position < len(self.prompt)
 
     @property
     def spent(self) -> PromptCost:
-        """What its prompt has cost so far."""
+        """Token counts of its prompt so far."""
         return PromptCost(self.reused, self.computed, self.recomputed)
 
-    def seen(self) -> AtWork:
-        """How it stands. Mutates nothing."""
+    def snapshot(self) -> RunningSequence:
+        """Return its progress."""
         doing: Literal["waiting", "prompt", "answer"] = (
             "waiting" if self.sequence is None else "prompt" if self.prefills else "answer"
         )
         ready = min(self.position, self.prompt_tokens)
-        return AtWork(self.id, self.priority, doing, self.prompt_tokens, ready, self.reused, len(self.generated))
+        return RunningSequence(
+            self.id, self.priority, doing, self.prompt_tokens, ready, self.reused, len(self.generated)
+        )
 
-    def is_held_up(self) -> bool:
-        """Whether another running job is still computing the head that this one waits for."""
+    def waits_for_leader(self) -> bool:
+        """Whether another running job is still computing the prefix that this one waits for."""
         if self.follows is None:
             return False
         leader, end = self.follows
         return leader.sequence is not None and leader.position < end
 
     def next_tokens(self, most: int) -> TokenArray:
-        """What it can compute in one step: part of its prompt, or the token sampled last."""
+        """Return up to `most` tokens for the next step: part of its prompt, or the token sampled last."""
         if self.prefills:
             return self.prompt[self.position : self.position + most]
         return array("i", () if self.pending is None or most < 1 else (self.pending,))
 
-    def began(self, sequence: int, reused: int) -> int:
-        """It runs from now on; mutates. Returns how many tokens of the prompt it has for nothing."""
+    def admitted(self, sequence: int, reused: int) -> int:
+        """Record that it runs; return how many tokens of the prompt were reused for the first time."""
         gained = max(0, min(reused, self.prompt_tokens) - self.reached)
         self.sequence = sequence
         self.position = reused
@@ -188,7 +192,7 @@ class SequenceJob:
         return gained
 
     def advanced(self, count: int) -> tuple[int, int]:
-        """Tokens of the prompt have been computed; mutates. Returns how many are new, and how many are not."""
+        """Record computed tokens of the prompt; return how many are new and how many were computed before."""
         end = self.position + count
         again = max(0, min(end, self.reached) - self.position)
         new = max(0, min(end, self.prompt_tokens) - max(self.position, self.reached))
@@ -197,63 +201,64 @@ class SequenceJob:
         self.recomputed += again
         return new, again
 
-    def went_on(self) -> None:
-        """The token sampled last has been computed; mutates."""
+    def decoded(self) -> None:
+        """Record that the token sampled last was decoded."""
         self.position += 1
         self.reached = max(self.reached, self.position)
         self.pending = None
 
     def sampled(self, token: int) -> None:
-        """What was sampled from its logits; mutates."""
+        """Record the token sampled from its logits."""
         self.awaits_token = False
         self.generated.append(token)
         if self.sequence is None:
-            self._take_in_answer()
+            self._append_answer()
         else:
             self.pending = token
 
-    def stopped(self) -> None:
-        """It waits again, with its answer so far as part of its prompt; mutates."""
+    def requeued(self) -> None:
+        """Record that it is queued again, with its answer so far as part of its prompt."""
         self.sequence = None
         self.pending = None
         self.position = 0
-        self._take_in_answer()
+        self._append_answer()
 
-    def _take_in_answer(self) -> None:
-        """Make the prompt whole; mutates."""
+    def _append_answer(self) -> None:
+        """Append new tokens of the answer to the prompt."""
         self.prompt = self.prompt + array("i", self.generated[self.in_prompt :])
         self.in_prompt = len(self.generated)
 
 
-def bounds_of(running: Collection[SequenceJob], *, budget: int, ubatch: int) -> Bounds:
-    """How long the next step of these jobs may be. Mutates nothing.
+def step_limits(running: Collection[SequenceJob], *, budget: int, ubatch: int) -> StepLimits:
+    """Return the limits of the next step of these jobs.
 
-    One micro-batch, decodes included: more at once is not faster, and whoever comes meanwhile waits for its end. Whole
-    ones where decodes leave less than a quarter of it, because a few tokens in one more cost almost as much as filling
-    it.
+    A step is one micro-batch, decodes included: a longer one is not faster and delays new requests. If decodes leave
+    less than a quarter of the last micro-batch, the step gets another one, because a few tokens in a micro-batch cost
+    almost as much as a full one.
 
-    Beside urgent work, prompts of batch jobs have what it leaves over, a quarter of a micro-batch at most: urgent
-    tokens come soon. Where urgent prompts need more than this step, a sixteenth is left: no stream of them stops the
-    batch. Who waits for a lane is not urgent work; it waits for batch jobs to end, and they are not held up.
+    With urgent jobs running, batch prompts get only the rest of the step, at most a quarter of a micro-batch, to keep
+    the latency of urgent tokens low. If urgent prompts need more than this step, a sixteenth is reserved for batch
+    prompts, so that a flood of urgent prompts cannot stop the batch. Interactive jobs that wait for a slot do not
+    count as urgent: they need batch jobs to end, so these are not slowed down.
     """
     prefilling = [job for job in running if job.prefills]
     if not prefilling:
-        return Bounds(budget, 0)
+        return StepLimits(budget, 0)
     decodes = len(running) - len(prefilling)
     share = max(1, ubatch // _BATCH_SHARE)
     tokens = min(budget, ubatch * -(-(decodes + share) // ubatch))
     if not any(job.urgent for job in running):
-        return Bounds(tokens, tokens)
+        return StepLimits(tokens, tokens)
     missing = sum(len(job.prompt) - job.position for job in prefilling if job.urgent)
     left = max(0, tokens - decodes)
     floor = min(ubatch // _BATCH_FLOOR, left // 2) if missing > left else 0
-    return Bounds(tokens, share, floor if any(not job.urgent for job in prefilling) else 0)
+    return StepLimits(tokens, share, floor if any(not job.urgent for job in prefilling) else 0)
 
 
-def in_streams(work: Iterable[SequenceWork]) -> tuple[SequenceWork, ...]:
-    """Work by sequence, as llama.cpp wants it where each has a stream. Mutates nothing.
+def ordered_for_streams(work: Iterable[SequenceWork]) -> tuple[SequenceWork, ...]:
+    """Sort work by sequence, as llama.cpp needs it with one stream per sequence.
 
-    It computes streams together whose numbers follow each other, as many tokens of each as all of them have:
+    llama.cpp computes adjacent streams together, for as many tokens as all of them have:
 
         tokens of 0 to 3: 1, 1, 168, 1   ->   one of each, then 167 of the third alone
     """

@@ -1,9 +1,9 @@
-"""The thread that computes: orders in, one batch a step, tokens out.
+"""The compute thread of the worker: one decode step after another.
 
-    take orders -> plan a step -> llama_decode -> draw a token for each row -> tell the clients
+    receive messages -> plan a step -> llama_decode -> sample a token for each row -> send pieces to the clients
 
-It owns the context, the forest of its cells and every sequence's sampler. Which sequence runs, waits or gives way is
-the schedule's decision; what the clients are told leaves through the hub.
+`Session.run` is the loop. It owns the context, the prefix cache and the sampler of every sequence. `StepScheduler`
+decides which sequence runs; `IpcServer` exchanges messages with the clients on its own thread.
 """
 
 import time
@@ -74,12 +74,12 @@ class Session:
     """Everything that runs on one context."""
 
     def __init__(
-        self, hub: IpcServer, vocab: Vocab, context: LlamaContext, forest: PrefixCache, schedule: StepScheduler
+        self, hub: IpcServer, vocab: Vocab, context: LlamaContext, prefix_cache: PrefixCache, schedule: StepScheduler
     ) -> None:
         self.hub = hub
         self.vocab = vocab
         self.context = context
-        self.forest = forest
+        self.prefix_cache = prefix_cache
         self.schedule = schedule
         self.handlers: dict[str, Handler] = {}
         self.clock = Clockwork()
@@ -104,26 +104,26 @@ class Session:
         self.context.abort()
         self.hub.inbox.put(None)
 
-    def move_to(self, context: LlamaContext, forest: PrefixCache) -> None:
+    def move_to(self, context: LlamaContext, prefix_cache: PrefixCache) -> None:
         """Go on in another context: heads are lost, and what was running is computed again."""
         self.context = context
-        self.forest = forest
-        self.schedule.restart(forest)
+        self.prefix_cache = prefix_cache
+        self.schedule.restart(prefix_cache)
 
     def pin(self, tokens: tuple[int, ...]) -> None:
         """Keep what is or will be cached of a head; EngineError where pinned heads would leave no id to work with."""
-        pins = self.forest.pins
-        most = self.forest.sequences - 1
+        pins = self.prefix_cache.pins
+        most = self.prefix_cache.sequences - 1
         if len(pins) >= most and not any(tuple(pin) == tokens for pin in pins):
             raise EngineError(
                 f"{len(pins)} heads are pinned, and a context of {most + 1} sequences holds {most}",
                 hint="unpin one that is not needed, or plan more sequences",
             )
-        self.forest.pin(tokens)
+        self.prefix_cache.pin(tokens)
 
     def save(self, tokens: tuple[int, ...], path: Path, model_id: str) -> int:
         """Write a head that is in the cells to a file; how many tokens it has."""
-        held = self.forest.find(tokens)
+        held = self.prefix_cache.find(tokens)
         if held is None or held[1] < len(tokens):
             raise EngineError(
                 f"of these {len(tokens)} tokens {held[1] if held else 0} are in the cells", hint="pin the head first"
@@ -134,16 +134,16 @@ class Session:
     def restore(self, path: Path, model_id: str, *, pin: bool) -> int:
         """Fill cells with a saved head; how many tokens it has."""
         count = state_file.tokens_in(path)
-        sequence = self.forest.take() if self.forest.room(count) else None
+        sequence = self.prefix_cache.take() if self.prefix_cache.room(count) else None
         if sequence is None:
             raise EngineError(f"no room for a head of {count} tokens", hint="a larger context, or fewer pinned heads")
         try:
             tokens = self.context.restore_sequence(sequence, path, {"model": model_id})
         except TokenmillError:
             self.context.cut(sequence, 0)
-            self.forest.given_back(sequence)
+            self.prefix_cache.given_back(sequence)
             raise
-        self.forest.adopted(sequence, tokens)
+        self.prefix_cache.adopted(sequence, tokens)
         if pin:
             self.pin(tokens)
         return len(tokens)
@@ -160,8 +160,8 @@ class Session:
             step_tokens=clock.step_tokens,
             decode_s=clock.decode_s,
             busy_s=clock.busy_s,
-            cells_used=self.forest.used,
-            cells_total=self.forest.total_cells,
+            cells_used=self.prefix_cache.used,
+            cells_total=self.prefix_cache.total_cells,
             running=totals.running,
             waiting=totals.waiting,
             evicted_tokens=totals.evicted_tokens,

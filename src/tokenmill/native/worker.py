@@ -111,18 +111,18 @@ class Worker:
         )
 
     def _build(self, settings: ContextSettings, lanes: int) -> Session:
-        context, forest = self._make(settings, lanes)
+        context, prefix_cache = self._make(settings, lanes)
         schedule = StepScheduler(
-            forest,
-            lanes=lanes,
-            interactive_lanes=self._interactive_lanes,
+            prefix_cache,
+            slots=lanes,
+            interactive_slots=self._interactive_lanes,
             budget=settings.batch,
             ubatch=settings.ubatch,
             context=settings.context,
         )
         schedule.streams = settings.streams
         schedule.mixes = streams.mixes(settings, self.model.settings)
-        return Session(self.hub, self.model.vocab, context, forest, schedule)
+        return Session(self.hub, self.model.vocab, context, prefix_cache, schedule)
 
     @property
     def _gpus(self) -> int:
@@ -143,7 +143,7 @@ class Worker:
         order = self.order
         settings = self.settings
         session = self._session
-        shares = session.forest.shares
+        shares = session.prefix_cache.shares
         notes = self.template_notes
         if not shares:
             apart = "lanes copy what others have, and keep only their last prompt"
@@ -187,7 +187,7 @@ class Worker:
 
     @property
     def _most_lanes(self) -> int:
-        return self._session.forest.sequences - self._interactive_lanes
+        return self._session.prefix_cache.sequences - self._interactive_lanes
 
     # ---- the other thread asks for these
 
@@ -244,8 +244,8 @@ class Worker:
     def _lanes(self, given: dict[str, Any]) -> Any:
         lanes = int(given["lanes"])
         if not 1 <= lanes <= self._most_lanes:
-            raise UsageError(f"{lanes} lanes do not fit a context of {self._session.forest.sequences} sequences")
-        self.lanes = self._session.schedule.lanes = lanes
+            raise UsageError(f"{lanes} lanes do not fit a context of {self._session.prefix_cache.sequences} sequences")
+        self.lanes = self._session.schedule.slots = lanes
         return self._changed()
 
     def _context(self, given: dict[str, Any]) -> Any:
@@ -262,14 +262,14 @@ class Worker:
             try:
                 made = self._make(settings, lanes)
             except TokenmillError:
-                session.move_to(*self._make(self.settings, session.forest.sequences))
+                session.move_to(*self._make(self.settings, session.prefix_cache.sequences))
                 raise
             session.move_to(*made)
         self.settings = settings
         self.lanes = lanes
         schedule = session.schedule
-        schedule.lanes = lanes
-        schedule.interactive_lanes = self._interactive_lanes
+        schedule.slots = lanes
+        schedule.interactive_slots = self._interactive_lanes
         schedule.budget = settings.batch
         schedule.ubatch = settings.ubatch
         schedule.context = settings.context
@@ -298,7 +298,7 @@ class Worker:
 
     def _keeping(self) -> Session:
         """For what is done with heads, where any are kept."""
-        if not self._session.forest.shares:
+        if not self._session.prefix_cache.shares:
             raise EngineError(f"no head can be kept: {self.why_alone}")
         return self._session
 
@@ -315,7 +315,7 @@ class Worker:
         return list(tokens)
 
     def _unpin(self, given: dict[str, Any]) -> None:
-        self._session.forest.unpin(self._head(given))
+        self._session.prefix_cache.unpin(self._head(given))
 
     def _save(self, given: dict[str, Any]) -> int:
         with memory_limit.lifted(self._gpus):  # the prefix is copied to host memory
@@ -327,10 +327,10 @@ class Worker:
             return self._keeping().restore(Path(given["path"]), self.order.model_id, pin=pin)
 
     def _heads(self, _given: dict[str, Any]) -> list[dict[str, Any]]:
-        return [asdict(head) for head in self._session.forest.segments()]
+        return [asdict(head) for head in self._session.prefix_cache.segments()]
 
     def _at_work(self, _given: dict[str, Any]) -> list[dict[str, Any]]:
-        return [asdict(sequence) for sequence in self._session.schedule.at_work()]
+        return [asdict(sequence) for sequence in self._session.schedule.running_sequences()]
 
 
 def _print(level: int, text: str) -> None:

@@ -100,7 +100,7 @@ def run(
     told = Told(context, len(first) + len(later) - 2 * cancelled)
     forest = PrefixCache(context, total_cells=context.cells, sequences=SETTINGS.sequences, shares=True)
     schedule = StepScheduler(
-        forest, lanes=lanes, interactive_lanes=2, budget=SETTINGS.batch, ubatch=UBATCH, context=SETTINGS.context
+        forest, slots=lanes, interactive_slots=2, budget=SETTINGS.batch, ubatch=UBATCH, context=SETTINGS.context
     )
     told.session = Session(told, model.vocab, context, forest, schedule)
     context.happens = happens
@@ -150,7 +150,7 @@ def test_pinned_heads_leave_an_id_to_work_with(model: LlamaModel) -> None:
     context = Watched(model, replace(SETTINGS, sequences=3))
     told = Told(context, 1)
     forest = PrefixCache(context, total_cells=context.cells, sequences=3, shares=True)
-    schedule = StepScheduler(forest, lanes=1, interactive_lanes=1, budget=256, ubatch=UBATCH, context=1024)
+    schedule = StepScheduler(forest, slots=1, interactive_slots=1, budget=256, ubatch=UBATCH, context=1024)
     told.session = session = Session(told, model.vocab, context, forest, schedule)
     prompts = [order(BATCH_CLIENT, number, 20, 1).tokens for number in range(3)]
     for prompt in (*prompts[:2], prompts[0]):

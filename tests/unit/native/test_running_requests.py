@@ -1,7 +1,7 @@
 """What each running sequence is said to be doing."""
 
 from support.kv_cells import Mill
-from tokenmill.native.batching import AtWork
+from tokenmill.native.batching import RunningSequence
 
 HEAD = list(range(100, 120))
 
@@ -9,12 +9,12 @@ HEAD = list(range(100, 120))
 def test_a_sequence_reads_its_prompt_and_then_answers() -> None:
     mill = Mill(200, lanes=2, interactive_lanes=1, budget=8)
     mill.submit(1, HEAD, answer_tokens=3)
-    assert mill.schedule.at_work() == []
+    assert mill.schedule.running_sequences() == []
     mill.step()
-    assert mill.schedule.at_work() == [AtWork(1, "batch", "prompt", 20, 8, 0, 0)]
+    assert mill.schedule.running_sequences() == [RunningSequence(1, "batch", "prompt", 20, 8, 0, 0)]
     mill.step()
     mill.step()
-    assert mill.schedule.at_work() == [AtWork(1, "batch", "answer", 20, 20, 0, 1)]
+    assert mill.schedule.running_sequences() == [RunningSequence(1, "batch", "answer", 20, 20, 0, 1)]
 
 
 def test_the_oldest_comes_first_and_reuse_is_told() -> None:
@@ -23,7 +23,7 @@ def test_the_oldest_comes_first_and_reuse_is_told() -> None:
     mill.step()
     mill.submit("second", [*HEAD, 1, 2, 3], 9, "interactive")
     mill.step()
-    first, second = mill.schedule.at_work()
+    first, second = mill.schedule.running_sequences()
     assert (first.id, second.id) == ("first", "second")
     assert (second.priority, second.doing, second.prompt_tokens, second.reused_tokens) == (
         "interactive",

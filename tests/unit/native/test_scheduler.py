@@ -133,9 +133,9 @@ def test_lanes_bound_batch_jobs_and_interactive_ones_go_beyond() -> None:
     mill.step()
     mill.step()
     assert ids(mill.step()) == [0, 1, 11], "ten has ended"
-    mill.schedule.lanes = 4
+    mill.schedule.slots = 4
     assert ids(mill.step()) == [11, 0, 1, 2, 3]
-    mill.schedule.lanes = 1
+    mill.schedule.slots = 1
     assert ids(mill.step()) == [11, 0, 1, 2, 3], "nobody is sent away for it"
 
 
@@ -314,7 +314,7 @@ def test_a_schedule_reads_well() -> None:
     """The loop of a worker, as the docstring has it."""
     cells = KvCells(50, 4)
     forest = PrefixCache(cells, total_cells=50, sequences=4, shares=True)
-    schedule = StepScheduler(forest, lanes=2, interactive_lanes=1, budget=16, ubatch=16, context=50)
+    schedule = StepScheduler(forest, slots=2, interactive_slots=1, budget=16, ubatch=16, context=50)
     schedule.submit("a", [1, 2, 3], "batch")
     answer: list[int] = []
     while len(answer) < 3:

@@ -106,7 +106,7 @@ class MillMachine(RuleBasedStateMachine):
 
     @rule(lanes=st.integers(1, 5))
     def change_lanes(self, lanes: int) -> None:
-        self.mill.schedule.lanes = min(lanes, self.mill.forest.sequences - self.mill.schedule.interactive_lanes)
+        self.mill.schedule.slots = min(lanes, self.mill.forest.sequences - self.mill.schedule.interactive_slots)
 
     @invariant()
     def lanes_are_kept(self) -> None:
