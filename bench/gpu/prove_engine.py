@@ -33,7 +33,7 @@ from tokenmill.engine.process.registry import log_path
 from tokenmill.errors import TokenmillError
 from tokenmill.hardware.identity import machine_id
 from tokenmill.native.launching import ReadyEngine, hold, launch_engine
-from tokenmill.native.worker_config import INTERACTIVE_LANES, sequences_for
+from tokenmill.native.worker_config import INTERACTIVE_SLOTS, sequences_for
 from tokenmill.planner.plan import Plan
 from tokenmill.planner.speed.calibration import Calibration
 from tokenmill.tuner.bench.rig import pids_of
@@ -252,7 +252,7 @@ async def measured(
 
 async def turn(engine: Engine, dials: TrialSettings, *, cells: int | None = None) -> None:
     """Another context on the same weights."""
-    ids = sequences_for(dials.sequences, INTERACTIVE_LANES)
+    ids = sequences_for(dials.sequences, INTERACTIVE_SLOTS)
     await engine.set_context(
         cells=cells or dials.context * dials.sequences,
         context=dials.context,

@@ -26,7 +26,7 @@ from tokenmill.config import Config
 from tokenmill.engine.engine import Request
 from tokenmill.errors import EngineError, UsageError
 from tokenmill.native.launching import Tell
-from tokenmill.native.worker_config import most_lanes
+from tokenmill.native.worker_config import max_slots
 from tokenmill.planner.plan import Plan
 from tokenmill.tuner import history, point_store
 from tokenmill.tuner.apply import circumstances
@@ -319,7 +319,7 @@ def _place(planned: EnginePlan) -> PointScope:
 def _space(planned: EnginePlan, aim: Aim, sequences: int | None) -> Space:
     plan = planned.plan
     native = planned.config.kind == "native"
-    most = min(_MOST_SEQUENCES, most_lanes(plan.profile)) if native else _MOST_SEQUENCES
+    most = min(_MOST_SEQUENCES, max_slots(plan.profile)) if native else _MOST_SEQUENCES
     space = space_for(plan, aim, cores=_cores(plan), most_sequences=sequences or most)
     return space if native else thinned(plan, space)
 

@@ -1,7 +1,7 @@
-"""The native engine seen from outside: a worker process of ours behind a Unix socket.
+"""Client of a native worker: `NativeEngine` implements the engine protocol over a Unix socket.
 
-One life of it: when the worker dies or hangs, every stream gets `EngineDied` with the cause and the object is spent;
-restarting it is up to `RestartingEngine`. Several clients may share a worker; only the one that started it ends it.
+When the worker dies or hangs, every stream raises `EngineDied` with the cause, and the object cannot be used again;
+`RestartingEngine` starts a new one. Several clients may share a worker; only the one that started it stops it.
 """
 
 import asyncio
@@ -33,16 +33,16 @@ from tokenmill.engine.process.process import Process
 from tokenmill.errors import EngineDied, EngineError, TokenmillError, from_wire
 from tokenmill.native import protocol
 
-SILENCE_S = 1.0  # without a pulse for so long, its status says so
+SILENCE_S = 1.0  # without a heartbeat for longer, `status` reports it
 _LAST_LINES = 5
 
 OnLoading = Callable[[float | None, str], None]
-"""Told how far the load is, 0 to 1, and what is being done."""
+"""Called with the load progress, 0 to 1, and the current step of the load."""
 Inbox = asyncio.Queue[dict[str, Any] | TokenmillError]
 
 
 class NativeEngine(Engine):
-    """A connection to a worker that has said hello."""
+    """A connection to a worker."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class NativeEngine(Engine):
         step_limit_s: float | None = None,
         loading: OnLoading | None = None,
     ) -> None:
-        """Take over a fresh connection; `owned` processes are ended with it."""
+        """Use a new connection; `close` stops the process if it is `owned`."""
         self._writer = writer
         self._process = process
         self._owned = owned
@@ -62,14 +62,14 @@ class NativeEngine(Engine):
         self._step_limit_s = step_limit_s
         self._numbers = itertools.count(1)
         self._waiting: dict[int, Inbox] = {}
-        self._greeted: asyncio.Future[protocol.Handshake] = asyncio.get_running_loop().create_future()
-        self._beat = protocol.Beat(None, Counters())
-        self._heard_s = asyncio.get_running_loop().time()
+        self._handshake: asyncio.Future[protocol.Handshake] = asyncio.get_running_loop().create_future()
+        self._heartbeat = protocol.Heartbeat(None, Counters())
+        self._last_message_s = asyncio.get_running_loop().time()
         self._hung: str | None = None
         self._closing = False
         self.ended = asyncio.get_running_loop().create_future()
-        self._reading = asyncio.create_task(self._read(reader))
-        self._watching = asyncio.create_task(self._watch())
+        self._reader = asyncio.create_task(self._read(reader))
+        self._watchdog = asyncio.create_task(self._watch())
 
     @staticmethod
     async def connect(
@@ -80,10 +80,10 @@ class NativeEngine(Engine):
         step_limit_s: float | None = None,
         loading: OnLoading | None = None,
     ) -> "NativeEngine":
-        """Connect to a worker and wait until it can answer."""
+        """Connect to a worker and wait until it is ready."""
         while True:
             try:
-                reader, writer = await asyncio.open_unix_connection(str(socket), limit=protocol.MOST_LINE_BYTES)
+                reader, writer = await asyncio.open_unix_connection(str(socket), limit=protocol.MAX_LINE_BYTES)
                 break
             except (FileNotFoundError, ConnectionRefusedError) as error:
                 if process is None:
@@ -93,7 +93,7 @@ class NativeEngine(Engine):
                 await asyncio.sleep(0.02)
         engine = NativeEngine(reader, writer, process=process, owned=owned, step_limit_s=step_limit_s, loading=loading)
         try:
-            first: set[asyncio.Future[Any]] = {engine._greeted, engine.ended}
+            first: set[asyncio.Future[Any]] = {engine._handshake, engine.ended}
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
         except BaseException:
             await engine.close()
@@ -107,32 +107,32 @@ class NativeEngine(Engine):
 
     @property
     def hello(self) -> protocol.Handshake:
-        """What the worker said of itself."""
-        return self._greeted.result()
+        """The handshake of the worker."""
+        return self._handshake.result()
 
     @property
     def identity(self) -> Identity:
-        """What answers."""
+        """Identity of the worker."""
         return self.hello.identity
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it can do."""
+        """Capabilities of the worker."""
         return self.hello.capabilities
 
     @property
     def runtime(self) -> Runtime:
-        """Its threads, KV layout and buffers."""
+        """Threads, KV layout and buffers of the worker."""
         hello = self.hello
         return Runtime(hello.threads, hello.threads_batch, "per_slot" if hello.streams else "unified", hello.buffers)
 
     @property
-    def beat(self) -> protocol.Beat:
-        """Its last pulse."""
-        return self._beat
+    def heartbeat(self) -> protocol.Heartbeat:
+        """The last heartbeat."""
+        return self._heartbeat
 
     async def stream(self, request: Request) -> AsyncGenerator[Piece | Answer, None]:
-        """Work on one request; the last value is the answer. Closing the generator cancels."""
+        """Yield the pieces of one request, then its answer. Closing the generator cancels the request."""
         number, inbox = self._expect()
         try:
             await self._send({"submit": number, "request": protocol.request_message(request)})
@@ -150,31 +150,31 @@ class NativeEngine(Engine):
                     await self._send({"cancel": number})
 
     async def tokenize(self, prompt: Prompt) -> tuple[int, ...]:
-        """The tokens a prompt becomes, its template applied."""
+        """Return the tokens of a prompt, with the chat template applied."""
         return tuple(await self.call("tokenize", request=protocol.request_message(Request(prompt))))
 
     async def status(self) -> EngineStatus:
-        """State and counters, as of its last pulse."""
-        silent_s = asyncio.get_running_loop().time() - self._heard_s
+        """Return state and counters as of the last heartbeat."""
+        silent_s = asyncio.get_running_loop().time() - self._last_message_s
         state: EngineState = "stopped" if self._closing else "failed" if self.ended.done() else "ready"
         detail = str(self.ended.result()) if self.ended.done() else None
         if state == "ready" and silent_s > SILENCE_S:
-            detail = f"has not been heard of for {silent_s:.1f} s"
-        return EngineStatus(state, self.identity, self._beat.counters, detail)
+            detail = f"no heartbeat for {silent_s:.1f} s"
+        return EngineStatus(state, self.identity, self._heartbeat.counters, detail)
 
     async def stop(self) -> None:
-        """End the worker, whoever started it."""
+        """Stop the worker, even if another process started it."""
         self._owned = True
         if self._process is None:
             await self.call("stop")
         await self.close()
 
     async def close(self) -> None:
-        """Stop the worker if it is ours; else only hang up."""
+        """Stop the worker if it is owned; else only disconnect."""
         if self._closing:
             return
         self._closing = True
-        self._watching.cancel()
+        self._watchdog.cancel()
         if self._process is not None and self._owned:
             await self._process.stop()
         elif self._process is not None:
@@ -182,14 +182,14 @@ class NativeEngine(Engine):
         self._writer.close()
         with suppress(OSError):
             await self._writer.wait_closed()
-        await asyncio.gather(self._reading, self._watching, return_exceptions=True)
-        if not self._greeted.done():
-            self._greeted.cancel()
+        await asyncio.gather(self._reader, self._watchdog, return_exceptions=True)
+        if not self._handshake.done():
+            self._handshake.cancel()
 
     # ---- optional operations
 
     async def set_threads(self, threads: int, threads_batch: int) -> None:
-        """Change both numbers of threads, from the next step on."""
+        """Change the threads for decode and prefill from the next step on."""
         await self._change("threads", threads=threads, threads_batch=threads_batch)
 
     async def set_slots(self, slots: int) -> None:
@@ -209,8 +209,8 @@ class NativeEngine(Engine):
 
     async def _change(self, what: str, **changes: object) -> None:
         hello = protocol.HELLO.validate_python(await self.call(what, **changes))
-        self._greeted = asyncio.get_running_loop().create_future()
-        self._greeted.set_result(hello)
+        self._handshake = asyncio.get_running_loop().create_future()
+        self._handshake.set_result(hello)
 
     async def pin_prefix(self, prompt: Prompt) -> Usage:
         """Compute a prefix once and keep it; returns its tokens and how many were cached already."""
@@ -231,14 +231,14 @@ class NativeEngine(Engine):
 
     async def cached_prefixes(self) -> list[dict[str, Any]]:
         """The prefix tree in the KV cache, node by node."""
-        return list(await self.call("heads"))
+        return list(await self.call("prefixes"))
 
     async def running_requests(self) -> list[dict[str, Any]]:
-        """What each sequence in flight is doing, oldest first."""
-        return list(await self.call("at_work"))
+        """Return the progress of each running sequence, oldest first."""
+        return list(await self.call("running"))
 
     async def call(self, name: str, **arguments: Any) -> Any:
-        """Ask the worker itself for something."""
+        """Call a handler of the worker and return its result."""
         number, inbox = self._expect()
         try:
             await self._send({"call": number, "name": name, "with": arguments})
@@ -275,12 +275,12 @@ class NativeEngine(Engine):
             raise (await asyncio.shield(self.ended)) from error
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        """Hand every message to whoever waits for it, to the end of the connection."""
+        """Dispatch messages until the connection ends, then fail all pending calls."""
         try:
             while text := await reader.readline():
-                self._hand_on(protocol.read(text))
+                self._dispatch(protocol.read(text))
         except (OSError, ValueError, TokenmillError):
-            pass  # told like an end below: the worker is of no use any more
+            pass  # handled like the end of the connection: the worker cannot be used any more
         if self._closing:
             error = EngineDied("the engine was stopped", from_outside=True)
         else:
@@ -289,13 +289,13 @@ class NativeEngine(Engine):
         for inbox in self._waiting.values():
             inbox.put_nowait(error)
 
-    def _hand_on(self, message: dict[str, Any]) -> None:
-        self._heard_s = asyncio.get_running_loop().time()
+    def _dispatch(self, message: dict[str, Any]) -> None:
+        self._last_message_s = asyncio.get_running_loop().time()
         if "beat" in message:
-            self._beat = protocol.BEAT.validate_python(message["beat"])
+            self._heartbeat = protocol.HEARTBEAT.validate_python(message["beat"])
         elif "hello" in message:
-            if not self._greeted.done():
-                self._greeted.set_result(protocol.HELLO.validate_python(message["hello"]))
+            if not self._handshake.done():
+                self._handshake.set_result(protocol.HELLO.validate_python(message["hello"]))
         elif "loading" in message:
             if self._loading is not None:
                 self._loading(message["loading"], str(message.get("detail")))
@@ -306,22 +306,22 @@ class NativeEngine(Engine):
                 inbox.put_nowait(from_wire(message) if "error" in message else message)
 
     async def _watch(self) -> None:
-        """The step watchdog: a worker of ours whose step does not end, or that fell silent for as long, is killed."""
+        """Kill an owned worker whose step exceeds the limit, or that sends no heartbeat for as long."""
         limit = self._step_limit_s
         loop = asyncio.get_running_loop()
         while limit is not None and self._process is not None:
-            pause_s = min(protocol.BEAT_S, limit / 4)
+            pause_s = min(protocol.HEARTBEAT_S, limit / 4)
             began_s = loop.time()
             await asyncio.sleep(pause_s)
-            # While we did not run ourselves (stopped with Ctrl-Z, or starved), it may have spoken, and nobody listened.
+            # While this process did not run (stopped with Ctrl-Z, or starved), heartbeats may have arrived unread.
             absent_s = max(0.0, loop.time() - began_s - 2 * pause_s)
-            self._heard_s = min(loop.time(), self._heard_s + absent_s)
-            silent_s = loop.time() - self._heard_s
-            step_s = None if self._beat.step_age_s is None else self._beat.step_age_s + silent_s
+            self._last_message_s = min(loop.time(), self._last_message_s + absent_s)
+            silent_s = loop.time() - self._last_message_s
+            step_s = None if self._heartbeat.step_age_s is None else self._heartbeat.step_age_s + silent_s
             if step_s is not None and step_s > limit:
                 self._hung = f"hung: a step had been running for {step_s:.1f} s, and {limit:g} s are allowed"
-            elif silent_s > max(limit, SILENCE_S) and self._greeted.done():
-                self._hung = f"hung: nothing was heard of it for {silent_s:.1f} s"
+            elif silent_s > max(limit, SILENCE_S) and self._handshake.done():
+                self._hung = f"hung: no heartbeat for {silent_s:.1f} s"
             if self._hung is not None:
                 await self._process.kill()
                 return
@@ -333,20 +333,20 @@ class NativeEngine(Engine):
         end = await self._process.wait()
         outside = engine_from_outside(end, "native") if self._hung is None else False
         how = self._hung or self._process.words()
-        return EngineDied(f"the native engine {how}", hint=_said(self._process), from_outside=outside)
+        return EngineDied(f"the native engine {how}", hint=_log_tail(self._process), from_outside=outside)
 
 
 async def _failed_start(process: Process) -> EngineError:
-    """Why a worker ended before it said hello: its own words if it left any."""
+    """Return why a worker ended before its handshake, from the error in its log if there is one."""
     await process.wait()
     for text in reversed(process.tail(_LAST_LINES)):
         if text.startswith('{"error"'):
-            said = from_wire(json.loads(text))
-            return said if isinstance(said, EngineError) else EngineError(said.message, hint=said.hint)
+            reported = from_wire(json.loads(text))
+            return reported if isinstance(reported, EngineError) else EngineError(reported.message, hint=reported.hint)
     message = f"while starting, the native engine {process.words()}"
-    return EngineDied(message, hint=_said(process), from_outside=engine_from_outside(process.exit, "native"))
+    return EngineDied(message, hint=_log_tail(process), from_outside=engine_from_outside(process.exit, "native"))
 
 
-def _said(process: Process) -> str | None:
+def _log_tail(process: Process) -> str | None:
     lines = process.tail(_LAST_LINES)
-    return f"its last words, in {process.log}:\n" + "\n".join(f"  {text}" for text in lines) if lines else None
+    return f"last lines of {process.log}:\n" + "\n".join(f"  {text}" for text in lines) if lines else None

@@ -1,9 +1,8 @@
-"""The worker's thread for everything that is not computing: its clients, their words, and their prompts' tokens.
+"""IPC server of the worker: a thread that talks to the clients and tokenizes their prompts.
 
-The thread that computes takes finished orders from `inbox` and leaves what it has to say with `tell`; it never waits
-for a client. What it has left goes out after `send`, for which it chooses the moment before it goes into llama.cpp:
-that runs without Python's lock, and two threads that work in Python at once wait for each other. Prompts become tokens
-here, while a step is computed there. Grammars and JSON schemas are compiled on a third thread (compiler.py).
+The compute thread takes messages from `inbox` and queues its own with `post`; it never waits for a client. Queued
+messages go out after `send`, which the compute thread calls just before it enters llama.cpp: llama.cpp runs without the
+GIL, so the two threads do not compete for it. Grammars and JSON schemas are compiled on a third thread (compiler.py).
 """
 
 import os
@@ -28,13 +27,13 @@ from tokenmill.native.compiler import Compiler
 from tokenmill.native.constraints import Constraint
 from tokenmill.native.grammar import is_constrained
 
-MOST_UNSENT_BYTES = 64 << 20  # of one client that does not read: it is let go, and its work with it
+MAX_UNSENT_BYTES = 64 << 20  # a client that reads too slowly is disconnected, and its requests are cancelled
 READ_BYTES = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
 class SubmittedRequest:
-    """A request with its prompt's tokens."""
+    """A request and the tokens of its prompt."""
 
     client: int
     number: int
@@ -42,13 +41,13 @@ class SubmittedRequest:
     tokens: tuple[int, ...]
     notes: tuple[str, ...]
     arrived_s: float
-    steps: int = 0  # of the engine that had ended then
-    constraint: Constraint | None = None  # compiled, for this request alone
+    steps: int = 0  # steps that the engine had finished at arrival
+    constraint: Constraint | None = None  # compiled, and not shared with another request
 
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """Work that nobody waits for any more; without a number all of a client's."""
+    """A cancelled request; `number` None cancels all requests of the client."""
 
     client: int
     number: int | None
@@ -56,7 +55,7 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class ControlCall:
-    """A question or an order to the engine itself."""
+    """A call of one of the worker's handlers."""
 
     client: int
     number: int
@@ -66,27 +65,27 @@ class ControlCall:
 
 InboundMessage = SubmittedRequest | Cancelled | ControlCall
 PrepareRequest = Callable[[Request], tuple[tuple[int, ...], tuple[str, ...]]]
-"""A request's tokens, and notes about them; raises what is wrong with it."""
+"""Returns the tokens of a request and notes about them; raises TokenmillError if the request is invalid."""
 
 
 @dataclass(slots=True)
 class _Client:
     socket: socket.socket
-    unread: bytearray = field(default_factory=bytearray)
+    received: bytearray = field(default_factory=bytearray)
     unsent: bytearray = field(default_factory=bytearray)
-    greeted: bool = False
+    has_handshake: bool = False
 
 
 class IpcServer:
-    """Listens at a socket until told to stop."""
+    """Serves clients on a Unix socket, on its own thread, until `close`."""
 
-    def __init__(self, path: Path, beat: Callable[[], protocol.Beat], terminate: Callable[[], None]) -> None:
-        self.inbox: SimpleQueue[InboundMessage | None] = SimpleQueue()  # None: only look up
-        self._beat = beat
+    def __init__(self, path: Path, heartbeat: Callable[[], protocol.Heartbeat], terminate: Callable[[], None]) -> None:
+        self.inbox: SimpleQueue[InboundMessage | None] = SimpleQueue()  # None: only wake the compute thread
+        self._heartbeat = heartbeat
         self._terminate = terminate
         self._clients: dict[int, _Client] = {}
         self._accepted = 0
-        self._said: deque[tuple[int | None, dict[str, Any]]] = deque()
+        self._outbox: deque[tuple[int | None, dict[str, Any]]] = deque()
         self._hello: protocol.Handshake | None = None
         self._prepare: PrepareRequest | None = None
         self._compiler: Compiler | None = None
@@ -96,7 +95,7 @@ class IpcServer:
         self._stopping = False
         self._selector = selectors.DefaultSelector()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        # Python's own handlers wait until llama.cpp returns, which may take a minute; this pipe is written at once.
+        # Python's own handlers wait until llama.cpp returns, up to a minute; this pipe is written immediately.
         self._signals, signalled = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGTERM, lambda *_: None)
         signal.set_wakeup_fd(signalled, warn_on_full_buffer=False)
@@ -107,35 +106,35 @@ class IpcServer:
         self._thread = threading.Thread(target=self._run, name="clients", daemon=True)
         self._thread.start()
 
-    # ---- called by the thread that computes
+    # ---- called by the compute thread
 
     def loading(self, share: float | None, detail: str) -> None:
-        """Say how far the load is."""
+        """Report load progress, 0 to 1, to all clients."""
         self._loading = {"loading": share, "detail": detail}
-        self.tell(None, self._loading)
+        self.post(None, self._loading)
         self.send()
 
     def open(self, hello: protocol.Handshake, prepare: PrepareRequest, compiler: Compiler | None = None) -> None:
-        """Accept requests from now on and greet every client. Again: with another hello.
+        """Accept requests from now on and send every client the handshake. A later call replaces it for new clients.
 
-        Without a compiler, the thread that computes compiles grammars and JSON schemas itself, without limits.
+        Without a compiler, the compute thread compiles grammars and JSON schemas itself, without limits.
         """
         self._hello = hello
         self._prepare = prepare
         self._compiler = compiler
         self._wake_up()
 
-    def tell(self, client: int | None, message: dict[str, Any]) -> None:
-        """Leave a message for one client or for all, to go out after the next `send`, and with a beat at the latest."""
-        self._said.append((client, message))
+    def post(self, client: int | None, message: dict[str, Any]) -> None:
+        """Queue a message for one client or, with None, for all. It is sent by `send` or with the next heartbeat."""
+        self._outbox.append((client, message))
 
     def send(self) -> None:
-        """Have everything sent that was left here."""
-        if self._said:
+        """Wake the IPC thread to send all queued messages."""
+        if self._outbox:
             self._wake_up()
 
     def close(self) -> None:
-        """Send what is left to be sent, for a moment at most, and stop."""
+        """Send queued messages, for two seconds at most, and stop the thread."""
         self._stopping = True
         self._wake_up()
         self._thread.join(timeout=2)
@@ -144,18 +143,18 @@ class IpcServer:
 
     def _run(self) -> None:
         due = time.monotonic()
-        while not self._stopping or any(client.unsent for client in self._clients.values()) or self._said:
+        while not self._stopping or any(client.unsent for client in self._clients.values()) or self._outbox:
             for key, events in self._selector.select(timeout=max(0.0, due - time.monotonic())):
                 self._serve(key, events)
             if time.monotonic() >= due:
-                due = time.monotonic() + protocol.BEAT_S
+                due = time.monotonic() + protocol.HEARTBEAT_S
                 if self._hello is not None:
-                    self._said.append((None, self._pulse()))
+                    self._outbox.append((None, self._heartbeat_message()))
                 if self._stopping:
                     self._deliver()
                     return
             self._take_compiled()
-            self._greet()
+            self._send_handshakes()
             self._deliver()
 
     def _serve(self, key: selectors.SelectorKey, events: int) -> None:
@@ -177,21 +176,21 @@ class IpcServer:
         connection, _ = self._listener.accept()
         connection.setblocking(False)
         self._accepted += 1
-        number = self._accepted  # never that of a client that has gone
+        number = self._accepted  # numbers are never reused
         self._clients[number] = _Client(connection)
         self._selector.register(connection, selectors.EVENT_READ, number)
         if self._hello is None:
             self._queue(number, self._loading)
 
-    def _greet(self) -> None:
+    def _send_handshakes(self) -> None:
         for number, client in list(self._clients.items()):
-            if self._hello is not None and not client.greeted:
-                client.greeted = True
-                self._queue(number, self._pulse())  # before it: who has been greeted knows the counters
+            if self._hello is not None and not client.has_handshake:
+                client.has_handshake = True
+                self._queue(number, self._heartbeat_message())  # first, so that a connected client knows the counters
                 self._queue(number, {"hello": protocol.HELLO.dump_python(self._hello, mode="json")})
 
-    def _pulse(self) -> dict[str, Any]:
-        return {"beat": protocol.BEAT.dump_python(self._beat(), mode="json")}
+    def _heartbeat_message(self) -> dict[str, Any]:
+        return {"beat": protocol.HEARTBEAT.dump_python(self._heartbeat(), mode="json")}
 
     def _receive(self, number: int) -> None:
         client = self._clients[number]
@@ -201,19 +200,19 @@ class IpcServer:
             return
         except OSError:
             data = b""
-        if not data or len(client.unread) > protocol.MOST_LINE_BYTES:
-            self._let_go(number)
+        if not data or len(client.received) > protocol.MAX_LINE_BYTES:
+            self._disconnect(number)
             return
-        client.unread += data
+        client.received += data
         if b"\n" not in data:
             return
-        *lines, rest = client.unread.split(b"\n")
-        client.unread = rest
+        *lines, rest = client.received.split(b"\n")
+        client.received = rest
         for text in lines:
             if text:
-                self._obey(number, bytes(text))
+                self._handle(number, bytes(text))
 
-    def _obey(self, client: int, text: bytes) -> None:
+    def _handle(self, client: int, text: bytes) -> None:
         number = 0
         try:
             message = protocol.read(text)
@@ -238,48 +237,48 @@ class IpcServer:
         if self._prepare is None or self._hello is None:
             raise EngineError("the engine is still loading", hint="wait for its hello")
         arrived_s = time.monotonic()
-        steps = self._beat().counters.steps or 0
+        steps = self._heartbeat().counters.steps or 0
         request = protocol.request_of(body)
         tokens, notes = self._prepare(request)
-        order = SubmittedRequest(client, number, request, tokens, notes, arrived_s, steps)
+        submitted = SubmittedRequest(client, number, request, tokens, notes, arrived_s, steps)
         if self._compiler is None or not is_constrained(request.sampling):
-            self.inbox.put(order)
+            self.inbox.put(submitted)
             return
         context_tokens = self._hello.identity.context or CONTEXT_TOKENS
         constraint = self._compiler.cached(request.sampling, context_tokens)
         if constraint is not None:
-            self.inbox.put(replace(order, constraint=constraint))
+            self.inbox.put(replace(submitted, constraint=constraint))
             return
-        self._compiling[client, number] = order
-        self._compiler.compile(request.sampling, context_tokens, partial(self._finish_compile, order))
+        self._compiling[client, number] = submitted
+        self._compiler.compile(request.sampling, context_tokens, partial(self._finish_compile, submitted))
 
-    def _finish_compile(self, order: SubmittedRequest, made: Constraint | TokenmillError) -> None:
+    def _finish_compile(self, submitted: SubmittedRequest, result: Constraint | TokenmillError) -> None:
         """Called by the compile thread."""
-        self._compiled.append((order, made))
+        self._compiled.append((submitted, result))
         self._wake_up()
 
     def _take_compiled(self) -> None:
         """Submit requests whose constraints are ready, unless they were cancelled meanwhile."""
         while self._compiled:
-            order, made = self._compiled.popleft()
-            if self._compiling.get((order.client, order.number)) is not order:
+            submitted, result = self._compiled.popleft()
+            if self._compiling.get((submitted.client, submitted.number)) is not submitted:
                 continue
-            del self._compiling[order.client, order.number]
-            if isinstance(made, TokenmillError):
-                self._queue(order.client, protocol.failure(order.number, made))
+            del self._compiling[submitted.client, submitted.number]
+            if isinstance(result, TokenmillError):
+                self._queue(submitted.client, protocol.failure(submitted.number, result))
             else:
-                self.inbox.put(replace(order, constraint=made))
+                self.inbox.put(replace(submitted, constraint=result))
 
     def _deliver(self) -> None:
-        while self._said:
-            number, message = self._said.popleft()
+        while self._outbox:
+            number, message = self._outbox.popleft()
             for each in list(self._clients) if number is None else [number]:
                 self._queue(each, message)
         for each in list(self._clients):
             self._send(each)
 
     def _queue(self, number: int, message: dict[str, Any]) -> None:
-        if number in self._clients:  # else it has gone, and its work was cancelled
+        if number in self._clients:  # else it has disconnected, and its requests were cancelled
             self._clients[number].unsent += protocol.line(message)
 
     def _send(self, number: int) -> None:
@@ -290,20 +289,20 @@ class IpcServer:
             except BlockingIOError:
                 pass
             except OSError:
-                self._let_go(number)
+                self._disconnect(number)
                 return
-        if len(client.unsent) > MOST_UNSENT_BYTES:
-            self._let_go(number)
+        if len(client.unsent) > MAX_UNSENT_BYTES:
+            self._disconnect(number)
             return
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.unsent else 0)
         if self._selector.get_key(client.socket).events != events:
             self._selector.modify(client.socket, events, number)
 
-    def _let_go(self, number: int) -> None:
+    def _disconnect(self, number: int) -> None:
         client = self._clients.pop(number)
         self._selector.unregister(client.socket)
         client.socket.close()
-        self._compiling = {key: order for key, order in self._compiling.items() if key[0] != number}
+        self._compiling = {key: submitted for key, submitted in self._compiling.items() if key[0] != number}
         self.inbox.put(Cancelled(number, None))
 
     def _wake_up(self) -> None:
@@ -311,7 +310,7 @@ class IpcServer:
 
 
 def _listen(path: Path) -> socket.socket:
-    """A socket that only this user reaches; a dead one's remains are removed."""
+    """Listen on a socket that only this user can access; a stale socket file is removed."""
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     mask = os.umask(0o177)

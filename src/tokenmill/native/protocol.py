@@ -1,4 +1,4 @@
-"""What the native worker and its clients say to each other: one JSON object a line over a Unix socket.
+"""Protocol between the native worker and its clients: JSON lines over a Unix socket.
 
     client                                          worker
     {"submit": 7, "request": {...}}                 {"loading": 0.4, "detail": "weights"}        until it is ready
@@ -8,9 +8,9 @@
                                                     {"error": 7, "kind": "TooLong", ...}
                                                     {"beat": {...}}                              five a second
 
-Numbers are the client's own. Client and worker are of the same version, and a request was checked where the user handed
-it in: requests are decoded here, not checked again. Any of `MALFORMED`, raised while a message is handled, means that
-somebody else wrote it.
+The client numbers its messages. Client and worker have the same version, and requests were validated when the user
+submitted them: this module decodes them without validating again. An error of `MALFORMED` while a message is handled
+means that it was written by another program.
 """
 
 import json
@@ -36,44 +36,44 @@ from tokenmill.engine.engine import (
 from tokenmill.engine.fit_params import Buffer
 from tokenmill.errors import EngineError, TokenmillError, to_wire
 
-MOST_LINE_BYTES = 256 << 20  # a prompt of a million tokens as numbers is seven megabytes
-BEAT_S = 0.2
+MAX_LINE_BYTES = 256 << 20  # a prompt of a million tokens as numbers is seven megabytes
+HEARTBEAT_S = 0.2
 MALFORMED = (AttributeError, LookupError, TypeError, ValueError, RecursionError)
 _UNSET: tuple[Any, ...] = (None, (), {})
 
 
 @dataclass(frozen=True, slots=True)
 class Handshake:
-    """What a worker is, once it can answer."""
+    """Facts about a worker, sent when it is ready."""
 
     identity: Identity
     capabilities: Capabilities
-    buffers: tuple[Buffer, ...]  # what llama.cpp says it took
+    buffers: tuple[Buffer, ...]  # allocations that llama.cpp reports
     load_s: float
     threads: int
     threads_batch: int
-    streams: bool = False  # each lane has cells of its own
+    streams: bool = False  # each slot has cells of its own
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
-    """A worker's pulse."""
+class Heartbeat:
+    """Sent every `HEARTBEAT_S`, so that clients can detect a hung worker."""
 
-    step_age_s: float | None  # how long the step in hand has been running; None: none is
+    step_age_s: float | None  # age of the current decode step; None between steps
     counters: Counters
 
 
 HELLO = TypeAdapter(Handshake)
-BEAT = TypeAdapter(Beat)
+HEARTBEAT = TypeAdapter(Heartbeat)
 
 
 def line(message: dict[str, Any]) -> bytes:
-    """One message as it travels."""
+    """Encode a message."""
     return json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode(errors="surrogatepass") + b"\n"
 
 
 def read(text: bytes) -> dict[str, Any]:
-    """One message as it came."""
+    """Decode a message; EngineError if it is not a JSON object."""
     try:
         message = json.loads(text)
     except ValueError as error:
@@ -84,7 +84,7 @@ def read(text: bytes) -> dict[str, Any]:
 
 
 def request_message(request: Request) -> dict[str, Any]:
-    """A request as it travels: fields that are not set are left out."""
+    """Encode a request; unset fields are left out."""
     prompt = request.prompt
     return {
         **_set_fields(request),
@@ -94,7 +94,7 @@ def request_message(request: Request) -> dict[str, Any]:
 
 
 def request_of(message: dict[str, Any]) -> Request:
-    """A request as it came. Raises one of `MALFORMED` if `request_message` did not make the message."""
+    """Decode a request. Raises one of `MALFORMED` if `request_message` did not encode it."""
     prompt = message["prompt"]
     sampling = message.get("sampling", {})
     if isinstance(prompt, dict):
@@ -117,18 +117,18 @@ def failure(number: int, error: TokenmillError) -> dict[str, Any]:
 
 
 def piece_message(number: int, piece: Piece) -> dict[str, Any]:
-    """A piece as it travels."""
+    """Encode a piece."""
     message = {"piece": number, "text": piece.text, "tokens": piece.tokens}
     return message | {"logprobs": _logprobs_out(piece.logprobs)} if piece.logprobs else message
 
 
 def piece_of(message: dict[str, Any]) -> Piece:
-    """A piece as it came."""
+    """Decode a piece."""
     return Piece(message["text"], message["tokens"], _logprobs_in(message.get("logprobs", ())))
 
 
 def answer_message(number: int, answer: Answer) -> dict[str, Any]:
-    """An answer as it travels."""
+    """Encode an answer."""
     return {
         "answer": number,
         "text": answer.text,
@@ -141,7 +141,7 @@ def answer_message(number: int, answer: Answer) -> dict[str, Any]:
 
 
 def answer_of(message: dict[str, Any]) -> Answer:
-    """An answer as it came."""
+    """Decode an answer."""
     logprobs = message["logprobs"]
     return Answer(
         message["text"],
@@ -154,7 +154,7 @@ def answer_of(message: dict[str, Any]) -> Answer:
 
 
 def _logprobs_out(logprobs: Iterable[TokenLogprob]) -> list[list[Any]]:
-    """Bytes of tokens need not be text: they travel as hexadecimal digits."""
+    """Encode logprobs; the bytes of a token are hexadecimal because they need not be valid UTF-8."""
     return [[each.text, each.token, each.logprob, each.raw.hex(), _logprobs_out(each.top)] for each in logprobs]
 
 

@@ -28,27 +28,27 @@ from tokenmill.native.llama.vocab import Vocab
 from tokenmill.native.sampler import Sampler
 from tokenmill.native.scheduler import StepScheduler
 
-# Nobody reads along in a batch, and every piece wakes two processes that take the cores from llama.cpp: its first is
-# told at once, the others together so often.
-HELD_S = 0.25
+# Every piece wakes two processes that take cores from llama.cpp, and no user follows the text of a batch request: its
+# first piece is sent immediately, later ones at this interval.
+SEND_INTERVAL_S = 0.25
 Handler = Callable[[dict[str, Any]], Any]
 
 
 @dataclass(slots=True)
 class Sequence:
-    """A request being worked on."""
+    """A request in flight."""
 
-    order: SubmittedRequest
+    submitted: SubmittedRequest
     sampler: Sampler
-    most_tokens: int
+    max_tokens: int
     detokeniser: Detokeniser
     stops: Stops
     deadline_s: float | None
-    quiet: bool  # nobody reads along, and nothing in its text can end it
-    unread: list[int] = field(default_factory=list)  # tokens that have not become text yet
+    deferred: bool  # a batch request without stop strings: tokens become text only when a piece is sent
+    undecoded: list[int] = field(default_factory=list)  # tokens that have not become text yet
     text: list[str] = field(default_factory=list)
-    untold: list[str] = field(default_factory=list)  # the end of `text`
-    told_s: float | None = None  # when its client heard of it last
+    unsent_text: list[str] = field(default_factory=list)  # the end of `text`
+    last_sent_s: float | None = None  # time of its last piece
     logprobs: list[TokenLogprob] = field(default_factory=list)
     unsent_logprobs: list[TokenLogprob] = field(default_factory=list)
     tokens: int = 0
@@ -59,8 +59,8 @@ class Sequence:
 
 
 @dataclass(slots=True)
-class Clockwork:
-    """Where the time went."""
+class StepClock:
+    """Step counts and the time spent in them."""
 
     steps: int = 0
     step_tokens: int = 0
@@ -71,18 +71,23 @@ class Clockwork:
 
 
 class Session:
-    """Everything that runs on one context."""
+    """Runs all sequences of one context."""
 
     def __init__(
-        self, hub: IpcServer, vocab: Vocab, context: LlamaContext, prefix_cache: PrefixCache, schedule: StepScheduler
+        self,
+        server: IpcServer,
+        vocab: Vocab,
+        context: LlamaContext,
+        prefix_cache: PrefixCache,
+        scheduler: StepScheduler,
     ) -> None:
-        self.hub = hub
+        self.server = server
         self.vocab = vocab
         self.context = context
         self.prefix_cache = prefix_cache
-        self.schedule = schedule
+        self.scheduler = scheduler
         self.handlers: dict[str, Handler] = {}
-        self.clock = Clockwork()
+        self.clock = StepClock()
         self._masks = Masks(vocab.n_tokens)
         self.stopping = False
         self._sequences: dict[Id, Sequence] = {}
@@ -90,53 +95,56 @@ class Session:
         self._next = 0
 
     def run(self) -> None:
-        """Work until told to stop."""
+        """Receive messages and decode steps until `stop` is called."""
         while not self.stopping:
-            began = self._take()
+            began = self._receive()
             if self._sequences:
                 self._expire(began)
-                self._perform(self.schedule.plan())
+                self._perform(self.scheduler.plan())
                 self.clock.busy_s += time.monotonic() - began
 
     def stop(self) -> None:
-        """Leave, breaking off the step in hand; called from the other thread."""
+        """Make `run` return and abort the current step; called from the IPC thread."""
         self.stopping = True
         self.context.abort()
-        self.hub.inbox.put(None)
+        self.server.inbox.put(None)
 
     def move_to(self, context: LlamaContext, prefix_cache: PrefixCache) -> None:
-        """Go on in another context: heads are lost, and what was running is computed again."""
+        """Continue in another context: cached prefixes are lost, and running sequences are computed again."""
         self.context = context
         self.prefix_cache = prefix_cache
-        self.schedule.restart(prefix_cache)
+        self.scheduler.restart(prefix_cache)
 
     def pin(self, tokens: tuple[int, ...]) -> None:
-        """Keep what is or will be cached of a head; EngineError where pinned heads would leave no id to work with."""
+        """Pin a prefix, cached now or later; EngineError if the pins would leave no sequence id for requests."""
         pins = self.prefix_cache.pins
         most = self.prefix_cache.sequences - 1
         if len(pins) >= most and not any(tuple(pin) == tokens for pin in pins):
             raise EngineError(
-                f"{len(pins)} heads are pinned, and a context of {most + 1} sequences holds {most}",
+                f"{len(pins)} prefixes are pinned, the maximum for a context of {most + 1} sequences",
                 hint="unpin one that is not needed, or plan more sequences",
             )
         self.prefix_cache.pin(tokens)
 
     def save(self, tokens: tuple[int, ...], path: Path, model_id: str) -> int:
-        """Write a head that is in the cells to a file; how many tokens it has."""
-        held = self.prefix_cache.find(tokens)
-        if held is None or held[1] < len(tokens):
+        """Write a cached prefix to a file, and return its number of tokens."""
+        found = self.prefix_cache.find(tokens)
+        if found is None or found[1] < len(tokens):
             raise EngineError(
-                f"of these {len(tokens)} tokens {held[1] if held else 0} are in the cells", hint="pin the head first"
+                f"only {found[1] if found else 0} of the prefix's {len(tokens)} tokens are cached",
+                hint="pin the prefix first",
             )
-        self.context.save_sequence(held[0], path, tokens, {"model": model_id})
+        self.context.save_sequence(found[0], path, tokens, {"model": model_id})
         return len(tokens)
 
     def restore(self, path: Path, model_id: str, *, pin: bool) -> int:
-        """Fill cells with a saved head; how many tokens it has."""
+        """Load a saved prefix into the cells, and return its number of tokens."""
         count = state_file.tokens_in(path)
         sequence = self.prefix_cache.take() if self.prefix_cache.room(count) else None
         if sequence is None:
-            raise EngineError(f"no room for a head of {count} tokens", hint="a larger context, or fewer pinned heads")
+            raise EngineError(
+                f"no room for a prefix of {count} tokens", hint="use a larger context, or pin fewer prefixes"
+            )
         try:
             tokens = self.context.restore_sequence(sequence, path, {"model": model_id})
         except TokenmillError:
@@ -149,9 +157,9 @@ class Session:
         return len(tokens)
 
     def counters(self) -> Counters:
-        """What has been done; read from the other thread as well."""
+        """Counters since the start; also read by the IPC thread."""
         clock = self.clock
-        totals = self.schedule.totals
+        totals = self.scheduler.totals
         return Counters(
             prompt_tokens_computed=totals.prompt_tokens_computed,
             prompt_tokens_reused=totals.prompt_tokens_reused,
@@ -168,78 +176,78 @@ class Session:
             preemptions=totals.preemptions,
         )
 
-    def beat(self) -> protocol.Beat:
-        """The pulse; called from the other thread."""
+    def heartbeat(self) -> protocol.Heartbeat:
+        """The current heartbeat; called from the IPC thread."""
         began = self.clock.step_began_s
-        return protocol.Beat(None if began is None else time.monotonic() - began, self.counters())
+        return protocol.Heartbeat(None if began is None else time.monotonic() - began, self.counters())
 
-    # ---- orders
+    # ---- messages
 
-    def _take(self) -> float:
-        """Obey all orders there are, and wait for one when there is nothing to do; when the waiting ended."""
+    def _receive(self) -> float:
+        """Handle all queued messages, after waiting for one if no sequence is in flight; return when the wait ended."""
         waits = not self._sequences and not self.stopping
         began = time.monotonic()
-        if not waits and self.hub.inbox.empty():
+        if not waits and self.server.inbox.empty():
             return began
-        self.hub.send()
+        self.server.send()
         with suppress(Empty):
-            order = self.hub.inbox.get(block=waits)
+            message = self.server.inbox.get(block=waits)
             if waits:
                 began = time.monotonic()
             while True:
-                if order is not None:
-                    self._obey(order)
-                order = self.hub.inbox.get_nowait()
+                if message is not None:
+                    self._handle(message)
+                message = self.server.inbox.get_nowait()
         return began
 
-    def _obey(self, order: SubmittedRequest | Cancelled | ControlCall) -> None:
-        if isinstance(order, Cancelled):
+    def _handle(self, message: SubmittedRequest | Cancelled | ControlCall) -> None:
+        if isinstance(message, Cancelled):
             for client, number in list(self._by_client):
-                if client == order.client and order.number in (None, number):
-                    self._drop(self._by_client[client, number])
+                if client == message.client and message.number in (None, number):
+                    self._cancel(self._by_client[client, number])
             return
         try:
-            if isinstance(order, SubmittedRequest):
-                self._submit(order)
+            if isinstance(message, SubmittedRequest):
+                self._submit(message)
             else:
-                value = self.handlers[order.name](order.arguments)
-                self.hub.tell(order.client, {"result": order.number, "value": value})
+                value = self.handlers[message.name](message.arguments)
+                self.server.post(message.client, {"result": message.number, "value": value})
         except TokenmillError as error:
-            self.hub.tell(order.client, protocol.failure(order.number, error))
+            self.server.post(message.client, protocol.failure(message.number, error))
         except protocol.MALFORMED as error:
-            name = "submit" if isinstance(order, SubmittedRequest) else order.name
+            name = "submit" if isinstance(message, SubmittedRequest) else message.name
             wrong = RequestRefused(f"{name}: {type(error).__name__}: {error}")
-            self.hub.tell(order.client, protocol.failure(order.number, wrong))
+            self.server.post(message.client, protocol.failure(message.number, wrong))
 
-    def _submit(self, order: SubmittedRequest) -> None:
-        request = order.request
+    def _submit(self, submitted: SubmittedRequest) -> None:
+        request = submitted.request
         sampler = Sampler(
             self.vocab,
             request.sampling,
-            prompt=order.tokens,
+            prompt=submitted.tokens,
             ignore_eos=request.ignore_eos,
-            constraint=order.constraint,
+            constraint=submitted.constraint,
         )
-        room = self.schedule.context - len(order.tokens)
+        room = self.scheduler.context - len(submitted.tokens)
         most = room if request.max_tokens is None else min(room, request.max_tokens)
         sequence = Sequence(
-            order,
+            submitted,
             sampler,
             most,
             Detokeniser(),
             Stops(request.stop),
-            None if request.timeout_s is None else order.arrived_s + request.timeout_s,
-            quiet=request.priority == "batch" and not request.stop,
+            None if request.timeout_s is None else submitted.arrived_s + request.timeout_s,
+            deferred=request.priority == "batch" and not request.stop,
         )
         self._next += 1
-        self.schedule.submit(self._next, order.tokens, request.priority)
+        self.scheduler.submit(self._next, submitted.tokens, request.priority)
         self._sequences[self._next] = sequence
-        self._by_client[order.client, order.number] = self._next
+        self._by_client[submitted.client, submitted.number] = self._next
 
     def _expire(self, now: float) -> None:
         for number, sequence in list(self._sequences.items()):
             if sequence.deadline_s is not None and now > sequence.deadline_s:
-                given = f"{sequence.order.request.timeout_s:g} s"
+                given = f"{sequence.submitted.request.timeout_s:g} s"
                 late = EngineTimeout(
                     f"not done within {given}: {sequence.tokens} tokens of the answer had come",
                     hint="give it more time, or ask for fewer tokens",
@@ -249,7 +257,7 @@ class Session:
     # ---- a step
 
     def _perform(self, step: DecodeStep) -> None:
-        """Compute one step; where llama.cpp finds no room for it, a smaller one."""
+        """Decode one step, or a smaller one if llama.cpp finds too few free cells."""
         for ended in step.exhausted:
             self._finish(ended, "length")
         while step.work:
@@ -257,8 +265,8 @@ class Session:
             if decoded is Decoded.OK:
                 self._record(step)
             if decoded is not Decoded.NO_ROOM:
-                return  # broken off: the session is ending
-            step = self.schedule.failed_for_room()
+                return  # aborted by `stop`
+            step = self.scheduler.failed_for_room()
             for ended in step.exhausted:
                 self._finish(ended, "length")
 
@@ -268,8 +276,8 @@ class Session:
         for work in step.work:
             sequence = self._sequences[work.id]
             if sequence.admitted_s is None:
-                sequence.admitted_s, sequence.queued_steps = began, clock.steps - sequence.order.steps
-        self.hub.send()
+                sequence.admitted_s, sequence.queued_steps = began, clock.steps - sequence.submitted.steps
+        self.server.send()
         decoded = self.context.decode(step.work)
         clock.step_began_s = None
         clock.decode_s += time.monotonic() - began
@@ -278,7 +286,7 @@ class Session:
     def _record(self, step: DecodeStep) -> None:
         self.clock.steps += 1
         self.clock.step_tokens += step.tokens
-        self.schedule.ran(step)
+        self.scheduler.ran(step)
         samplers = (self._sequences[work.id].sampler for work in step.work if work.logits)
         self._masks.fill([each.constraint for each in samplers if each.constraint is not None])
         row = -1
@@ -287,16 +295,16 @@ class Session:
             row += len(work.tokens)
             if work.logits:
                 try:
-                    self._draw(work.id, row, now)
-                except TokenmillError as error:  # a grammar that leads nowhere, say: its own sequence's affair
+                    self._sample(work.id, row, now)
+                except TokenmillError as error:  # only this sequence fails, e.g. because its grammar has a dead end
                     self._fail(work.id, error)
 
-    def _draw(self, number: Id, row: int, now: float) -> None:
+    def _sample(self, number: Id, row: int, now: float) -> None:
         sequence = self._sequences[number]
         if sequence.first_token_s is None:
             sequence.first_token_s = now
-        request = sequence.order.request
-        if sequence.tokens >= sequence.most_tokens:  # nothing was asked for but the prompt
+        request = sequence.submitted.request
+        if sequence.tokens >= sequence.max_tokens:  # max_tokens is 0: only the prompt was to be computed
             self._finish(number, "length")
             return
         token = sequence.sampler.sample(self.context, row)
@@ -311,78 +319,78 @@ class Session:
             self._finish(number, "stop")
             return
         sequence.unsent_tokens += 1
-        sequence.unread.append(token)
-        waits = sequence.quiet and sequence.told_s is not None and now - sequence.told_s < HELD_S
-        if not waits and self._tell(sequence, self._read(sequence)):
+        sequence.undecoded.append(token)
+        waits = sequence.deferred and sequence.last_sent_s is not None and now - sequence.last_sent_s < SEND_INTERVAL_S
+        if not waits and self._add_text(sequence, self._decode_text(sequence)):
             self._finish(number, "stop")
-        elif sequence.tokens >= sequence.most_tokens:
+        elif sequence.tokens >= sequence.max_tokens:
             self._finish(number, "length")
         else:
-            self.schedule.token(number, token)
+            self.scheduler.token(number, token)
 
-    def _read(self, sequence: Sequence) -> str:
-        """The text of tokens that have not become any yet."""
-        text = sequence.detokeniser.add(b"".join(map(self.vocab.piece, sequence.unread)))
-        sequence.unread.clear()
+    def _decode_text(self, sequence: Sequence) -> str:
+        """Detokenize the tokens that have not become text yet."""
+        text = sequence.detokeniser.add(b"".join(map(self.vocab.piece, sequence.undecoded)))
+        sequence.undecoded.clear()
         return text
 
-    def _tell(self, sequence: Sequence, text: str) -> bool:
-        """Send on what cannot be part of a stop string; whether one was met."""
+    def _add_text(self, sequence: Sequence, text: str) -> bool:
+        """Send text that cannot be part of a stop string; return whether a stop string was found."""
         ready, stopped = sequence.stops.add(text)
-        self._emit(sequence, ready)
+        self._send_piece(sequence, ready)
         return stopped
 
-    def _emit(self, sequence: Sequence, text: str, *, last: bool = False) -> None:
+    def _send_piece(self, sequence: Sequence, text: str, *, last: bool = False) -> None:
         if text:
             sequence.text.append(text)
-            sequence.untold.append(text)
-        if not sequence.untold and not sequence.unsent_logprobs:
+            sequence.unsent_text.append(text)
+        if not sequence.unsent_text and not sequence.unsent_logprobs:
             return
         now = time.monotonic()
-        waits = sequence.order.request.priority == "batch" and not last
-        if waits and sequence.told_s is not None and now - sequence.told_s < HELD_S:
+        waits = sequence.submitted.request.priority == "batch" and not last
+        if waits and sequence.last_sent_s is not None and now - sequence.last_sent_s < SEND_INTERVAL_S:
             return
-        piece = Piece("".join(sequence.untold), sequence.unsent_tokens, tuple(sequence.unsent_logprobs))
-        self.hub.tell(sequence.order.client, protocol.piece_message(sequence.order.number, piece))
-        sequence.told_s = now
+        piece = Piece("".join(sequence.unsent_text), sequence.unsent_tokens, tuple(sequence.unsent_logprobs))
+        self.server.post(sequence.submitted.client, protocol.piece_message(sequence.submitted.number, piece))
+        sequence.last_sent_s = now
         sequence.unsent_tokens = 0
-        sequence.untold.clear()
+        sequence.unsent_text.clear()
         sequence.unsent_logprobs.clear()
 
     def _finish(self, number: Id, reason: FinishReason) -> None:
         sequence = self._sequences[number]
         rest = ""
         if not sequence.stops.met:
-            self._tell(sequence, self._read(sequence) + sequence.detokeniser.end())
+            self._add_text(sequence, self._decode_text(sequence) + sequence.detokeniser.end())
             rest = sequence.stops.end()
-        self._emit(sequence, rest, last=True)
-        spent = self.schedule.finish(number)
-        order = sequence.order
+        self._send_piece(sequence, rest, last=True)
+        spent = self.scheduler.finish(number)
+        submitted = sequence.submitted
         now = time.monotonic()
         started = sequence.admitted_s or now
         first = sequence.first_token_s or now
         answer = Answer(
             "".join(sequence.text),
             reason,
-            Usage(len(order.tokens), sequence.tokens, spent.reused),
-            Timings(started - order.arrived_s, first - started, now - first, sequence.queued_steps),
-            tuple(sequence.logprobs) if order.request.sampling.top_logprobs is not None else None,
-            notes=order.notes,
+            Usage(len(submitted.tokens), sequence.tokens, spent.reused),
+            Timings(started - submitted.arrived_s, first - started, now - first, sequence.queued_steps),
+            tuple(sequence.logprobs) if submitted.request.sampling.top_logprobs is not None else None,
+            notes=submitted.notes,
         )
-        self._forget(number)
-        self.hub.tell(order.client, protocol.answer_message(order.number, answer))
+        self._remove(number)
+        self.server.post(submitted.client, protocol.answer_message(submitted.number, answer))
 
     def _fail(self, number: Id, error: TokenmillError) -> None:
-        order = self._sequences[number].order
-        self._drop(number)
-        self.hub.tell(order.client, protocol.failure(order.number, error))
+        submitted = self._sequences[number].submitted
+        self._cancel(number)
+        self.server.post(submitted.client, protocol.failure(submitted.number, error))
 
-    def _drop(self, number: Id) -> None:
-        """End a sequence that nobody waits for; its cells are free at once."""
-        self.schedule.cancel(number)
-        self._forget(number)
+    def _cancel(self, number: Id) -> None:
+        """End a sequence and free its cells immediately."""
+        self.scheduler.cancel(number)
+        self._remove(number)
 
-    def _forget(self, number: Id) -> None:
+    def _remove(self, number: Id) -> None:
         sequence = self._sequences.pop(number)
         sequence.sampler.close()
-        del self._by_client[sequence.order.client, sequence.order.number]
+        del self._by_client[sequence.submitted.client, sequence.submitted.number]

@@ -20,7 +20,7 @@ from tokenmill.model.identity import identity_of
 from tokenmill.native.client import NativeEngine
 from tokenmill.native.llama.settings import ContextSettings, ModelSettings
 from tokenmill.native.verify import request
-from tokenmill.native.worker_config import INTERACTIVE_LANES, ORDER, WorkerConfig, sequences_for
+from tokenmill.native.worker_config import INTERACTIVE_SLOTS, WORKER_CONFIG, WorkerConfig, sequences_for
 from tokenmill.planner.plan import Plan
 
 _MOST_SOCKET_BYTES = 100  # sun_path holds 108
@@ -41,20 +41,20 @@ async def start(
 
     `began` receives the process before it has loaded anything, `told` messages about the cores left to other programs.
     """
-    weights, context = settings_of(plan, sequences=sequences_for(plan.settings.sequences, INTERACTIVE_LANES))
-    order = WorkerConfig(
+    weights, context = settings_of(plan, sequences=sequences_for(plan.settings.sequences, INTERACTIVE_SLOTS))
+    worker_config = WorkerConfig(
         socket=socket_path(state, name),
         model=model_path,
         model_id=identity_of(model_path),
         name=plan.profile.name,
         weights=weights,
         context=replace(context, batch=max(context.ubatch, context.sequences)),
-        lanes=plan.settings.sequences,
-        interactive_lanes=INTERACTIVE_LANES,
+        slots=plan.settings.sequences,
+        interactive_slots=INTERACTIVE_SLOTS,
         library=_path(config.library),
         header=_path(config.header),
     )
-    argv = [sys.executable, "-m", "tokenmill.native.worker", ORDER.dump_json(order).decode()]
+    argv = [sys.executable, "-m", "tokenmill.native.worker", WORKER_CONFIG.dump_json(worker_config).decode()]
     process = await start_kept(
         argv, plan, config, state=state, name=name, env=environment_of(plan), detach=detach, told=told
     )
@@ -63,9 +63,9 @@ async def start(
         kind="native",
         engine=process.pid,
         minder=process.minder,
-        address=str(order.socket),
-        model=order.name,
-        model_id=order.model_id,
+        address=str(worker_config.socket),
+        model=worker_config.name,
+        model_id=worker_config.model_id,
         build="native",
         argv=tuple(argv[:3]),
         started=time.time(),
@@ -78,7 +78,7 @@ async def start(
     try:
         registry.write(state, record)  # before it is ready: this process may end during the load
         engine = await NativeEngine.connect(
-            order.socket, process=process, owned=not detach, step_limit_s=config.step_limit_s
+            worker_config.socket, process=process, owned=not detach, step_limit_s=config.step_limit_s
         )
     except BaseException:
         await process.kill()

@@ -1,8 +1,8 @@
-"""The native worker: `python -m tokenmill.native.worker ORDER`, ORDER being JSON.
+"""The native worker process: loads one model and serves it on a Unix socket until it is stopped.
 
-Loads one model, listens at a Unix socket and works until it is told to stop. Three threads: this one computes
-(session.py), one talks to clients (hub.py), one compiles grammars and JSON schemas (compiler.py). A failure before it
-is ready is its log's last line, as JSON.
+Run as `python -m tokenmill.native.worker CONFIG`, with a `WorkerConfig` as JSON. Three threads: the main thread
+computes (session.py), one talks to clients (ipc_server.py), one compiles grammars and JSON schemas (compiler.py). If
+the start fails, the last line of the log is the error as JSON.
 """
 
 import os
@@ -30,77 +30,77 @@ from tokenmill.native.llama.model import LlamaModel
 from tokenmill.native.llama.settings import ContextSettings
 from tokenmill.native.scheduler import StepScheduler
 from tokenmill.native.session import Session
-from tokenmill.native.worker_config import ORDER, WorkerConfig
+from tokenmill.native.worker_config import WORKER_CONFIG, WorkerConfig
 
-SWITCH_S = 0.0005  # how soon the thread that computes gets Python's lock back from the one that talks
+SWITCH_S = 0.0005  # switch interval of the GIL: maximum time the compute thread waits for the IPC thread
 
 
 class Worker:
-    """One model, one context at a time, and those who use it."""
+    """One loaded model with one context, and the IPC server for its clients."""
 
-    def __init__(self, order: WorkerConfig) -> None:
-        self.order = order
-        self.began, self.began_s = datetime.now(), time.monotonic()  # local time, as templates want it
+    def __init__(self, config: WorkerConfig) -> None:
+        self.config = config
+        self.began, self.began_s = datetime.now(), time.monotonic()  # local time, for templates that print the date
         self.session: Session | None = None
         self.stopping = False
         self._shown = 0.0
-        self.hub = IpcServer(order.socket, self._beat, self.stop)
-        self.hub.loading(0.0, "opening llama.cpp")
+        self.server = IpcServer(config.socket, self._heartbeat, self.stop)
+        self.server.loading(0.0, "opening llama.cpp")
         self.renderer = Renderer()
-        self.library = open_running(order.library, header=order.header)
+        self.library = open_running(config.library, header=config.header)
         log = LlamaLog(self.library, sink=_print)
-        self.hub.loading(0.0, "loading weights")
-        self.model = LlamaModel.load(self.library, order.model, order.weights, self._progress, log=log)
-        self.hub.loading(1.0, "building the context")
+        self.server.loading(0.0, "loading weights")
+        self.model = LlamaModel.load(self.library, config.model, config.weights, self._progress, log=log)
+        self.server.loading(1.0, "building the context")
         self.model.vocab.warm()
         self.compiler = Compiler(self.model.vocab)
-        self.template_notes = _open_template(self.renderer, order.model, self.model)
-        self.lanes = order.lanes
-        self.settings = order.context
-        if not self.model.facts.shares:  # an id costs a state of its own, and no heads are kept
-            self.settings = replace(order.context, sequences=order.lanes + order.interactive_lanes)
-        self.session = self._build(self.settings, order.lanes)
+        self.template_notes = _open_template(self.renderer, config.model, self.model)
+        self.slots = config.slots
+        self.settings = config.context
+        if not self.model.facts.shares:  # each id allocates its own state, and no prefixes are cached
+            self.settings = replace(config.context, sequences=config.slots + config.interactive_slots)
+        self.session = self._build(self.settings, config.slots)
         self.load_s = time.monotonic() - self.began_s
 
     def run(self) -> None:
-        """Answer until told to stop."""
+        """Serve clients until `stop` is called."""
         session = self._session
         session.handlers = {
             "tokenize": self._tokenize,
-            "threads": self._threads,
-            "lanes": self._lanes,
-            "context": self._context,
+            "threads": self._set_threads,
+            "lanes": self._set_slots,
+            "context": self._set_context,
             "pin": self._pin,
             "unpin": self._unpin,
             "save": self._save,
             "restore": self._restore,
-            "heads": self._heads,
-            "at_work": self._at_work,
+            "prefixes": self._prefixes,
+            "running": self._running,
             "stop": lambda _: self.stop(),
         }
         memory_limit.set_limit(self._gpus)
-        self.hub.open(self._hello(), self._prepare, self.compiler)
+        self.server.open(self._hello(), self._prepare, self.compiler)
         try:
             if not self.stopping:
                 session.run()
         finally:
             self.compiler.close()
             self.renderer.close()
-            self.hub.close()
+            self.server.close()
 
     def stop(self) -> None:
-        """Leave now: a step in hand is broken off, and so is a load."""
+        """Stop immediately, aborting the load or the current step."""
         self.stopping = True
         if self.session is not None:
             self.session.stop()
 
-    # ---- context: `settings` are those of a context for all together, and `streams` says whether lanes are apart in it
+    # ---- context: `settings` describe a unified context, also if `streams` then divides it among the slots
 
-    def _make(self, settings: ContextSettings, lanes: int) -> tuple[LlamaContext, PrefixCache]:
+    def _make(self, settings: ContextSettings, slots: int) -> tuple[LlamaContext, PrefixCache]:
         if settings.streams:
-            settings = streams.apart(settings, lanes)
+            settings = streams.apart(settings, slots)
         context = LlamaContext(self.model, settings)
-        shares, self.why_alone = context.can_cut_and_share()
+        shares, self.no_sharing_reason = context.can_cut_and_share()
         return context, PrefixCache(
             context,
             total_cells=context.cells,
@@ -110,28 +110,28 @@ class Worker:
             least_copied=streams.least_copied(settings),
         )
 
-    def _build(self, settings: ContextSettings, lanes: int) -> Session:
-        context, prefix_cache = self._make(settings, lanes)
-        schedule = StepScheduler(
+    def _build(self, settings: ContextSettings, slots: int) -> Session:
+        context, prefix_cache = self._make(settings, slots)
+        scheduler = StepScheduler(
             prefix_cache,
-            slots=lanes,
-            interactive_slots=self._interactive_lanes,
+            slots=slots,
+            interactive_slots=self._interactive_slots,
             budget=settings.batch,
             ubatch=settings.ubatch,
             context=settings.context,
         )
-        schedule.streams = settings.streams
-        schedule.mixes = streams.mixes(settings, self.model.settings)
-        return Session(self.hub, self.model.vocab, context, prefix_cache, schedule)
+        scheduler.streams = settings.streams
+        scheduler.mixes = streams.mixes(settings, self.model.settings)
+        return Session(self.server, self.model.vocab, context, prefix_cache, scheduler)
 
     @property
     def _gpus(self) -> int:
         return len(self.model.settings.gpus)
 
     @property
-    def _interactive_lanes(self) -> int:
-        """Lanes beyond those of the batch: streams are for batches, and have none."""
-        return 0 if self.settings.streams else self.order.interactive_lanes
+    def _interactive_slots(self) -> int:
+        """Slots in addition to those for batch requests; none with streams."""
+        return 0 if self.settings.streams else self.config.interactive_slots
 
     @property
     def _session(self) -> Session:
@@ -140,23 +140,23 @@ class Worker:
         return self.session
 
     def _hello(self) -> protocol.Handshake:
-        order = self.order
+        config = self.config
         settings = self.settings
         session = self._session
         shares = session.prefix_cache.shares
         notes = self.template_notes
         if not shares:
-            apart = "lanes copy what others have, and keep only their last prompt"
-            what = apart if settings.streams else "every prompt is computed in full"
-            notes += (f"{what}: {self.why_alone}",)
+            copies = "slots copy prefixes from each other, and retain only their last prompt"
+            effect = copies if settings.streams else "every prompt is computed in full"
+            notes += (f"{effect}: {self.no_sharing_reason}",)
         identity = Identity(
             "native",
-            order.name,
-            order.model_id,
+            config.name,
+            config.model_id,
             f"llama.cpp {self.library.version} ({self.library.build})",
             settings.context,
-            self.lanes,
-            str(order.socket),
+            self.slots,
+            str(config.socket),
             os.getpid(),
         )
         capabilities = Capabilities(
@@ -176,7 +176,7 @@ class Worker:
             most_logprobs=MOST_LOGPROBS,
             shows_tools=self.renderer.shows_tools,
             notes=notes,
-            max_slots=self._most_lanes,
+            max_slots=self._max_slots,
             changes_kv_layout=True,
             lists_contents=True,
         )
@@ -186,16 +186,16 @@ class Worker:
         )
 
     @property
-    def _most_lanes(self) -> int:
-        return self._session.prefix_cache.sequences - self._interactive_lanes
+    def _max_slots(self) -> int:
+        return self._session.prefix_cache.sequences - self._interactive_slots
 
-    # ---- the other thread asks for these
+    # ---- called by the IPC thread
 
-    def _beat(self) -> protocol.Beat:
-        return self._session.beat()
+    def _heartbeat(self) -> protocol.Heartbeat:
+        return self._session.heartbeat()
 
     def _prepare(self, request: Request) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        """A request's tokens; TooLong or RequestRefused."""
+        """Return the tokens of a request; raises TooLong or RequestRefused."""
         tokens = self._tokens(request)
         context = self.settings.context
         if not tokens:
@@ -213,79 +213,79 @@ class Worker:
         prompt = request.prompt
         vocab = self.model.vocab
         if isinstance(prompt, Chat):
-            # Templates may write the date into the head: a night's batch must not lose its heads at midnight.
+            # Templates may print the date: a batch must not lose its cached prefixes at midnight.
             now = self.began if request.priority == "batch" else None
             return vocab.tokenise(self.renderer.render(prompt, now=now))
         if isinstance(prompt, str):
             return vocab.tokenise(prompt)
         wrong = next((token for token in prompt if not 0 <= token < vocab.n_tokens), None)
         if wrong is not None:
-            raise RequestRefused(f"{wrong} is no token of this model", hint=f"it has {vocab.n_tokens} tokens")
+            raise RequestRefused(f"{wrong} is not a token of this model", hint=f"it has {vocab.n_tokens} tokens")
         return prompt
 
     def _progress(self, share: float) -> bool:
         if share - self._shown >= 0.002:
             self._shown = share
-            self.hub.loading(share, "loading weights")
+            self.server.loading(share, "loading weights")
         return not self.stopping
 
     # ---- calls
 
-    def _tokenize(self, given: dict[str, Any]) -> list[int]:
-        return list(self._tokens(protocol.request_of(given["request"])))
+    def _tokenize(self, arguments: dict[str, Any]) -> list[int]:
+        return list(self._tokens(protocol.request_of(arguments["request"])))
 
-    def _threads(self, given: dict[str, Any]) -> Any:
-        threads = int(given["threads"])
-        threads_batch = int(given["threads_batch"])
+    def _set_threads(self, arguments: dict[str, Any]) -> Any:
+        threads = int(arguments["threads"])
+        threads_batch = int(arguments["threads_batch"])
         self.settings = replace(self.settings, threads=threads, threads_batch=threads_batch)
         self._session.context.set_threads(threads, threads_batch)
-        return self._changed()
+        return self._announce()
 
-    def _lanes(self, given: dict[str, Any]) -> Any:
-        lanes = int(given["lanes"])
-        if not 1 <= lanes <= self._most_lanes:
-            raise UsageError(f"{lanes} lanes do not fit a context of {self._session.prefix_cache.sequences} sequences")
-        self.lanes = self._session.schedule.slots = lanes
-        return self._changed()
+    def _set_slots(self, arguments: dict[str, Any]) -> Any:
+        slots = int(arguments["lanes"])
+        if not 1 <= slots <= self._max_slots:
+            raise UsageError(f"{slots} slots do not fit a context of {self._session.prefix_cache.sequences} sequences")
+        self.slots = self._session.scheduler.slots = slots
+        return self._announce()
 
-    def _context(self, given: dict[str, Any]) -> Any:
-        """Another context on the same weights; what was running goes on in it."""
-        given = dict(given)
-        lanes = int(given.pop("lanes", self.lanes))
-        settings = replace(self.settings, **given)
-        if settings.streams:  # refused before anything is given up
+    def _set_context(self, arguments: dict[str, Any]) -> Any:
+        """Build another context on the same weights; running sequences continue in it."""
+        arguments = dict(arguments)
+        slots = int(arguments.pop("lanes", self.slots))
+        settings = replace(self.settings, **arguments)
+        if settings.streams:  # check before the current context is closed
             check_streams(self.model.facts)
-            streams.apart(settings, lanes)
+            streams.apart(settings, slots)
         session = self._session
         session.context.close()  # first: there may not be room for two
         with memory_limit.lifted(self._gpus):
             try:
-                made = self._make(settings, lanes)
+                made = self._make(settings, slots)
             except TokenmillError:
                 session.move_to(*self._make(self.settings, session.prefix_cache.sequences))
                 raise
             session.move_to(*made)
         self.settings = settings
-        self.lanes = lanes
-        schedule = session.schedule
-        schedule.slots = lanes
-        schedule.interactive_slots = self._interactive_lanes
-        schedule.budget = settings.batch
-        schedule.ubatch = settings.ubatch
-        schedule.context = settings.context
-        schedule.streams = settings.streams
-        schedule.mixes = streams.mixes(settings, self.model.settings)
-        return self._changed()
+        self.slots = slots
+        scheduler = session.scheduler
+        scheduler.slots = slots
+        scheduler.interactive_slots = self._interactive_slots
+        scheduler.budget = settings.batch
+        scheduler.ubatch = settings.ubatch
+        scheduler.context = settings.context
+        scheduler.streams = settings.streams
+        scheduler.mixes = streams.mixes(settings, self.model.settings)
+        return self._announce()
 
-    def _changed(self) -> Any:
-        """Whoever comes from now on is greeted with what is true now, and who asked for it is told."""
+    def _announce(self) -> Any:
+        """Send the new handshake to future clients, and return it to the caller."""
         hello = self._hello()
-        self.hub.open(hello, self._prepare, self.compiler)
+        self.server.open(hello, self._prepare, self.compiler)
         return protocol.HELLO.dump_python(hello, mode="json")
 
-    def _head(self, given: dict[str, Any]) -> tuple[int, ...]:
-        """The tokens that all prompts beginning like this one have in common."""
-        request = protocol.request_of(given["request"])
+    def _prefix_tokens(self, arguments: dict[str, Any]) -> tuple[int, ...]:
+        """Return the tokens that all prompts beginning with this one have in common."""
+        request = protocol.request_of(arguments["request"])
         prompt = request.prompt
         if not isinstance(prompt, Chat):
             return self._tokens(request)
@@ -296,41 +296,42 @@ class Worker:
         same = next((at for at, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1]), len(first))
         return first[:same]
 
-    def _keeping(self) -> Session:
-        """For what is done with heads, where any are kept."""
+    def _session_with_prefixes(self) -> Session:
+        """The session, if it can cache prefixes; else EngineError."""
         if not self._session.prefix_cache.shares:
-            raise EngineError(f"no head can be kept: {self.why_alone}")
+            raise EngineError(f"prefixes cannot be cached: {self.no_sharing_reason}")
         return self._session
 
-    def _pin(self, given: dict[str, Any]) -> list[int]:
-        session = self._keeping()
-        tokens = self._head(given)
+    def _pin(self, arguments: dict[str, Any]) -> list[int]:
+        session = self._session_with_prefixes()
+        tokens = self._prefix_tokens(arguments)
         if len(tokens) >= self.settings.context:
             raise TooLong(
-                f"the head has {len(tokens)} tokens and the context {self.settings.context}",
+                f"the prefix has {len(tokens)} tokens and the context {self.settings.context}",
                 needed_tokens=len(tokens) + 1,
                 context_tokens=self.settings.context,
             )
         session.pin(tokens)
         return list(tokens)
 
-    def _unpin(self, given: dict[str, Any]) -> None:
-        self._session.prefix_cache.unpin(self._head(given))
+    def _unpin(self, arguments: dict[str, Any]) -> None:
+        self._session.prefix_cache.unpin(self._prefix_tokens(arguments))
 
-    def _save(self, given: dict[str, Any]) -> int:
+    def _save(self, arguments: dict[str, Any]) -> int:
         with memory_limit.lifted(self._gpus):  # the prefix is copied to host memory
-            return self._keeping().save(self._head(given), Path(given["path"]), self.order.model_id)
+            session = self._session_with_prefixes()
+            return session.save(self._prefix_tokens(arguments), Path(arguments["path"]), self.config.model_id)
 
-    def _restore(self, given: dict[str, Any]) -> int:
-        pin = bool(given.get("pin", True))
+    def _restore(self, arguments: dict[str, Any]) -> int:
+        pin = bool(arguments.get("pin", True))
         with memory_limit.lifted(self._gpus):
-            return self._keeping().restore(Path(given["path"]), self.order.model_id, pin=pin)
+            return self._session_with_prefixes().restore(Path(arguments["path"]), self.config.model_id, pin=pin)
 
-    def _heads(self, _given: dict[str, Any]) -> list[dict[str, Any]]:
+    def _prefixes(self, _given: dict[str, Any]) -> list[dict[str, Any]]:
         return [asdict(head) for head in self._session.prefix_cache.segments()]
 
-    def _at_work(self, _given: dict[str, Any]) -> list[dict[str, Any]]:
-        return [asdict(sequence) for sequence in self._session.schedule.running_sequences()]
+    def _running(self, _given: dict[str, Any]) -> list[dict[str, Any]]:
+        return [asdict(sequence) for sequence in self._session.scheduler.running_sequences()]
 
 
 def _print(level: int, text: str) -> None:
@@ -343,7 +344,7 @@ def _turn(text: str) -> dict[str, str]:
 
 
 def _open_template(renderer: Renderer, path: Path, model: LlamaModel) -> tuple[str, ...]:
-    """Give the renderer the template in the model file; notes for the user."""
+    """Pass the model file's chat template to the renderer, and return notes for the user."""
     vocab = model.vocab
     source, notes = template_of(read_headers(path)[0].keys)
     renderer.open(source, SpecialTokens(vocab.bos_text, vocab.eos_text, vocab.adds_bos, vocab.adds_eos))
@@ -351,10 +352,10 @@ def _open_template(renderer: Renderer, path: Path, model: LlamaModel) -> tuple[s
 
 
 def main() -> int:
-    """Run one worker to its end."""
+    """Run one worker and return its exit status."""
     sys.setswitchinterval(SWITCH_S)
     try:
-        worker = Worker(ORDER.validate_json(sys.argv[1]))
+        worker = Worker(WORKER_CONFIG.validate_json(sys.argv[1]))
         worker.run()
     except TokenmillError as error:
         sys.stderr.buffer.write(protocol.line(protocol.failure(0, error)))

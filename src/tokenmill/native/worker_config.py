@@ -1,4 +1,4 @@
-"""What a native worker is told when it is started."""
+"""Configuration of a native worker, passed as JSON on its command line, and its sequence id limits."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,45 +9,45 @@ from tokenmill.model.profile import Profile
 from tokenmill.native.llama.settings import ContextSettings, ModelSettings
 from tokenmill.planner.goal import Goal
 
-MOST_SEQUENCES = 127  # ids in use, so that models which need two of each have them: cells can tell 256 apart
-MOST_ALONE = 255  # where more run than such models could
-INTERACTIVE_LANES = 4  # sequences beyond the plan's, for interactive requests
-KEPT_HEADS = 48  # ids for heads that no sequence is using
+MAX_SEQUENCES = 127  # a cell distinguishes 256 ids, and some models need two per sequence
+MAX_SEQUENCES_UNWINDOWED = 255  # for models that need one id per sequence
+INTERACTIVE_SLOTS = 4  # slots in addition to the plan's, for interactive requests
+RETAINED_SEQUENCES = 48  # ids for cached prefixes that no running sequence uses
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """What a worker is told."""
+    """Everything that a worker needs to load a model and listen."""
 
     socket: Path
     model: Path
     model_id: str
-    name: str  # of the model, in answers
+    name: str  # model name in answers
     weights: ModelSettings
     context: ContextSettings
-    lanes: int
-    interactive_lanes: int = INTERACTIVE_LANES
+    slots: int
+    interactive_slots: int = INTERACTIVE_SLOTS
     library: Path | None = None
     header: Path | None = None
 
 
-ORDER = TypeAdapter(WorkerConfig)
+WORKER_CONFIG = TypeAdapter(WorkerConfig)
 
 
 def goal_for(goal: Goal) -> Goal:
-    """A goal with what this engine does its own way: whole windows, and logits only of tokens that are drawn from."""
-    lanes = goal.sequences or 1
-    return replace(goal, full_windows=True, unified=True, output_rows=sequences_for(lanes, INTERACTIVE_LANES))
+    """Adapt a goal to this engine: full windows, and logits only for tokens that are sampled from."""
+    slots = goal.sequences or 1
+    return replace(goal, full_windows=True, unified=True, output_rows=sequences_for(slots, INTERACTIVE_SLOTS))
 
 
-def most_lanes(profile: Profile) -> int:
-    """Lanes that a context of a model can have beside those for interactive requests."""
+def max_slots(profile: Profile) -> int:
+    """Return the maximum number of batch slots of a model, in addition to the interactive ones."""
     windowed = any(cache.span_tokens is not None for cache in profile.cache)
-    return (MOST_SEQUENCES if windowed else MOST_ALONE) - INTERACTIVE_LANES
+    return (MAX_SEQUENCES if windowed else MAX_SEQUENCES_UNWINDOWED) - INTERACTIVE_SLOTS
 
 
-def sequences_for(lanes: int, interactive_lanes: int) -> int:
-    """Ids that a context needs: for what runs and for heads that are kept."""
-    running = lanes + interactive_lanes
-    most = MOST_SEQUENCES if running <= MOST_SEQUENCES else MOST_ALONE
-    return max(running, min(most, running + KEPT_HEADS))
+def sequences_for(slots: int, interactive_slots: int) -> int:
+    """Return the number of sequence ids a context needs for running sequences and cached prefixes."""
+    running = slots + interactive_slots
+    most = MAX_SEQUENCES if running <= MAX_SEQUENCES else MAX_SEQUENCES_UNWINDOWED
+    return max(running, min(most, running + RETAINED_SEQUENCES))

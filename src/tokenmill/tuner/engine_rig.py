@@ -19,7 +19,7 @@ from tokenmill.engine.process.registry import log_path
 from tokenmill.engine.warm import fill_ahead
 from tokenmill.errors import EngineDied, EngineError
 from tokenmill.native.launching import Tell, hold, start
-from tokenmill.native.worker_config import INTERACTIVE_LANES, goal_for, sequences_for
+from tokenmill.native.worker_config import INTERACTIVE_SLOTS, goal_for, sequences_for
 from tokenmill.planner.make import make
 from tokenmill.planner.plan import Plan
 from tokenmill.planner.speed.offload import set_rows
@@ -167,9 +167,9 @@ class NativeRig:
         """Another context on the same weights, always: what a trial finds must not depend on the one before."""
         if self._engine is None:
             raise EngineError("no engine is loaded")
-        running = dials.sequences + INTERACTIVE_LANES
+        running = dials.sequences + INTERACTIVE_SLOTS
         shares = self._engine.capabilities.shares_prefixes
-        ids = sequences_for(dials.sequences, INTERACTIVE_LANES) if shares else running
+        ids = sequences_for(dials.sequences, INTERACTIVE_SLOTS) if shares else running
         await self._engine.set_context(
             cells=dials.context * dials.sequences,
             context=dials.context,

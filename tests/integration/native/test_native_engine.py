@@ -259,10 +259,10 @@ def test_a_recurrent_model_is_served_without_sharing_and_says_so(tmp_path: Path)
 
 async def fresh(engine: NativeEngine) -> Counters:
     """Counters of a pulse that is newer than this call."""
-    before = engine.beat
-    while engine.beat is before:
+    before = engine.heartbeat
+    while engine.heartbeat is before:
         await asyncio.sleep(0.01)
-    return engine.beat.counters
+    return engine.heartbeat.counters
 
 
 def _system(text: str) -> Chat:

@@ -63,7 +63,7 @@ def test_a_step_that_does_not_end_and_a_silent_worker_are_told_of_and_killed_at_
         async with native(smollm2_path, tmp_path, config=limited, name="step") as engine:
             stream = engine.stream(ENDLESS)
             await anext(stream)
-            while engine.beat.step_age_s is None:
+            while engine.heartbeat.step_age_s is None:
                 await asyncio.sleep(0.01)
             os.kill(pid_of(engine), signal.SIGSTOP)
             with pytest.raises(EngineDied, match="hung: a step"):
@@ -76,8 +76,8 @@ def test_a_step_that_does_not_end_and_a_silent_worker_are_told_of_and_killed_at_
             waiting = asyncio.create_task(answer(engine, chat("Hello?")))
             while (await engine.status()).detail is None:
                 await asyncio.sleep(0.05)
-            assert "has not been heard of" in ((await engine.status()).detail or "")
-            with pytest.raises(EngineDied, match="hung: nothing was heard"):
+            assert "no heartbeat for" in ((await engine.status()).detail or "")
+            with pytest.raises(EngineDied, match="hung: no heartbeat"):
                 await waiting
 
     async def work() -> None:
@@ -94,8 +94,8 @@ def test_the_time_in_which_we_did_not_run_is_not_its_silence(smollm2_path: Path,
             loop = asyncio.get_running_loop()
             time, absent_s = loop.time, 3600.0
             loop.time = lambda: time() + absent_s  # type: ignore[method-assign]
-            before = engine.beat
-            while engine.beat is before and not engine.ended.done():
+            before = engine.heartbeat
+            while engine.heartbeat is before and not engine.ended.done():
                 await asyncio.sleep(0.01)
             assert (await answer(engine, chat("Hello?"))).text
             assert (await engine.status()).state == "ready"

@@ -14,13 +14,13 @@ from tokenmill.native.ipc_server import IpcServer
 
 for attempt in range(24):
     path = pathlib.Path(sys.argv[1], f"{attempt}.sock")
-    hub = IpcServer(path, lambda: protocol.Beat(None, Counters()), lambda: None)
+    hub = IpcServer(path, lambda: protocol.Heartbeat(None, Counters()), lambda: None)
     began = time.monotonic()
     client = socket.socket(socket.AF_UNIX)
     client.connect(str(path))
     client.settimeout(10)
     assert b"starting" in client.recv(4096)
-    while time.monotonic() < began + protocol.BEAT_S - 0.0001 * attempt:
+    while time.monotonic() < began + protocol.HEARTBEAT_S - 0.0001 * attempt:
         pass
     hub.tell(None, {"result": 7, "value": None})
     hub.close()
@@ -48,7 +48,7 @@ template = Template("{% for message in messages %}{{ message.content }}{% endfor
 no = Capabilities(*[False] * 13, most_logprobs=0)
 hello = protocol.Handshake(Identity("native", "m", "m", "b", 64, 1, "a"), no, (), 0.0, 1, 1)
 path = pathlib.Path(sys.argv[1], "w.sock")
-hub = IpcServer(path, lambda: protocol.Beat(None, Counters()), lambda: None)
+hub = IpcServer(path, lambda: protocol.Heartbeat(None, Counters()), lambda: None)
 hub.open(hello, lambda request: (tuple(template.render(request.prompt).encode()), ()))
 client = socket.socket(socket.AF_UNIX)
 client.connect(str(path))

@@ -73,7 +73,7 @@ class Told(IpcServer):
     def send(self) -> None:
         self.sent_before.append(len(self._context.rows))
 
-    def tell(self, client: int | None, message: dict[str, Any]) -> None:
+    def post(self, client: int | None, message: dict[str, Any]) -> None:
         assert "error" not in message, message
         if "piece" in message:
             self.first.setdefault((client, message["piece"]), len(self._context.rows))
@@ -155,7 +155,7 @@ def test_pinned_heads_leave_an_id_to_work_with(model: LlamaModel) -> None:
     prompts = [order(BATCH_CLIENT, number, 20, 1).tokens for number in range(3)]
     for prompt in (*prompts[:2], prompts[0]):
         session.pin(prompt)
-    with pytest.raises(EngineError, match="2 heads are pinned"):
+    with pytest.raises(EngineError, match="2 prefixes are pinned"):
         session.pin(prompts[2])
     context.inbox.put(order(BATCH_CLIENT, 9, 20, 2))
     session.run()

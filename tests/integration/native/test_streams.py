@@ -142,8 +142,8 @@ async def computed_tokens(engine: NativeEngine, requests: Sequence[Request]) -> 
 
 async def fresh(engine: NativeEngine) -> Counters:
     """Counters of a pulse that came after everything so far."""
-    before = engine.beat
-    while engine.beat is before:
+    before = engine.heartbeat
+    while engine.heartbeat is before:
         await asyncio.sleep(0.01)
     return (await engine.status()).counters
 
@@ -164,7 +164,7 @@ def test_there_and_back_again(smollm2_path: Path, tmp_path: Path) -> None:
             assert not engine.capabilities.shares_prefixes
             assert not engine.capabilities.pins_heads
             assert any(
-                "lanes copy what others have, and keep only their last prompt: every lane has" in note
+                "slots copy prefixes from each other, and retain only their last prompt: every slot has" in note
                 for note in engine.capabilities.notes
             )
             cells = [sum(each.context_bytes for each in said.buffers) for said in (before, hello)]
@@ -197,13 +197,13 @@ def test_refusals_change_nothing(moe_path: Path, tmp_path: Path) -> None:
             assert engine.runtime.kv_layout == "unified"
             assert engine.capabilities.shares_prefixes
             await engine.set_context(streams=True)
-            with pytest.raises(UsageError, match="3 lanes do not fit"):
+            with pytest.raises(UsageError, match="3 slots do not fit"):
                 await engine.set_slots(3)
-            with pytest.raises(EngineError, match="no head can be kept: every lane has cells of its own"):
+            with pytest.raises(EngineError, match="prefixes cannot be cached: every slot has cells of its own"):
                 await engine.pin_prefix("river bread")
-            with pytest.raises(EngineError, match="no head can be kept"):
+            with pytest.raises(EngineError, match="prefixes cannot be cached"):
                 await engine.save_prefix("river bread", tmp_path / "some.head")
-            with pytest.raises(EngineError, match="no head can be kept"):
+            with pytest.raises(EngineError, match="prefixes cannot be cached"):
                 await engine.restore_prefix(tmp_path / "some.head")
             with pytest.raises(TooLong, match="513 tokens and the context 512"):
                 await answer(engine, Request(tuple(words(513, 1)), GREEDY, max_tokens=1))

@@ -117,10 +117,10 @@ async def computed(on: TrialContext) -> tuple[int, int]:
 
 async def fresh(engine: NativeEngine) -> Counters:
     """Counters of a pulse that came after now."""
-    before = engine.beat
-    while engine.beat is before:
+    before = engine.heartbeat
+    while engine.heartbeat is before:
         await asyncio.sleep(0.02)
-    return engine.beat.counters
+    return engine.heartbeat.counters
 
 
 def test_dials_that_llama_cpp_refuses_are_an_outcome_with_its_words_and_the_engine_lives(

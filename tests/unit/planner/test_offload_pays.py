@@ -16,7 +16,7 @@ from support.run_models import model
 from tokenmill.hardware import machine_file
 from tokenmill.hardware.catalog import find
 from tokenmill.hardware.machine import Machine
-from tokenmill.native.worker_config import goal_for, most_lanes, sequences_for
+from tokenmill.native.worker_config import goal_for, max_slots, sequences_for
 from tokenmill.planner.goal import DialectName, Goal
 from tokenmill.planner.make import make
 from tokenmill.planner.plan import Plan
@@ -146,9 +146,9 @@ def test_a_plan_that_has_many_is_tuned_without_gaps() -> None:
 
 def test_a_model_with_windows_has_fewer_lanes() -> None:
     """Its cells need two ids each: see the native engine's contexts."""
-    assert most_lanes(model("gpt-oss-120b:MXFP4_MOE")) == 123
+    assert max_slots(model("gpt-oss-120b:MXFP4_MOE")) == 123
     assert sequences_for(123, 4) == 127
-    assert most_lanes(slice_profile()) == 251
+    assert max_slots(slice_profile()) == 251
     assert sequences_for(251, 4) == 255
 
 

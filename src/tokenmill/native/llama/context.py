@@ -203,7 +203,7 @@ class LlamaContext:
         """Whether heads can be cut and shared, found by doing it; and why not. The context must be empty."""
         facts = self.model.facts
         if self.settings.streams:
-            return False, "every lane has cells of its own"
+            return False, "every slot has cells of its own"
         if not facts.shares:
             return False, facts.why_not
         *head, last = (min(token, self.model.vocab.n_tokens - 1) for token in (1, 2, 3))
