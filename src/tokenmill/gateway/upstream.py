@@ -1,9 +1,9 @@
-"""A lean HTTP/1.1 client of one server: what is between two sockets should cost microseconds.
+"""An HTTP/1.1 client of one server, for proxied requests.
 
-Connections are kept and used again; one that the server closed while it idled is replaced once without a word, because
-nothing of an answer had come. Bodies arrive as the server's writes, joined only where they came together, and reading
-stops while nobody takes them. Leaving a response before its end closes its connection, on which servers stop working.
-Knows nothing of what the bytes mean.
+Connections are kept alive; one that the server closed while idle is replaced and the request sent again, because no
+byte of an answer had arrived. Bodies are passed on as the server writes them, and reading pauses while nobody takes
+them. Closing a response early closes its connection, which makes servers stop generating. It knows nothing about the
+content. httpx costs 1.6 ms more CPU time per request (docs/gateway.md).
 """
 
 import asyncio
