@@ -1,4 +1,4 @@
-"""How each engine, in each version, spells a plan, and how a command line is read back into one."""
+"""Converts a plan to an engine's command line (`spell`) and reads a command line back (`launch.parse`)."""
 
 from tokenmill.errors import UsageError
 from tokenmill.launch import ik_llama, llama_cpp, vllm
@@ -37,7 +37,7 @@ def spell(
     binary: str | None = None,
     flags: FlagSet | None = None,
 ) -> Command:
-    """Spell a plan for its engine; `flags` are those of the version that will run, else of the captured build."""
+    """Build the command line for a plan; `flags` are those of the engine version in use, else of the captured build."""
     engine = plan.settings.engine
     if flags is not None and family(flags.dialect) != family(engine):
         raise UsageError(

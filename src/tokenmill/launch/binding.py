@@ -1,7 +1,7 @@
-"""Which processors and NUMA nodes an engine is bound to, and how much host memory it may take.
+"""Chooses the CPUs, NUMA nodes and memory limit of an engine. Pure.
 
-Pure arithmetic over a plan: the writers spell it for a shell, podman, systemd and compose. Knows no topology beyond
-the machine's: where siblings are not told, Linux's usual order is assumed (CPU c and c + cores share a core).
+`binding` is the entry point; the writers in `launch.files` render it for a shell, podman, systemd and compose. If the
+machine does not state sibling threads, Linux's usual order is assumed (CPU c and c + cores share a core).
 """
 
 from collections.abc import Iterable
@@ -12,21 +12,21 @@ from tokenmill.planner.plan import Plan
 from tokenmill.units import GIB
 
 HOST_TIERS = ("dram", "pmem")
-LEAST_HOST_BYTES = 2 * GIB  # below this a model is on GPUs, and where the host keeps the rest does not matter
+LEAST_HOST_BYTES = 2 * GIB  # below this the model is on GPUs and the location of host memory is irrelevant
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What of the host the engine gets."""
+    """Host resources of the engine."""
 
-    cpus: tuple[int, ...] | None  # None: all of them
-    nodes: tuple[int, ...] | None  # NUMA nodes it is bound to; None: not bound
+    cpus: tuple[int, ...] | None  # None: all CPUs
+    nodes: tuple[int, ...] | None  # NUMA nodes for CPUs and memory; None: unbound
     interleave: bool  # spread memory over all nodes
     memory_max_bytes: int
 
     @property
     def cpu_list(self) -> str | None:
-        """`0-12,16-28`, as taskset, cpusets and systemd read it."""
+        """CPUs in the format of taskset, cpusets and systemd: `0-12,16-28`."""
         return None if self.cpus is None else ranges(self.cpus)
 
     @property
@@ -36,12 +36,12 @@ class Binding:
 
     @property
     def numa(self) -> bool:
-        """Whether memory is bound or interleaved at all."""
+        """Whether memory is bound or interleaved."""
         return self.interleave or self.nodes is not None
 
 
 def binding(plan: Plan) -> Binding:
-    """Bind an engine for a plan: leave the reserved cores alone, keep memory near or spread it evenly."""
+    """Binding for a plan: leaves reserved cores free and keeps memory on one node, or interleaves it."""
     node = _one_node(plan)
     nodes = None if node is None else (node.index,)
     interleave = node is None and host_bytes(plan) >= LEAST_HOST_BYTES and _several_nodes_possible(plan.machine)
@@ -49,7 +49,7 @@ def binding(plan: Plan) -> Binding:
 
 
 def host_bytes(plan: Plan) -> int:
-    """Host memory that the engine itself takes at most; reserves are not its own."""
+    """Maximum host memory of the engine itself, without reserves."""
     return max(
         sum(row.bytes for row in rows if row.tier in HOST_TIERS and row.item != "reserve")
         for rows in (plan.ledger.load_peak, plan.ledger.after_load, plan.ledger.full_context)
@@ -57,7 +57,7 @@ def host_bytes(plan: Plan) -> int:
 
 
 def mapped_bytes(plan: Plan) -> int:
-    """Weights that a mapped plan goes on reading through the page cache; not those that it copies or rewrites."""
+    """Bytes of weights that a mapped plan keeps reading through the page cache, without copied or repacked ones."""
     if not plan.settings.mmap:
         return 0
     held = sum(row.bytes for row in plan.ledger.full_context if row.tier in HOST_TIERS and row.item == "weights")
@@ -65,14 +65,14 @@ def mapped_bytes(plan: Plan) -> int:
 
 
 def host_weights_bytes(plan: Plan) -> int:
-    """Weights in host memory, rewritten ones too: what an engine may lock at most."""
+    """Bytes of weights in host memory, repacked ones included: the maximum that an engine may lock."""
     return sum(
         row.bytes for row in plan.ledger.after_load if row.tier in HOST_TIERS and row.item in ("weights", "repack")
     )
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """`0-12,16`: ascending numbers, runs joined."""
+    """Format ascending numbers as ranges: `0-12,16`."""
     runs: list[list[int]] = []
     for number in sorted(set(numbers)):
         if runs and number == runs[-1][1] + 1:
@@ -83,12 +83,12 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def _several_nodes_possible(machine: Machine) -> bool:
-    """Unknown counts as possible: interleaving costs nothing on one node and a third of the speed if missing on two."""
+    """True also if unknown: interleaving is free on one node; missing on two, it costs a third of the speed."""
     return len([node for node in machine.numa if node.memory_bytes != 0]) != 1
 
 
 def _one_node(plan: Plan) -> NumaNode | None:
-    """The node that can hold everything and has enough processors; the first GPU's before others, larger first."""
+    """The node that holds the whole plan and has enough CPUs: the first GPU's node first, then larger ones."""
     nodes = [node for node in plan.machine.numa if node.cpus]
     if len(nodes) < 2 or host_bytes(plan) < LEAST_HOST_BYTES:
         return None
@@ -104,7 +104,7 @@ def _one_node(plan: Plan) -> NumaNode | None:
 
 
 def _cpus(plan: Plan, node: NumaNode | None) -> tuple[int, ...] | None:
-    """Logical CPUs that leave the last cores to the pipeline; siblings only where the plan's threads need them."""
+    """Logical CPUs without the reserved last cores; sibling threads only if the plan's threads need them."""
     cores = plan.machine.cpu.cores
     allowed = plan.machine.limits.cpuset
     reserve = plan.goal.reserve_cores
@@ -113,7 +113,7 @@ def _cpus(plan: Plan, node: NumaNode | None) -> tuple[int, ...] | None:
     threads = max(plan.settings.threads, plan.settings.threads_batch)
     kept = set(range(cores - reserve))
     if node is not None:
-        # cores of other nodes are left to the pipeline anyway
+        # cores of other nodes are free for other programs already
         own = {cpu for cpu in node.cpus if cpu < cores}
         kept = own if cores - len(own) >= reserve else own & kept
     if threads > len(kept) and (plan.machine.cpu.threads_per_core or 1) > 1:
@@ -124,7 +124,7 @@ def _cpus(plan: Plan, node: NumaNode | None) -> tuple[int, ...] | None:
 
 
 def _memory_max(plan: Plan) -> int:
-    """What the engine needs at its peak and a twentieth more, in whole GiB: enough for it, and the rest is safe."""
+    """The engine's peak plus 5 %, in whole GiB."""
     need = host_bytes(plan)
     room = max(2 * GIB, need // 20)
     return -(-(need + room) // GIB) * GIB

@@ -1,4 +1,4 @@
-"""What every dialect shares: a command, the line it is written on, and the words llama.cpp and its fork agree about."""
+"""Parts shared by all dialects: the command-line builder, and the common flags of llama.cpp and ik_llama.cpp."""
 
 from dataclasses import dataclass, field
 
@@ -18,7 +18,7 @@ VISIBLE = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES"}
 
 @dataclass(slots=True)
 class CommandLine:
-    """A command line in the making; every flag is checked against the version that will run."""
+    """Builder of a command line; every flag is checked against the version that will run."""
 
     flags: FlagSet
     argv: list[str]
@@ -26,16 +26,16 @@ class CommandLine:
     notes: list[str] = field(default_factory=list)
 
     def add(self, flag: str, *values: object) -> None:
-        """Append a flag; FlagUnknown where the version lacks it."""
+        """Append a flag; raises FlagUnknown if the version lacks it."""
         self.argv += [self.flags.require(flag), *map(str, values)]
 
     def add_if_known(self, flag: str, *values: object) -> None:
-        """Append a flag whose absence changes nothing that the plan counts on."""
+        """Append an optional flag, which the plan does not depend on, if the version has it."""
         if self.flags.has(flag):
             self.add(flag, *values)
 
     def note(self, text: str) -> None:
-        """Keep a reason for the reader."""
+        """Record an explanation for the user."""
         self.notes.append(text)
 
     def done(self) -> Command:
@@ -74,12 +74,12 @@ def cache_words(line: CommandLine, plan: Plan, known_types: tuple[str, ...]) -> 
         line.add("--flash-attn", "on" if settings.flash_attention else "off")
     elif settings.flash_attention:
         line.add("--flash-attn")
-    # never left out: the default is 8 GiB that no ledger knows of
+    # always set: the default of 8 GiB is not in the ledger
     line.add("--cache-ram", settings.cache_ram_bytes // MIB)
 
 
 def load_words(line: CommandLine, plan: Plan) -> None:
-    """How weights get into memory; one flag since July 2026, several before."""
+    """Flags for loading weights; one flag since July 2026, several before."""
     mmap = plan.settings.mmap
     mlock = plan.settings.mlock
     if line.flags.has("--load-mode"):
@@ -117,34 +117,34 @@ def placement_words(line: CommandLine, plan: Plan, *, output_first: bool) -> Non
 
 
 def numa_words(line: CommandLine, plan: Plan) -> None:
-    """Tell the engine that its processors were chosen for it."""
+    """Flags that tell the engine its CPUs were chosen by the launcher."""
     if binding(plan).numa:
         line.add_if_known("--numa", "numactl")
 
 
 def device_names(plan: Plan) -> dict[str, str]:
-    """Names the engine gives to the GPUs it sees, in the order it sees them."""
-    return {tier: f"{DEVICE_NAMES[_vendor(plan)]}{index}" for index, tier in enumerate(_gpus_seen(plan))}
+    """The engine's names of the visible GPUs, in its order."""
+    return {tier: f"{DEVICE_NAMES[_vendor(plan)]}{index}" for index, tier in enumerate(_used_gpu_tiers(plan))}
 
 
 def visible_gpus(plan: Plan) -> dict[str, str]:
-    """Environment that shows the engine the plan's GPUs, and in its order."""
-    seen = [int(tier[3:]) for tier in _gpus_seen(plan)]
+    """Environment that makes the plan's GPUs visible to the engine, in the plan's order."""
+    indices = [int(tier[3:]) for tier in _used_gpu_tiers(plan)]
     present = [gpu.index for gpu in plan.machine.gpus]
     env: dict[str, str] = {}
-    if len(present) > 1 and seen and _vendor(plan) == "nvidia":
-        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # else CUDA numbers the fastest card 0, and nvidia-smi another
-    if seen and seen != present and _vendor(plan) in VISIBLE:
-        env[VISIBLE[_vendor(plan)]] = ",".join(map(str, seen))
+    if len(present) > 1 and indices and _vendor(plan) == "nvidia":
+        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # by default CUDA orders by speed, unlike nvidia-smi
+    if indices and indices != present and _vendor(plan) in VISIBLE:
+        env[VISIBLE[_vendor(plan)]] = ",".join(map(str, indices))
     return env
 
 
 def offload_floor(plan: Plan) -> int | None:
-    """Rows from which host products may move to the GPU, where the plan says so: see `plan.offload`."""
+    """The plan's threshold for moving host products to the GPU, see `planner.speed.offload`; None: not set."""
     return set_rows(plan.machine, plan.profile, plan.settings, plan.placement, plan.settings.offload_min_batch)
 
 
-def _gpus_seen(plan: Plan) -> tuple[str, ...]:
+def _used_gpu_tiers(plan: Plan) -> tuple[str, ...]:
     if plan.settings.engine == "vllm":
         return usable_gpus(plan.machine, plan.goal)[: plan.settings.tensor_parallel]
     if plan.goal.own_fit and not plan.goal.cpu_only:
@@ -154,5 +154,5 @@ def _gpus_seen(plan: Plan) -> tuple[str, ...]:
 
 
 def _vendor(plan: Plan) -> str:
-    used = {int(tier[3:]) for tier in _gpus_seen(plan)}
+    used = {int(tier[3:]) for tier in _used_gpu_tiers(plan)}
     return next((gpu.vendor for gpu in plan.machine.gpus if gpu.index in used and gpu.vendor), "nvidia")

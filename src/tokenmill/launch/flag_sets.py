@@ -1,7 +1,7 @@
-"""Which flags an engine version has: read from its own --help, or from a list captured from a known build.
+"""The flags of an engine version: parsed from its --help, or from a list captured from a known build.
 
-A flag that the engine lacks is an error that names what took its place. Meaning is no business of this module:
-it knows names and how many values follow them.
+`FlagSet.require` raises FlagUnknown with the replacement of a missing flag. Covers names and value counts, not the
+meaning of flags.
 """
 
 import difflib
@@ -26,7 +26,7 @@ STORED: dict[DialectName, str] = {
     "ik_llama-2025": "ik_llama-007d640",
     "vllm": "vllm-0.32.0",
 }
-"""The captured list that stands for each dialect where the engine itself is not at hand."""
+"""The captured list used for each dialect when the engine itself is not available."""
 
 _MARGINS = {"-gfm", "--gpu-fit-margin"}  # ik#1872, May 2026
 _FIT = {"--fit", "--fit-margin"}  # ik#1501, March 2026
@@ -35,12 +35,12 @@ NOT_YET: dict[DialectName, set[str]] = {
     "ik_llama-2026-03": _MARGINS,
     "ik_llama-2025": _MARGINS | _FIT,
 }
-"""Flags of the captured list that came later, by the dates of their pull requests."""
+"""Flags that are newer than a dialect, by the dates of their pull requests."""
 
 STILL_THERE: dict[DialectName, dict[str, int]] = {
     name: {"-fmoe": 0, "--fused-moe": 0} for name in ("ik_llama-2026-04", "ik_llama-2026-03", "ik_llama-2025")
 }
-"""Flags that the captured list no longer has, and how many values follow them."""
+"""Flags that were removed before the captured build, and the number of their values."""
 
 EngineFamily = Literal["llama.cpp", "ik_llama", "vllm"]
 
@@ -65,23 +65,23 @@ TAKEN_OVER: dict[str, tuple[tuple[str, str], ...]] = {
     "--override-tensor": (("--cpu-offload-gb", "--cpu-offload-gb: tensors cannot be placed one by one"),),
     "--swap-space": (("--kv-offloading-size", "--kv-offloading-size"),),
 }
-"""Flags that left or never came: (a flag of the version that is there, what to write then), in the order to try."""
+"""Replacements of missing flags: (a flag that the version has, what to write instead), in order of preference."""
 
 _FLAG = re.compile(r"--?[A-Za-z][\w-]*(\(s\))?")
-_FARTHEST_INDENT = 12  # descriptions start further right in every engine's help
-_SECONDS = 120.0  # vLLM imports torch before it prints anything
+_FARTHEST_INDENT = 12  # descriptions are indented further in every engine's help
+_SECONDS = 120.0  # vLLM imports torch before it prints its help
 
 
 @dataclass(frozen=True, slots=True)
 class FlagSet:
-    """The flags of one engine version and how many values follow each."""
+    """The flags of one engine version and the number of values of each."""
 
-    version: str  # for people: llama.cpp b11549
+    version: str  # display name: llama.cpp b11549
     values: MappingProxyType[str, int]
 
     @staticmethod
     def from_help(text: str, version: str | None = None) -> "FlagSet":
-        """Read an engine's --help (llama.cpp, ik_llama.cpp, argparse) or a captured list."""
+        """Parse an engine's --help (llama.cpp, ik_llama.cpp, argparse) or a captured list."""
         said = re.search(r"^# engine: (.+)$", text, re.MULTILINE)
         found: dict[str, int] = {}
         for line in text.splitlines():
@@ -96,21 +96,21 @@ class FlagSet:
         return all(normal(name) in self.values for name in names)
 
     def require(self, name: str) -> str:
-        """The flag itself; FlagUnknown where the version lacks it."""
+        """Return the flag; raises FlagUnknown if the version lacks it."""
         if self.has(name):
             return name
         raise FlagUnknown(f"{self.version} has no flag {name}", hint=self.instead_of(name))
 
     def first(self, *names: str) -> str:
-        """The first of several spellings that the version has; FlagUnknown names the first."""
+        """The first spelling that the version has; raises FlagUnknown if it has none."""
         return next((name for name in names if self.has(name)), None) or self.require(names[0])
 
     def takes_value(self, name: str) -> bool:
-        """Whether a value follows the flag; a flag that is not there takes none."""
+        """Whether the flag has a value; False for unknown flags."""
         return self.values.get(normal(name), 0) > 0
 
     def instead_of(self, name: str) -> str | None:
-        """What to write instead of a flag that is not there, where that is known or a name is near."""
+        """A replacement for a missing flag: a known one, or a similar name."""
         for needed, words in TAKEN_OVER.get(normal(name), ()):
             if self.has(needed):
                 return f"instead of {name}: {words}"
@@ -118,12 +118,12 @@ class FlagSet:
         return f"did you mean {near[0]}?" if near else None
 
     def union(self, other: "FlagSet") -> "FlagSet":
-        """Flags of both; this one's version and values count."""
+        """Flags of both; on conflict, this set's version and value counts win."""
         return FlagSet(self.version, MappingProxyType({**other.values, **self.values}))
 
     @property
     def dialect(self) -> DialectName:
-        """The dialect these flags belong to; flags alone do not tell the months of 2026 apart."""
+        """The dialect of these flags; versions within 2026 are not distinguished."""
         if self.has("--mla-use"):
             return "ik_llama" if self.has("--fit") else "ik_llama-2025"
         if self.has("--max-model-len"):
@@ -132,13 +132,13 @@ class FlagSet:
 
 
 def normal(name: str) -> str:
-    """Engines take `--ctx_size` for `--ctx-size`; short flags are as they are."""
+    """Canonical form of a flag: engines accept `--ctx_size` for `--ctx-size`; short flags are unchanged."""
     return "--" + name[2:].replace("_", "-") if name.startswith("--") else name
 
 
 @cache
 def stored(engine: DialectName) -> FlagSet:
-    """The flags of the captured build that stands for a dialect, those its help is silent about included."""
+    """The captured flags of a dialect, including those that its help omits."""
     flags = captured(STORED[engine])
     if engine not in NOT_YET:
         return flags
@@ -147,7 +147,7 @@ def stored(engine: DialectName) -> FlagSet:
 
 
 def family(engine: DialectName) -> EngineFamily:
-    """The engine without its date."""
+    """The engine without the date of its dialect."""
     if engine.startswith("ik_llama"):
         return "ik_llama"
     return "vllm" if engine == "vllm" else "llama.cpp"
@@ -155,13 +155,13 @@ def family(engine: DialectName) -> EngineFamily:
 
 @cache
 def captured(name: str) -> FlagSet:
-    """One list of `flags/`."""
+    """Load one list of `flags/`."""
     text = files("tokenmill.launch").joinpath("flags", f"{name}.txt").read_text(encoding="utf-8")
     return FlagSet.from_help(text)
 
 
 def flags_of(binary: str) -> FlagSet:
-    """Ask an engine that is there for its flags and version."""
+    """Run an installed engine to get its flags and version."""
     command = [binary, "serve"] if binary.rsplit("/", 1)[-1] == "vllm" else [binary]
     helped = _printed([*command, "--help=all"]) if len(command) > 1 else _printed([*command, "--help"])
     flags = FlagSet.from_help(helped)
@@ -171,7 +171,7 @@ def flags_of(binary: str) -> FlagSet:
 
 
 def _silent(engine: DialectName) -> FlagSet:
-    """Flags that an engine's parser takes although its help does not list them."""
+    """Flags that an engine accepts but its help does not list."""
     text = files("tokenmill.launch").joinpath("flags", f"{STORED[engine]}.txt").read_text(encoding="utf-8")
     unlisted = text.partition("# not in its --help")[2]
     return FlagSet.from_help(unlisted) if unlisted else FlagSet("", MappingProxyType({}))
@@ -197,7 +197,7 @@ def _spelled(line: str) -> Iterable[tuple[str, int]]:
         while words and _FLAG.fullmatch(words[0]):
             names.append(words.pop(0))
         if not names or (part and not part.startswith("-")):
-            break  # a description that follows a comma
+            break  # a description after a comma
         hints = max(hints, _value_count(words))
     for name in names:
         for spelling in (name.removesuffix("(s)"), name.replace("(s)", "s")):

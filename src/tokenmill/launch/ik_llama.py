@@ -1,4 +1,4 @@
-"""llama-server of ik_llama.cpp."""
+"""Command lines for ik_llama.cpp's llama-server."""
 
 from tokenmill.launch.dialect import (
     CommandLine,
@@ -44,11 +44,11 @@ def spell(plan: Plan, *, model: str, host: str, port: int, binary: str | None, f
 
 
 def _experts(line: CommandLine, options: IkOptions) -> None:
-    """How the operations of experts are joined."""
+    """Flags for fusing the experts' operations."""
     if not options.fmoe:
         line.add("-no-fmoe")
     elif line.flags.has("-fmoe"):
-        line.add("-fmoe")  # today's versions fuse without being told
+        line.add("-fmoe")  # current versions fuse by default
     if options.muge:
         line.add("-muge")
     else:
@@ -59,7 +59,7 @@ def _experts(line: CommandLine, options: IkOptions) -> None:
 
 
 def _place(line: CommandLine, plan: Plan) -> None:
-    """Its own fit, or an explicit placement: --fit refuses -ot, -cmoe and -ncmoe, but wants -ngl for all layers."""
+    """Own fit, or an explicit placement: --fit rejects -ot, -cmoe and -ncmoe, but needs -ngl for all layers."""
     if not plan.goal.own_fit or plan.goal.cpu_only:
         placement_words(line, plan, output_first=OUTPUT_FIRST)
         return

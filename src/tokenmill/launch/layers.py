@@ -1,11 +1,11 @@
-"""llama.cpp's rule that turns -ngl and -ts into a device for every layer, forwards and backwards.
+"""llama.cpp's rule from -ngl and -ts to the device of every layer, and its inverse.
 
   entries   0 1 2 ... n-1 | n        layers, then the output
-  -ngl g    the last g entries go to GPUs, the first ones stay with the processors
+  -ngl g    the last g entries go to GPUs, the first ones stay on the CPU
   -ts a,b   the GPUs' entries are cut where i/g passes a/(a+b), compared in single precision
 
-llama.cpp counts the output as the last entry (since December 2025); ik_llama.cpp counts layers only and gives the
-output to a GPU when g is larger than the number of layers.
+llama.cpp counts the output as the last entry (since December 2025); ik_llama.cpp counts only layers and puts the
+output on a GPU when g is larger than the number of layers.
 """
 
 import struct
@@ -17,12 +17,12 @@ from tokenmill.errors import NotSpellable
 from tokenmill.model.profile import Profile
 from tokenmill.planner.plan import Placement
 
-ALL_LAYERS = 999  # what people write for all of them; every version takes it
+ALL_LAYERS = 999  # the usual value for all layers; every version accepts it
 
 
 @dataclass(frozen=True, slots=True)
 class LayerFlags:
-    """-ngl and -ts, and which GPU each position of -ts is."""
+    """Values of -ngl and -ts, and the GPU of each position of -ts."""
 
     gpu_layers: int
     tensor_split: tuple[int, ...]  # one count per GPU; empty: one GPU or none
@@ -32,7 +32,7 @@ class LayerFlags:
 def devices(
     layers: int, gpu_layers: int, split: Sequence[float], gpu_count: int, *, output_first: bool = True
 ) -> tuple[int | None, ...]:
-    """Which GPU (None: the processors) gets each layer, and last the output."""
+    """The GPU (None: the CPU) of each layer and, last, of the output."""
     if gpu_count == 0 or gpu_layers <= 0:
         return (None,) * (layers + 1)
     start = max(layers + (1 if output_first else 0) - gpu_layers, 0)
@@ -48,13 +48,13 @@ def devices(
 
 
 def layer_flags(placement: Placement, profile: Profile, *, output_first: bool = True) -> LayerFlags:
-    """The -ngl and -ts that give every layer of a placement its device; NotSpellable where none do.
+    """The -ngl and -ts that reproduce the device of every layer; raises NotSpellable if none do.
 
-    The output's device is not promised: where it differs from the rule's, its tensors need an override.
+    The output may need an override of its own, if its device differs from the rule's.
     """
     gpus = gpu_order(placement)
     total = layer_count(profile)
-    # multi-token-prediction layers follow the decoding ones and go where the last of them goes
+    # multi-token-prediction layers come last and share the last layer's device
     wanted = [None if tier not in gpus else gpus.index(tier) for tier in placement.layers]
     wanted += wanted[-1:] * (total - len(wanted))
     first = next((index for index, gpu in enumerate(wanted) if gpu is not None), total)
@@ -66,11 +66,11 @@ def layer_flags(placement: Placement, profile: Profile, *, output_first: bool = 
         )
     head_on_gpu = placement.head in gpus
     if not on_gpus:
-        # the output alone on a GPU is one entry for llama.cpp; ik_llama.cpp needs an override for it
+        # for llama.cpp the output alone on a GPU is one entry; ik_llama.cpp needs an override
         return LayerFlags(1 if head_on_gpu and output_first else 0, (), gpus)
     counts = [on_gpus.count(gpu) for gpu in range(len(gpus))]
     if output_first or first == 0:
-        counts[on_gpus[-1]] += 1  # the output rides with the last layer
+        counts[on_gpus[-1]] += 1  # the output counts with the last layer
     gpu_layers = ALL_LAYERS if first == 0 else sum(counts)
     split = tuple(counts) if len(gpus) > 1 else ()
     if devices(total, gpu_layers, split, len(gpus), output_first=output_first)[:total] != tuple(wanted):
@@ -79,18 +79,18 @@ def layer_flags(placement: Placement, profile: Profile, *, output_first: bool = 
 
 
 def gpu_order(placement: Placement) -> tuple[str, ...]:
-    """GPU tiers in the order of their layers; those that compute none follow by index."""
+    """GPU tiers in the order of their layers, followed by those without layers, by index."""
     computing = dict.fromkeys(tier for tier in placement.layers if tier.startswith("gpu"))
     return (*computing, *(tier for tier in placement.gpus if tier not in computing))
 
 
 def layer_count(profile: Profile) -> int:
-    """Layers as llama.cpp counts them: multi-token-prediction ones too."""
+    """Number of layers as llama.cpp counts them, multi-token-prediction layers included."""
     return max((tensor.layer + 1 for tensor in profile.tensors if tensor.layer is not None), default=profile.layers)
 
 
 def _cuts(split: Sequence[float], gpu_count: int) -> list[float]:
-    """Where each GPU's share ends, between 0 and 1, as llama.cpp's floats have it."""
+    """The end of each GPU's share, between 0 and 1, in llama.cpp's float arithmetic."""
     shares = [_single(share) for share in (*split, *[0.0] * gpu_count)][:gpu_count]
     if not any(shares):
         shares = [1.0] * gpu_count
@@ -103,6 +103,6 @@ def _cuts(split: Sequence[float], gpu_count: int) -> list[float]:
 
 
 def _single(value: float) -> float:
-    """Round to single precision. Quotients and sums of singles made in double round to the same single."""
+    """Round to single precision; double-precision sums and quotients of singles round to the same single."""
     rounded: float = struct.unpack("f", struct.pack("f", value))[0]
     return rounded

@@ -1,4 +1,4 @@
-"""llama-server of llama.cpp, today's and that of the winter of 2025/26."""
+"""Command lines for llama.cpp's llama-server: the current version and that of the winter of 2025/26."""
 
 from tokenmill.launch.dialect import (
     CommandLine,
@@ -44,7 +44,7 @@ def spell(plan: Plan, *, model: str, host: str, port: int, binary: str | None, f
 
 
 def _place(line: CommandLine, plan: Plan) -> None:
-    """Its own fit, or an explicit placement: it refuses to fit beside -ngl, -ts, -ot or -ncmoe."""
+    """Own fit, or an explicit placement: llama.cpp does not fit if -ngl, -ts, -ot or -ncmoe is given."""
     if not plan.goal.own_fit or plan.goal.cpu_only:
         if line.flags.has("--fit"):
             line.add("--fit", "off")

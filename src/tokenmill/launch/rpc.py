@@ -1,8 +1,8 @@
-"""llama.cpp over several hosts: `ggml-rpc-server` on every worker, `llama-server --rpc` on the head.
+"""Commands for llama.cpp over several hosts: `ggml-rpc-server` on workers, `llama-server --rpc` on the main host.
 
-To the head a worker's devices are GPUs: RPC0, RPC1 ... in the order of --rpc and, for each server, of its --device.
-They are named so in --device, and as RPCn[host:port], n counted for each server, in --override-tensor; so --rpc comes
-before both. The server takes commands from whoever reaches it: it is never told to listen on every interface.
+The main host (`head`) sees a worker's devices as GPUs: RPC0, RPC1 ... in the order of --rpc and, per server, of its
+--device. --override-tensor names them RPCn[host:port], with n counted per server; so --rpc must precede both. The
+server has no authentication and never listens on all interfaces.
 """
 
 import ipaddress
@@ -34,7 +34,7 @@ CPU = "CPU"
 
 @dataclass(frozen=True, slots=True)
 class HostCommand:
-    """What to run on one host, in the order given."""
+    """A command to run on one host."""
 
     host: str
     role: str  # worker, head, ray head, ray worker
@@ -43,7 +43,7 @@ class HostCommand:
 
 @dataclass(frozen=True, slots=True)
 class _Device:
-    """One device as the head's llama.cpp sees it."""
+    """One device as llama.cpp on the main host sees it."""
 
     tier: str  # HOST/TIER in the plan
     name: str  # for --device
@@ -53,7 +53,7 @@ class _Device:
 def spell(
     plan: HostsPlan, *, model: str, host: str, port: int, binary: str | None, flags: FlagSet, server: str | None = None
 ) -> tuple[HostCommand, ...]:
-    """Every worker's command, then the head's."""
+    """The commands of every worker, then of the main host."""
     found = [HostCommand(share.host.name, "worker", _worker(share, server)) for share in plan.workers]
     head = plan.head_plan
     line = CommandLine(flags, [binary or "llama-server"])
@@ -91,7 +91,7 @@ def _worker(share: HostShare, server: str | None) -> Command:
 
 
 def _numeric(share: HostShare) -> tuple[str, ...]:
-    """The server binds to numeric IPv4 addresses only, and an endpoint is cut at its first colon."""
+    """A note if the address is not numeric IPv4: the server binds to nothing else and cuts endpoints at a colon."""
     try:
         found = ipaddress.ip_address(share.host.address)
     except ValueError:
@@ -104,14 +104,14 @@ def _numeric(share: HostShare) -> tuple[str, ...]:
 
 
 def _tiers(share: HostShare) -> tuple[str, ...]:
-    """A worker's tiers in use: its GPUs, then the memory of its processors."""
+    """A worker's tiers in use: its GPUs, then the memory of its CPU."""
     used = {*share.placement.homes, *share.placement.layers}
     host = sorted(tier for tier in used if not tier.startswith("gpu"))
     return (*share.placement.gpus, *host[:1])
 
 
 def _local_name(share: HostShare, tier: str) -> str:
-    """What a device is called on its own host."""
+    """Name of a device on its own host."""
     if not tier.startswith("gpu"):
         return CPU
     vendor = next((gpu.vendor for gpu in share.host.machine.gpus if f"gpu{gpu.index}" == tier and gpu.vendor), "nvidia")
@@ -119,7 +119,7 @@ def _local_name(share: HostShare, tier: str) -> str:
 
 
 def _devices(plan: HostsPlan) -> list[_Device]:
-    """All devices beside the head's processors."""
+    """All devices except the main host's CPU."""
     found: list[_Device] = []
     for share in plan.workers:
         for index, tier in enumerate(_tiers(share)):
@@ -130,7 +130,7 @@ def _devices(plan: HostsPlan) -> list[_Device]:
 
 
 def _place(line: CommandLine, plan: HostsPlan) -> None:
-    """-ngl, -ts and -ot over all devices: to those rules each is a GPU, numbered as listed here."""
+    """Add -ngl, -ts and -ot over all devices, each of which counts as a GPU, numbered as listed here."""
     devices = _devices(plan)
     if not devices:
         line.add("--n-gpu-layers", 0)
@@ -151,7 +151,7 @@ def _place(line: CommandLine, plan: HostsPlan) -> None:
     clauses = [(regex, buffers.get(tier, CPU)) for regex, tier in patterns(placement, plan.profile)]
     head_last = placement.layers[-1] == placement.head
     if plan.profile.tied_output and not head_last:
-        # the output is the embedding table: without this a second copy of it goes to the last device
+        # the output shares the embedding table; otherwise the last device gets a second copy
         clauses += [(rf"^{name.replace('.', chr(92) + '.')}$", CPU) for name in TOKEN_EMBEDDINGS[:1]]
     if clauses:
         line.add("--override-tensor", ",".join(f"{regex}={buffer}" for regex, buffer in clauses))

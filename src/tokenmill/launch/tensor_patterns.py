@@ -20,15 +20,15 @@ from tokenmill.model.profile import Profile, Tensor, TensorClass
 from tokenmill.planner.plan import Placement
 
 Clauses = list[tuple[str, str]]
-HOST = "dram"  # to llama.cpp every memory of the host is CPU
+HOST = "dram"  # llama.cpp calls all host memory CPU
 
 
 @dataclass(frozen=True, slots=True)
 class Naming:
-    """How a format names what is in a layer."""
+    """Tensor names of a format."""
 
     prefix: str  # before the layer's number
-    experts: str  # regex behind the layer for its routed experts
+    experts: str  # regex for routed experts, after the layer
     any_expert: str  # regex for routed experts of any layer
 
     def in_layer(self, layers: Iterable[int], rest: str = "") -> str:
@@ -37,7 +37,7 @@ class Naming:
         return rf"{_literal(self.prefix)}{f'({numbers})' if '|' in numbers else numbers}\.{rest}"
 
     def inside(self, tensor: Tensor) -> str | None:
-        """What follows the layer in a tensor's name; None for one that is named otherwise."""
+        """The part of a tensor's name after its layer; None for other names."""
         start = f"{self.prefix}{tensor.layer}."
         return tensor.name.removeprefix(start) if tensor.layer is not None and tensor.name.startswith(start) else None
 
@@ -52,16 +52,16 @@ def _naming(tensors: Sequence[Tensor]) -> Naming:
 
 
 def patterns(placement: Placement, profile: Profile, *, output_first: bool = True) -> Clauses:
-    """Ordered (regex, tier) that, on top of -ngl and -ts, put every tensor where the placement wants it.
+    """Ordered (regex, tier) overrides that complete -ngl and -ts to the given placement.
 
-    Tiers of the host are one here: dram. `output_first`: as in `layers.devices`.
+    All host tiers count as dram. `output_first`: as in `layers.devices`.
     """
-    wanted = [_seen(home) for home in placement.homes]
+    wanted = [_engine_tier(home) for home in placement.homes]
     return _overrides(profile.tensors, wanted, _by_rule(placement, profile, output_first=output_first))
 
 
 def tiers_by_pattern(placement: Placement, profile: Profile) -> Clauses:
-    """Ordered (regex, tier) that say where every tensor lives, with nothing left to -ngl and -ts."""
+    """Ordered (regex, tier) for every tensor, independent of -ngl and -ts."""
     naming = _naming(profile.tensors)
     base: Clauses = []
     for tier in dict.fromkeys(placement.layers):
@@ -78,7 +78,7 @@ def tiers_by_pattern(placement: Placement, profile: Profile) -> Clauses:
 
 
 def resolve(name: str, clauses: Iterable[tuple[str, str]]) -> str | None:
-    """What the first clause that matches says of a tensor; None: no clause does."""
+    """The tier of the first matching clause; None if none matches."""
     return next((target for regex, target in clauses if _compiled(regex).search(name)), None)
 
 
@@ -91,7 +91,7 @@ def _compiled(regex: str) -> re.Pattern[str]:
 
 
 def layers_regex(layers: Iterable[int]) -> str:
-    """Numbers as a short alternation: 10 to 24 are `1[0-9]|2[0-4]`."""
+    """A short alternation of numbers: 10 to 24 are `1[0-9]|2[0-4]`."""
     by_prefix: dict[str, list[int]] = {}
     for number in sorted(set(layers)):
         by_prefix.setdefault(str(number)[:-1], []).append(number % 10)
@@ -107,7 +107,7 @@ def layers_regex(layers: Iterable[int]) -> str:
 
 
 def _digits(digits: Sequence[int]) -> str:
-    """`[0-9]`, `[3-57]`, `4`: a class of single digits."""
+    """A class of single digits: `[0-9]`, `[3-57]`, `4`."""
     runs: list[list[int]] = []
     for digit in digits:
         if runs and digit == runs[-1][-1] + 1:
@@ -119,7 +119,7 @@ def _digits(digits: Sequence[int]) -> str:
 
 
 def _by_rule(placement: Placement, profile: Profile, *, output_first: bool) -> list[str]:
-    """Where -ngl and -ts alone put every tensor."""
+    """The tier of every tensor by -ngl and -ts alone."""
     flags = layer_flags(placement, profile, output_first=output_first)
     gpus = gpu_order(placement)
     total = layer_count(profile)
@@ -129,13 +129,13 @@ def _by_rule(placement: Placement, profile: Profile, *, output_first: bool) -> l
 
 
 def rule_home(tensor: Tensor, tiers: Sequence[str]) -> str:
-    """A tensor's tier by its layer; `tiers` has one per layer and last the output's."""
+    """A tensor's tier by its layer; `tiers` has one entry per layer and the output's last."""
     if tensor.cls is TensorClass.EMBEDDING:
         return HOST
     return tiers[-1] if tensor.layer is None else tiers[tensor.layer]
 
 
-def _seen(tier: str) -> str:
+def _engine_tier(tier: str) -> str:
     return tier if tier.startswith("gpu") else HOST
 
 
@@ -151,7 +151,7 @@ def _overrides(tensors: Sequence[Tensor], wanted: Sequence[str], base: Sequence[
 
 
 def _expert_clauses(tensors: Sequence[Tensor], wanted: Sequence[str], base: Sequence[str], naming: Naming) -> Clauses:
-    """Layers whose experts all live in one place, by that place; the commonest place last and for all the others."""
+    """Clauses for layers whose experts share a tier; the most common tier comes last and covers all the rest."""
     places: dict[int, set[str]] = {}
     strays: Counter[str] = Counter()
     for tensor, want, left in zip(tensors, wanted, base, strict=True):
@@ -174,8 +174,8 @@ def _expert_clauses(tensors: Sequence[Tensor], wanted: Sequence[str], base: Sequ
 
 
 def _exceptions(tensors: Sequence[Tensor], wanted: Sequence[str], got: Sequence[str], naming: Naming) -> Clauses:
-    """Exact clauses for tensors that are elsewhere than they would be, one for each set of layers that agree."""
-    of_layer: dict[int | None, set[str]] = {}  # tiers that its tensors want
+    """Exact clauses for the remaining tensors, one per set of layers that agree."""
+    of_layer: dict[int | None, set[str]] = {}  # wanted tiers of its tensors
     astray: dict[str, dict[int, set[str]]] = {}
     outside: Clauses = []
     for tensor, want, now in zip(tensors, wanted, got, strict=True):
@@ -198,7 +198,7 @@ def _exceptions(tensors: Sequence[Tensor], wanted: Sequence[str], got: Sequence[
 
 
 def _names(names: frozenset[str]) -> str:
-    """Alternatives for the part of a name behind its layer; nothing for all of it."""
+    """Alternatives for the part of a name after its layer; empty for all names."""
     if not names:
         return ""
     stems = sorted(name.removesuffix(".weight") for name in names)

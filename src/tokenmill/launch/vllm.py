@@ -1,4 +1,4 @@
-"""vllm serve."""
+"""Command lines for `vllm serve`, alone and on a Ray cluster."""
 
 import shlex
 from dataclasses import replace
@@ -26,7 +26,7 @@ CACHE_TYPES = {
     "f8_e5m2": "fp8_e5m2",
     "nvfp4": "nvfp4",
 }
-CPU_BLOCK = 32  # tokens a page; the CPU backend takes multiples of 32 only
+CPU_BLOCK = 32  # tokens per page; the CPU backend requires multiples of 32
 
 
 def spell(plan: Plan, *, model: str, host: str, port: int, binary: str | None, flags: FlagSet) -> Command:
@@ -45,7 +45,7 @@ def spell(plan: Plan, *, model: str, host: str, port: int, binary: str | None, f
         line.add("--max-num-batched-tokens", settings.batch)
     line.add("--kv-cache-dtype", _cache_type(line, plan))
     line.add("--enable-prefix-caching")
-    line.add_if_known("--enable-prompt-tokens-details")  # else no answer says how much of its prompt was reused
+    line.add_if_known("--enable-prompt-tokens-details")  # reports the number of reused prompt tokens
     if on_gpu:
         line.add("--gpu-memory-utilization", f"{settings.gpu_memory_utilization:g}")
         line.add("--tensor-parallel-size", settings.tensor_parallel)
@@ -55,19 +55,19 @@ def spell(plan: Plan, *, model: str, host: str, port: int, binary: str | None, f
     line.env |= visible_gpus(plan)
     line.env["VLLM_NO_USAGE_STATS"] = "1"
     if model.startswith(("/", "./", "../", "~")):
-        line.env["HF_HUB_OFFLINE"] = "1"  # a folder that is here needs no answer from outside, and waits for none
+        line.env["HF_HUB_OFFLINE"] = "1"  # a local folder needs no network access
     return line.done()
 
 
 def _processors(line: CommandLine, plan: Plan) -> None:
-    """What vLLM needs to be told where no GPU limits it."""
+    """Options that limit memory when no GPU does."""
     line.add("--block-size", CPU_BLOCK)
     cache = sum(row.bytes for row in plan.ledger.full_context if row.item == "kv")
     if cache:
         line.add("--kv-cache-memory-bytes", cache)
         line.note("--kv-cache-memory-bytes: without it vLLM takes nearly all of the host's memory for its cache")
     line.add("--enforce-eager")
-    line.note("--enforce-eager: compiled kernels need a C++ compiler beside vLLM")
+    line.note("--enforce-eager: compiled kernels need a C++ compiler")
     line.env["VLLM_CPU_OMP_THREADS_BIND"] = binding(plan).cpu_list or "auto"
 
 
@@ -82,7 +82,7 @@ def _cache_type(line: CommandLine, plan: Plan) -> str:
 
 
 def _offload(line: CommandLine, plan: Plan) -> None:
-    """Weights that the plan keeps on the host while GPUs compute; embeddings stay with the rest."""
+    """Offload the weights that the plan keeps on the host while GPUs compute, except embeddings."""
     tensors = zip(plan.profile.tensors, plan.placement.homes, strict=True)
     away = sum(tensor.bytes for tensor, home in tensors if not home.startswith("gpu") and tensor.layer is not None)
     if away:
@@ -97,7 +97,7 @@ AUTH = {"RAY_AUTH_MODE": "token"}
 def spell_cluster(
     plan: HostsPlan, *, model: str, host: str, port: int, binary: str | None, flags: FlagSet
 ) -> tuple[HostCommand, ...]:
-    """Ray on the head, Ray on every other host, then the engine."""
+    """Commands for Ray on the main host, Ray on every other host, then the engine."""
     head = plan.fleet.head
     found = [HostCommand(head.name, "ray head", _ray_head(head))]
     found += [HostCommand(other.name, "ray worker", _ray_worker(other, head)) for other in plan.fleet.hosts[1:]]

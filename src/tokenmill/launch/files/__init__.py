@@ -1,4 +1,4 @@
-"""Writes a command as the thing to run: a shell script, podman, a quadlet, a systemd service, docker compose."""
+"""Writes a command as a runnable file: shell script, podman command, quadlet, systemd service or docker compose."""
 
 from typing import Literal, get_args
 

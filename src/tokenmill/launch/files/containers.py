@@ -35,13 +35,13 @@ def write_podman(launch: Launch) -> str:
         *map(words, launch.arguments()),
     ]
     entry = None if launch.vllm else "the image's entry point must be llama-server, as in llama.cpp's own server images"
-    # podman has no daemon, so the container inherits the memory policy of the command that starts it
+    # podman has no daemon, so the container inherits the memory policy of its caller
     spread = "numactl --interleave=all " if bound.interleave else ""
     return "\n".join([*heading(launch, entry, mount.note), joined([f"exec {spread}podman run", *options])]) + "\n"
 
 
 def health_command(launch: Launch) -> str:
-    """What runs inside the container."""
+    """The health check that runs inside the container."""
     return f"curl --fail --silent --max-time 5 {launch.health_url} || exit 1"
 
 

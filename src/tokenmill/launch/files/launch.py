@@ -1,4 +1,4 @@
-"""What every writer needs of a command and its plan: names, addresses, mounts, the binding, how long loading takes."""
+"""Data that every file writer needs: names, addresses, mounts, the binding and the load time."""
 
 import re
 from dataclasses import dataclass
@@ -19,22 +19,22 @@ IMAGES = {
     "ik_llama": "localhost/ik_llama.cpp:server",
     "vllm": "localhost/vllm-openai:latest",
 }
-"""Images by the names people give local builds: which registry to trust is theirs to say."""
+"""Default image names of local builds; the user chooses a registry."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A folder of the host as the container sees it."""
+    """A host folder mounted into the container."""
 
     source: str  # `~/` stands for the user's home
     inside: str
-    model: str  # the model's path inside
+    model: str  # the model's path inside the container
     note: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A command with all that a file to run it needs to say."""
+    """A command with everything that a launch file contains."""
 
     name: str
     title: str
@@ -71,22 +71,22 @@ class Launch:
 
     @property
     def health_url(self) -> str:
-        """Answers 200 once the model is loaded, in every engine."""
+        """URL that answers 200 once the model is loaded; the same in every engine."""
         return f"http://127.0.0.1:{self.port}/health"
 
     @property
     def model(self) -> str:
-        """The model as the command names it."""
+        """The model argument of the command."""
         return value_of(self.command.argv, "--model") or self.command.argv[self.command.argv.index("serve") + 1]
 
     @property
     def capabilities(self) -> tuple[str, ...]:
-        """What a container must be allowed: NUMA policies, and pinning memory where the plan does."""
+        """Capabilities of the container: for NUMA policies, and for pinned memory if the plan uses it."""
         return ("SYS_NICE", "IPC_LOCK") if self.mlock else ("SYS_NICE",)
 
     @property
     def mount(self) -> Mount:
-        """The folder to give to a container, and where the model is in it."""
+        """The folder to mount, and the model's path in it."""
         path = PurePosixPath(self.model)
         if self.vllm and re.fullmatch(r"[\w.-]+/[\w.-]+", self.model):
             return Mount("~/.cache/huggingface", "/root/.cache/huggingface", self.model)
@@ -97,13 +97,13 @@ class Launch:
             )
         root = path if self.vllm else path.parent
         if "snapshots" in path.parts:
-            # the Hugging Face cache links from snapshots/ to blobs/ beside it: both must be there
+            # the Hugging Face cache links from snapshots/ to blobs/, so mount their common parent
             root = PurePosixPath(*path.parts[: path.parts.index("snapshots")])
         source = str(root) if str(root).startswith(("/", "~")) else f"./{root}".removesuffix("/.")
         return Mount(source, "/models", str(PurePosixPath("/models") / path.relative_to(root)))
 
     def arguments(self) -> list[list[str]]:
-        """The command without its program, for a container: listening outwards, the model where it is mounted."""
+        """Arguments inside a container: listens on all interfaces, with the mounted model path."""
         argv = list(self.command.argv)
         start = argv.index("serve") + 1 if "serve" in argv else 1
         for flag, value in (("--host", "0.0.0.0"), ("--model", self.mount.model)):  # noqa: S104  published on loopback
@@ -115,12 +115,12 @@ class Launch:
 
 
 def value_of(argv: tuple[str, ...], flag: str) -> str | None:
-    """The value behind a flag."""
+    """The value of a flag; None if it is not set."""
     return argv[argv.index(flag) + 1] if flag in argv else None
 
 
 def grouped(argv: list[str]) -> list[list[str]]:
-    """Each flag with its values; what stands before the first flag by itself."""
+    """Group each flag with its values; arguments before the first flag form a group each."""
     groups: list[list[str]] = []
     for word in argv:
         if re.match(r"--?[A-Za-z]", word) or not groups:

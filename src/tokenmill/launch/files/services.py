@@ -1,7 +1,8 @@
-"""Launch files for the host itself.
+"""Launch files that run on the host itself.
 
-A POSIX shell script (`sh NAME.sh` runs the engine, `sh NAME.sh health` asks whether it is ready) and a systemd service,
-which owns processors and memory policy and counts as started once the engine is healthy."""
+A POSIX shell script (`sh NAME.sh` runs the engine, `sh NAME.sh health` checks it) and a systemd service, which sets
+CPUs and memory policy and counts as started once the engine is healthy.
+"""
 
 import shlex
 
@@ -9,7 +10,7 @@ from tokenmill.launch.binding import Binding
 from tokenmill.launch.files.launch import Launch, grouped
 from tokenmill.units import GIB
 
-WIDTH = 100  # a list of overrides is broken where it would be longer
+WIDTH = 100  # longer lists of overrides are split into lines
 
 
 def write_shell(launch: Launch) -> str:
@@ -31,13 +32,13 @@ _UNLOCK = 'ulimit -l unlimited || echo "memory cannot be locked: raise memlock i
 
 
 def heading(launch: Launch, *notes: str | None) -> list[str]:
-    """First lines of every script."""
+    """The first lines of every script."""
     comments = [launch.title, *launch.comments, *filter(None, notes)]
     return ["#!/bin/sh", *(f"# {comment}" for comment in comments), "set -eu", ""]
 
 
 def prefix(bound: Binding) -> str:
-    """numactl or taskset in front of a program."""
+    """The numactl or taskset prefix of a command."""
     cpus = bound.cpu_list
     if not bound.numa:
         return f"taskset --cpu-list {cpus} " if cpus else ""
@@ -47,16 +48,16 @@ def prefix(bound: Binding) -> str:
 
 
 def joined(parts: list[str]) -> str:
-    """Words of one command, one flag a line."""
+    """Join the arguments of a command, one flag per line."""
     return " \\\n  ".join(parts)
 
 
 def words(group: list[str]) -> str:
-    """A flag and its values, quoted; a long list of overrides gets a line for each."""
+    """Quote a flag and its values; a long list of overrides gets one line per clause."""
     text = shlex.join(group)
     if len(text) <= WIDTH or len(group) != 2 or "=" not in group[1]:
         return text
-    # adjacent quotes with nothing between them are one word: the lines must start at the margin
+    # adjacent quoted strings form one word only if the next line starts at the margin
     clauses = [shlex.quote(f"{clause},") for clause in group[1].split(",")[:-1]]
     return f"{group[0]} " + "\\\n".join([*clauses, shlex.quote(group[1].split(",")[-1])])
 
@@ -92,7 +93,7 @@ def write_systemd(launch: Launch) -> str:
 
 
 def bound_to(bound: Binding) -> list[str]:
-    """Processors and memory policy as systemd spells them."""
+    """CPU and memory policy as systemd directives."""
     lines = []
     if bound.cpus:
         lines += [f"AllowedCPUs={bound.cpu_list}", f"CPUAffinity={bound.cpu_list}"]
@@ -105,12 +106,12 @@ def bound_to(bound: Binding) -> list[str]:
 
 
 def continued(groups: list[list[str]]) -> str:
-    """Words on several lines, as unit files continue them."""
+    """Join groups with the line continuation of unit files."""
     return " \\\n    ".join(" ".join(group) for group in groups)
 
 
 def quoted(word: str, *, variables: bool = True) -> str:
-    """A word for a unit file: backslashes, specifiers and (in commands) variables lose their meaning."""
+    """Quote a word for a unit file: escapes backslashes, specifiers and (in commands) variables."""
     text = specifiers(word).replace("\\", "\\\\").replace('"', '\\"')
     if variables:
         text = text.replace("$", "$$")
@@ -119,5 +120,5 @@ def quoted(word: str, *, variables: bool = True) -> str:
 
 
 def specifiers(text: str) -> str:
-    """Percent signs start specifiers in unit files."""
+    """Escape percent signs, which start specifiers in unit files."""
     return text.replace("%", "%%")

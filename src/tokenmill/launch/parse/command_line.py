@@ -1,7 +1,7 @@
-"""Reads a llama-server, ik_llama.cpp or vLLM command line back into a goal, a placement and what is wrong with it.
+"""Parses a llama-server, ik_llama.cpp or vLLM command line into a goal, a placement and findings.
 
-Defaults are those of the engine, not of the planner: what a command leaves out is what the engine would do. Without a
-machine or a model at hand, only what the words themselves tell is found; `machine_findings` finds the rest.
+`read_command` is the entry point. Omitted flags get the engine's defaults, not the planner's. Only problems visible
+in the command are reported here; `machine_findings` checks it against a machine and a model.
 """
 
 import re
@@ -22,7 +22,7 @@ from tokenmill.units import MIB
 DEFAULT_CACHE_RAM_MIB = 8192  # of llama.cpp and ik_llama.cpp alike
 DEFAULT_MARGIN_MIB = 1024
 MOST_GPUS = 16
-AUTO_SLOTS = 4  # llama-server without -np, sharing one cache
+AUTO_SLOTS = 4  # slots of llama-server without -np, which share one cache
 _PROGRAMS: dict[str, Program] = {
     "llama-server": "llama-server",
     "server": "llama-server",
@@ -41,16 +41,16 @@ _ALL_EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 
 
 def read_command(text: str, engine: DialectName | None = None) -> ReadCommand:
-    """Read a command as people paste it; UsageError where there is no engine in it.
+    """Parse a pasted command; raises UsageError if it starts no known engine.
 
-    `engine` says which version will run it; without, the newest whose flags the command uses.
+    `engine` is the version that will run it; by default the newest one that has all the flags used.
     """
     found = unwrap(text)
     program, words = _program(found)
-    told = _engine(found, program, words)
-    if engine is not None and family(engine) != family(told):
-        raise UsageError(f"the command is for {told}, not for {engine}", hint="leave the engine out")
-    engine = engine or told
+    detected = _engine(found, program, words)
+    if engine is not None and family(engine) != family(detected):
+        raise UsageError(f"the command is for {detected}, not for {engine}", hint="leave the engine out")
+    engine = engine or detected
     flags = captured("llama-bench-b11549") if program == "llama-bench" else stored(engine)
     options = parse(words, _lenient(flags, engine))
     read = _read_vllm(found, options) if engine == "vllm" else _read_llama(found, program, engine, options)
@@ -74,13 +74,13 @@ def _program(found: Unwrapped) -> tuple[Program, list[str]]:
     if head in _PROGRAMS:
         return _PROGRAMS[head], words[1:]
     raise UsageError(
-        f"{words[0]} is no engine that can be read back",
+        f"{words[0]} is not an engine whose command can be read",
         hint="llama-server, llama-bench, llama-sweep-bench or vllm serve",
     )
 
 
 def _engine(found: Unwrapped, program: Program, words: list[str]) -> DialectName:
-    """Told by the path, the image, or flags that only one engine has."""
+    """The engine, from the path, the image, or flags that only one engine has."""
     if program == "vllm":
         return "vllm"
     where = f"{found.words[0] if found.words else ''} {found.container.image if found.container else ''}".lower()
@@ -99,7 +99,7 @@ def _engine(found: Unwrapped, program: Program, words: list[str]) -> DialectName
 
 
 def _lenient(flags: FlagSet, engine: DialectName) -> FlagSet:
-    """Flags of sister versions too, so that a foreign flag is reported without its value becoming another."""
+    """The flags of related versions, too, so that values of foreign flags are not read as arguments."""
     sisters: tuple[DialectName, ...] = () if engine == "vllm" else ("llama.cpp", "llama.cpp-2025", "ik_llama")
     for sister in sisters:
         flags = flags.union(stored(sister))
@@ -174,10 +174,10 @@ def _read_llama(found: Unwrapped, program: Program, engine: DialectName, options
 
 
 def _slots(program: Program, engine: DialectName, options: ProgramOptions) -> tuple[int | None, int, bool]:
-    """Tokens of the whole cache, slots, and whether they share it."""
+    """Total cache tokens, number of slots, and whether they share the cache."""
     if program == "llama-bench":
         tokens = sum(options.number(name) or 0 for name in _BENCH_TOKENS)
-        return tokens or 640, 1, False  # pp512 and tg128 where nothing is said
+        return tokens or 640, 1, False  # defaults of llama-bench: pp512 and tg128
     context = options.number("--ctx-size") or None
     if context is not None and context < 0:
         raise UsageError(f"--ctx-size {context}: no number of tokens", hint="check the command")
@@ -188,13 +188,13 @@ def _slots(program: Program, engine: DialectName, options: ProgramOptions) -> tu
 
 
 def _offload_rows(found: Unwrapped) -> int | None:
-    """As the command has it; None: the engine's own threshold."""
-    told = found.env.get("GGML_OP_OFFLOAD_MIN_BATCH", "")
-    return int(told) if told.isdigit() else None
+    """The threshold that the command sets; None: the engine's default."""
+    rows = found.env.get("GGML_OP_OFFLOAD_MIN_BATCH", "")
+    return int(rows) if rows.isdigit() else None
 
 
 def _at_least_one(options: ProgramOptions, name: str) -> int | None:
-    """A flag's number; None where it is not given, or 0 or less, which engines take for their default."""
+    """A flag's number; None if it is absent or below 1, which engines treat as the default."""
     value = options.number(name)
     return None if value is None or value < 1 else value
 
@@ -214,7 +214,7 @@ def _gpu_layers(options: ProgramOptions) -> int | None:
 
 
 def _overrides(options: ProgramOptions, program: Program) -> tuple[tuple[str, str], ...]:
-    """-ot, -cmoe and -ncmoe in the order given: each adds to one list."""
+    """-ot, -cmoe and -ncmoe in the given order; all append to one list."""
     clauses: list[tuple[str, str]] = []
     for name, value in options.given:
         if name == "--override-tensor" and value is not None:
@@ -235,12 +235,12 @@ def _overrides(options: ProgramOptions, program: Program) -> tuple[tuple[str, st
 def _margins(options: ProgramOptions) -> tuple[int, ...]:
     text = options.last("--fit-margin") or options.last("--fit-target") or ""
     if not re.fullmatch(r"[\d,/]*", text):
-        raise UsageError(f"a fit margin of {text} is no number of MiB", hint="check the command")
+        raise UsageError(f"the fit margin must be a number of MiB (got {text})", hint="check the command")
     return tuple(int(part) for part in re.split(r"[,/]+", text) if part)
 
 
 def _margins_heeded(options: ProgramOptions, written: tuple[int, ...], *, fork: bool) -> tuple[int, ...]:
-    """Margins as the engine takes them: the fork reads one number, and others per GPU from a flag of their own."""
+    """Margins that the engine applies: ik_llama.cpp reads one number, and others per GPU from a separate flag."""
     if not fork:
         return tuple(margin * MIB for margin in written)
     apart = [int(number) for number in re.findall(r"\d+", options.last("--gpu-fit-margin") or "")]
@@ -253,8 +253,8 @@ def _margins_heeded(options: ProgramOptions, written: tuple[int, ...], *, fork: 
 
 
 def _ik_options(options: ProgramOptions, engine: DialectName) -> IkOptions | None:
-    """The fork's own switches where the command sets any; None: those of its version."""
-    told = (
+    """ik_llama.cpp's options if the command sets any; None: the defaults of its version."""
+    set_flags = (
         "--mla-use",
         "--attention-max-batch",
         "--fused-moe",
@@ -263,7 +263,7 @@ def _ik_options(options: ProgramOptions, engine: DialectName) -> IkOptions | Non
         "--run-time-repack",
         "--merge-up-gate-experts",
     )
-    if not options.has(*told):
+    if not options.has(*set_flags):
         return None
     base = TRAITS[engine].ik or IkOptions()
     mla = options.number("--mla-use")
@@ -279,7 +279,7 @@ def _ik_options(options: ProgramOptions, engine: DialectName) -> IkOptions | Non
 
 
 def _gpus(found: Unwrapped, options: ProgramOptions) -> tuple[int, ...] | None:
-    """Indices of GPUs, where the environment or the command restricts them."""
+    """Indices of the visible GPUs; None if neither environment nor command restricts them."""
     visible = found.env.get("CUDA_VISIBLE_DEVICES") or found.env.get("HIP_VISIBLE_DEVICES")
     seen = tuple(map(int, visible.split(","))) if visible and re.fullmatch(r"\d+(,\d+)*", visible) else None
     chosen = [int(number) for number in re.findall(r"(?:CUDA|ROCm)(\d+)", options.last("--device") or "")]

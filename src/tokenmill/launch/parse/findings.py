@@ -1,7 +1,7 @@
-"""What is wrong with a command, said before an hour is spent loading it.
+"""Finds problems in a command before the model is loaded.
 
-Told from the command alone; `machine_findings` adds what a machine and a model tell. Each check is a small function
-that yields sentences.
+Uses the command alone; `machine_findings` adds checks against a machine and a model. Each check is a small function
+that yields findings.
 """
 
 import re
@@ -18,12 +18,12 @@ _ORDER = {"error": 0, "warning": 1, "note": 2}
 
 
 def by_severity(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Errors first, each only once."""
+    """Sort by severity and remove duplicates."""
     return tuple(sorted(dict.fromkeys(findings), key=lambda finding: _ORDER[finding.severity]))
 
 
 def findings_in(read: ReadCommand, flags: FlagSet, unset: tuple[str, ...]) -> tuple[Finding, ...]:
-    """Everything that can be told from the command alone."""
+    """All findings from the command alone, sorted."""
     return by_severity(_all(read, flags, unset))
 
 
@@ -63,7 +63,7 @@ def _exposed(read: ReadCommand) -> Iterator[Finding]:
                 f"-p 127.0.0.1:{open_ports[0]}, or --api-key",
             )
         return
-    # vLLM listens on every address when it is not told one
+    # vLLM listens on every address by default
     everywhere = read.host in ("0.0.0.0", "::") or (read.engine == "vllm" and read.host is None)  # noqa: S104
     if everywhere:
         yield Finding(
@@ -176,8 +176,8 @@ def _batches(read: ReadCommand) -> Iterator[Finding]:
             f"often as with -ub {GOOD_UBATCH}; one measured card prefilled 98 tok/s at 256, 194 at 512, 530 at 2048",
             f"-b {GOOD_UBATCH} -ub {SMALL_UBATCH} or more, and give the compute buffer its room",
         )
-    told = read.env.get("GGML_OP_OFFLOAD_MIN_BATCH", "")
-    floor = int(told) if told.isdigit() else 32
+    threshold = read.env.get("GGML_OP_OFFLOAD_MIN_BATCH", "")
+    floor = int(threshold) if threshold.isdigit() else 32
     if read.hybrid and not read.fork and read.slots >= CLIFF_SEQUENCES and read.slots >= floor:
         reach = f"{read.slots} slots reach the batch of {floor} rows from which llama.cpp copies host "
         moved = f"GGML_OP_OFFLOAD_MIN_BATCH={max(128, 1 << read.slots.bit_length())}"

@@ -1,4 +1,4 @@
-"""What a machine and a model tell about a command: cores, GPUs that pile up, clauses that match nothing."""
+"""Finds problems of a command on a given machine: cores, overfull GPUs, overrides that match nothing."""
 
 import re
 from collections import Counter
@@ -14,11 +14,11 @@ from tokenmill.model.profile import Profile
 from tokenmill.planner.plan import Placement
 from tokenmill.units import format_bytes
 
-LOPSIDED = 2.0  # how many times more the fullest GPU may hold before it is worth a word
+LOPSIDED = 2.0  # minimum ratio between the fullest and the emptiest GPU for a finding
 
 
 def findings_for(read: ReadCommand, machine: Machine, profile: Profile | None = None) -> tuple[Finding, ...]:
-    """Everything wrong with a command on one machine, what the command alone tells included."""
+    """All findings for a command on a machine, those from the command alone included."""
     return by_severity((*read.findings, *_machine(read, machine), *(_model(read, machine, profile) if profile else ())))
 
 
@@ -100,7 +100,7 @@ def _dead_clauses(read: ReadCommand, profile: Profile) -> Iterator[Finding]:
 
 
 def _lopsided(read: ReadCommand, profile: Profile, placement: Placement, count: int) -> Iterator[Finding]:
-    """Weights per GPU, where some card gets far more than another."""
+    """A finding if one GPU gets far more weights than another."""
     held = {f"gpu{index}": 0 for index in (read.goal.gpus or range(count))}
     for tensor, home in zip(profile.tensors, placement.homes, strict=True):
         if home in held:
@@ -120,7 +120,7 @@ def _lopsided(read: ReadCommand, profile: Profile, placement: Placement, count: 
 
 
 def _shorter(read: ReadCommand, profile: Profile, placement: Placement) -> Iterator[Finding]:
-    """The same placement in fewer clauses."""
+    """A finding if fewer clauses give the same placement."""
     try:
         clauses = patterns(placement, profile, output_first=not read.fork)
     except NotSpellable:
@@ -140,7 +140,7 @@ def _gpu_count(read: ReadCommand, machine: Machine) -> int:
 
 
 def free_of(read: ReadCommand, machine: Machine) -> tuple[int, ...]:
-    """Free memory of the GPUs in the engine's order, by which it splits where -ts is not given; empty: unknown."""
+    """Free memory of the GPUs in the engine's order, which is the default split without -ts; empty: unknown."""
     by_index = {gpu.index: gpu.free_bytes or gpu.vram_bytes for gpu in machine.gpus}
     found = [by_index.get(index) for index in (read.goal.gpus if read.goal.gpus is not None else by_index)]
     return tuple(size for size in found if size is not None) if None not in found else ()

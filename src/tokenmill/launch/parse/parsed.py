@@ -1,4 +1,4 @@
-"""What a command line was found to say, and what is wrong with it."""
+"""Result of parsing a command line: options under canonical names, the goal they state, and findings."""
 
 import re
 from collections.abc import Sequence
@@ -60,15 +60,15 @@ ALIASES = {
     "-dio": "--direct-io",
 }
 _SWITCH_WORDS = {"on", "off", "auto", "0", "1", "true", "false", "enabled", "disabled"}
-_OPTIONAL = {"--flash-attn", "--fit"}  # a switch in some versions, with a value in others
+_OPTIONAL = {"--flash-attn", "--fit"}  # no value in some versions, a value in others
 
 
 @dataclass(frozen=True, slots=True)
 class ProgramOptions:
-    """What a program was told, in order."""
+    """The options of a program, in order."""
 
-    given: tuple[tuple[str, str | None], ...]  # name without alias, value; None: a switch
-    spelled: tuple[str, ...]  # the flags as written
+    given: tuple[tuple[str, str | None], ...]  # canonical name and value; None: a switch
+    spelled: tuple[str, ...]  # flags as written
     positional: tuple[str, ...]
 
     def has(self, *names: str) -> bool:
@@ -76,11 +76,11 @@ class ProgramOptions:
         return any(name in names for name, _ in self.given)
 
     def last(self, name: str) -> str | None:
-        """The value of a flag; the last one counts, as in every engine."""
+        """The value of a flag; if repeated, the last one, as in every engine."""
         return next((value for given, value in reversed(self.given) if given == name), None)
 
     def number(self, name: str) -> int | None:
-        """A flag's value as a number: `16384`, `110k`; of llama-bench's lists the first."""
+        """A flag's value as a number (`16384`, `110k`); the first of llama-bench's lists."""
         text = self.last(name)
         if text is None:
             return None
@@ -99,7 +99,7 @@ class ProgramOptions:
 
 
 def parse(words: Sequence[str], flags: FlagSet) -> ProgramOptions:
-    """Pair flags with their values by what the engine's version says of them; unknown ones by looking ahead."""
+    """Pair flags with their values according to the engine's version; for unknown flags, by the next word."""
     given: list[tuple[str, str | None]] = []
     spelled: list[str] = []
     positional: list[str] = []
@@ -121,12 +121,12 @@ def parse(words: Sequence[str], flags: FlagSet) -> ProgramOptions:
 
 
 def is_flag(word: str) -> bool:
-    """`-c` and `--ctx-size`, not `-1` or `-`."""
+    """Whether a word is a flag: `-c` and `--ctx-size` are, `-1` and `-` are not."""
     return bool(re.match(r"--?[A-Za-z]", word))
 
 
 def canonical(name: str) -> str:
-    """One name for all spellings of a flag."""
+    """The canonical name of a flag."""
     name = normal(name)
     return ALIASES.get(name, name)
 
@@ -148,7 +148,7 @@ Severity = Literal["error", "warning", "note"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing to know about a command."""
+    """One problem or remark about a command."""
 
     severity: Severity
     text: str
@@ -157,26 +157,26 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class ReadCommand:
-    """What a command line says."""
+    """The parsed meaning of a command line."""
 
     program: Program
     engine: DialectName
     model: str | None
     alias: str | None
-    goal: Goal  # own_fit where the engine is left to place the layers
+    goal: Goal  # own_fit if the engine places the layers
     slots: int
-    slot_tokens: int | None  # the most one slot can hold; None: the model's training context
+    slot_tokens: int | None  # maximum tokens per slot; None: the model's training context
     unified: bool  # slots share one cache
-    gpu_layers: int | None  # None: not said
+    gpu_layers: int | None  # None: not set
     tensor_split: tuple[float, ...]
     overrides: tuple[tuple[str, str], ...]  # (regex, device) in the order the engine tries them
     cpu_moe_layers: int | None  # --n-cpu-moe; ALL_LAYERS for --cpu-moe
-    fit: bool | None  # asked for or refused; None: not said
+    fit: bool | None  # on or off; None: not set
     fit_margins_mib: tuple[int, ...]  # as written
     host: str | None
     port: int | None
     options: ProgramOptions
-    unknown: tuple[str, ...]  # flags that the engine does not have
+    unknown: tuple[str, ...]  # flags that the engine lacks
     env: dict[str, str] = field(default_factory=dict)
     numactl: tuple[str, ...] = ()
     container: Container | None = None
@@ -184,24 +184,24 @@ class ReadCommand:
 
     @property
     def fork(self) -> bool:
-        """Whether the engine is ik_llama.cpp, of any date."""
+        """Whether the engine is any version of ik_llama.cpp."""
         return family(self.engine) == "ik_llama"
 
     @property
     def explicit(self) -> bool:
-        """Whether the command itself says where layers or tensors go, and the engine will heed it."""
+        """Whether the command places layers or tensors itself and the engine respects that."""
         said = self.gpu_layers is not None or bool(self.tensor_split or self.overrides)
         return said and not self.goal.own_fit
 
     @property
     def hybrid(self) -> bool:
-        """Whether a GPU computes while some experts are told to stay on the host."""
+        """Whether a GPU computes while the command keeps some experts on the host."""
         on_host = any(device == "CPU" for _, device in self.overrides)
         return not self.goal.cpu_only and self.goal.engine != "vllm" and on_host
 
     @property
     def named_gpus(self) -> int | None:
-        """How many GPUs the command itself speaks of; None: it does not say."""
+        """Number of GPUs that the command mentions; None: none."""
         if self.goal.gpus is not None:
             return len(self.goal.gpus)
         named = {device for _, device in self.overrides if device != "CPU"}

@@ -1,4 +1,4 @@
-"""Where a command line puts every tensor, by the engine's own rule."""
+"""Computes the placement that a command line causes, by the engine's own rules."""
 
 import re
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ from tokenmill.planner.plan import Placement
 def to_placement(
     read: ReadCommand, profile: Profile, gpu_count: int, *, free_bytes: Sequence[int] = (), host: str = HOST
 ) -> Placement:
-    """Where -ngl, -ts, -ot and -ncmoe put everything, by llama.cpp's own rule.
+    """The placement that results from -ngl, -ts, -ot and -ncmoe by llama.cpp's rules.
 
-    Without -ts layers are split by free memory, evenly where `free_bytes` is not given. `host` is the host's tier.
+    Without -ts layers are split by free memory, evenly if `free_bytes` is empty. `host` is the host's tier.
     """
     if read.goal.own_fit and gpu_count:
         raise UsageError(

@@ -1,7 +1,7 @@
-"""Takes the shell off a command: continuations, variables, sudo, numactl, taskset, podman and docker run.
+"""Removes the shell from a command: continuations, variables, sudo, numactl, taskset, podman and docker run.
 
-Knows what such wrappers take in front of a program, not what the program's own flags mean. Pasted text is forgiven:
-lines without backslashes, typographic quotes and dashes, prompts, comments.
+Knows the options of such wrappers, not the program's own flags. Tolerates pasted text: lines without backslashes,
+typographic quotes and dashes, prompts, comments.
 """
 
 import re
@@ -42,12 +42,12 @@ _RUN_SWITCHES = {
     "q",
     "P",
 }
-"""Options of podman and docker run that take no value; every other one does."""
+"""Options of podman and docker run without a value; all others have one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """What a container was given."""
+    """Options of a container."""
 
     tool: str
     image: str
@@ -59,25 +59,25 @@ class Container:
 
     @property
     def gpus(self) -> bool:
-        """Whether any GPU was passed in."""
+        """Whether a GPU is passed to the container."""
         devices = " ".join(self.all_of("device", "gpus", "runtime"))
         return bool(re.search(r"nvidia|all|gpu|kfd|dri", devices)) or "privileged" in dict(self.options)
 
 
 @dataclass(frozen=True, slots=True)
 class Unwrapped:
-    """A program with its arguments, and what stood around it."""
+    """A program, its arguments and the wrappers around it."""
 
     words: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict)
     numactl: tuple[str, ...] = ()
     cpus: str | None = None  # taskset's list
     container: Container | None = None
-    unset: tuple[str, ...] = ()  # shell variables that the text uses and does not set
+    unset: tuple[str, ...] = ()  # shell variables that the text uses but does not set
 
 
 def unwrap(text: str) -> Unwrapped:
-    """Find the program in a command as people write it."""
+    """Find the program in a pasted command; raises UsageError if there is none."""
     segments = [segment for line in _lines(text) for segment in _segments(line)]
     variables = {name: value for segment in segments for name, value in _assignments(segment)}
     commands = [[_expanded(word, variables) for word in _without_assignments(segment)] for segment in segments]
@@ -88,7 +88,7 @@ def unwrap(text: str) -> Unwrapped:
 
 
 def _lines(text: str) -> list[list[str]]:
-    """Words of each command; lines that start with a flag, or inside quotes, belong to the one before."""
+    """Words of each command; lines that start with a flag or inside quotes continue the previous one."""
     text = re.sub(r"\\\n", "", re.sub(r"\\[ \t]+\n", "\\\n", text.translate(_TYPOGRAPHY)))
     text = re.sub(r"(?<=\s)[\u2013\u2014](?=[A-Za-z])", "--", text)
     lines: list[list[str]] = []
@@ -101,7 +101,7 @@ def _lines(text: str) -> list[list[str]]:
         try:
             words = [_unescaped(word) for word in shlex.split(pending) if word.strip()]
         except ValueError:
-            continue  # a quote is still open
+            continue  # inside an open quote
         if lines and bare == pending and bare.startswith("-"):
             lines[-1] += words
         else:
@@ -113,7 +113,7 @@ def _lines(text: str) -> list[list[str]]:
 
 
 def _unescaped(word: str) -> str:
-    """`\\ --flag`: a line's end pasted as a space leaves its backslash in front of the next flag."""
+    """Remove the backslash that remains in front of a flag when a line break was pasted as a space."""
     return word.lstrip() if word.lstrip().startswith("-") else word
 
 
