@@ -1,7 +1,7 @@
-"""What was measured here before, applied to a new plan.
+"""Applies earlier measurements on this machine to a new plan.
 
-`operating_point` lays the settings that `tokenmill tune` found over a goal: they answer what the user left open, and
-nothing else. `calibrated` corrects a plan's forecast by the speeds that were recorded on this machine.
+`operating_point` fills in the settings that `tokenmill tune` found, only where the user left them open. `calibrated`
+corrects a plan's forecast by the speeds recorded on this machine.
 """
 
 from collections.abc import Iterator, Mapping
@@ -41,26 +41,28 @@ _OTHER = (
     "fit_margin_bytes",
     "offload_min_batch",
 )
-"""What makes another machine of the one that was tuned."""
+"""Goal fields that change what the machine offers; a point found under other values does not hold."""
 _NAMED = {"gpu_margin_bytes": "margin"}
 _ROWS = "--offload-min-batch"
 
 
 @dataclass(frozen=True, slots=True)
 class Overlaid:
-    """A goal with a point's answers, or why it has none."""
+    """A goal with a point's settings, or the reason why the point does not apply."""
 
     goal: Goal
     decisions: tuple[Decision, ...] = ()
-    words: str | None = None  # one line for the user; None: the point changes nothing
+    words: str | None = None  # one line for the user; None: the point changed nothing
     why_not: str | None = None
-    placement: str | None = None  # that the point was measured with; None: no point is in force
+    placement: str | None = (
+        None  # fingerprint of the placement that the point was measured with; None: no point applies
+    )
 
 
 def operating_point(
     goal: Goal, machine: Machine, profile: Profile, model_path: Path, config: EngineConfig, state: Path
 ) -> Overlaid:
-    """The goal with the operating point's settings where one holds; otherwise the goal, perhaps with the reason."""
+    """The goal with the operating point's settings if one applies; otherwise the goal, perhaps with a reason."""
     if not has_points(state) or not model_path.exists():
         return Overlaid(goal)
     from tokenmill.tuner.point_scope import place_here  # noqa: PLC0415  opens engine libraries, which most plans do not need
@@ -77,13 +79,13 @@ def operating_point(
 
 
 def calibrated(plan: Plan, state: Path, model: str, *, engine: str) -> Plan:
-    """The plan with its forecast corrected by runs recorded on this machine; itself where there are none."""
+    """The plan with its forecast corrected by recorded runs; the same plan if there are none."""
     if not plan.fits:
         return plan
     here = machine_id(plan.machine)
     speeds = history.read(state, machine_id=here)
     if not speeds:
-        return plan  # the usual case, and a model's identity means reading its files
+        return plan  # the common case; computing a model's identity reads its files
     found = calibration(
         speeds,
         plan,
@@ -99,19 +101,19 @@ def calibrated(plan: Plan, state: Path, model: str, *, engine: str) -> Plan:
 
 
 def _missing_from(again: Plan, plan: Plan) -> Iterator[Decision]:
-    """Decisions that were made outside the planner."""
+    """Decisions that were added outside the planner."""
     own = {decision.name for decision in again.decisions}
     return (decision for decision in plan.decisions if decision.name not in own)
 
 
 def _families(state: Path) -> Mapping[str, QuantFamily]:
-    """The weight families of the models that were loaded here."""
+    """Quantisation families of the models that were loaded here."""
     found = ((load.model_id, main_family(load.types)) for load in load_history.read(state))
     return {model_id: kind for model_id, kind in found if kind is not None}
 
 
 def circumstances(goal: Goal) -> tuple[str, ...]:
-    """Options under which a point holds, and under no others."""
+    """Options that a point depends on: it applies only with the same ones."""
     plain = Goal()
     values = {name: getattr(goal, name) for name in _OTHER if getattr(goal, name) != getattr(plain, name)}
     words = {name: _NAMED.get(name, name.removesuffix("_bytes")).replace("_", "-") for name in values}
@@ -119,7 +121,7 @@ def circumstances(goal: Goal) -> tuple[str, ...]:
 
 
 def overlay(goal: Goal, point: OperatingPoint, *, cores: int | None = None) -> Overlaid:
-    """The goal with what a point says of everything that is open in it; `cores` are the machine's, None: unknown."""
+    """Fill in what a goal leaves open from a point; `cores` are the machine's, None: unknown."""
     asked = goal.offload_min_batch
     found = point.dials.offload_min_batch
     if asked is not None and asked != found:
@@ -162,7 +164,7 @@ def _option(text: str) -> str:
 
 
 def misplaced(plan: Plan, laid: Overlaid) -> str | None:
-    """Why a point does not hold for the plan that was made with it: weights are elsewhere now. None: it holds."""
+    """Why a point does not apply to the plan made with it (the weights moved); None: it applies."""
     now = fingerprint(plan.profile, plan.placement)
     then = laid.placement
     if then is None or then == now:
@@ -176,7 +178,7 @@ def misplaced(plan: Plan, laid: Overlaid) -> str | None:
 
 
 def decided(plan: Plan, laid: Overlaid) -> Plan:
-    """A plan whose decisions name the point where it decided, and that warns where the point does not hold for it."""
+    """The plan with decisions attributed to the point, and a warning if the point does not apply to it."""
     own = {decision.name for decision in laid.decisions}
     kept = tuple(decision for decision in plan.decisions if decision.name not in own)
     why = misplaced(plan, laid)
@@ -187,7 +189,7 @@ def decided(plan: Plan, laid: Overlaid) -> Plan:
 
 
 def _decided(taken: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Names and values as plans show them."""
+    """Names and values as plans display them."""
     for name, value in taken.items():
         if name == "cache_type_k":
             yield "cache type", "/".join(dict.fromkeys((value, taken["cache_type_v"])))
@@ -198,7 +200,7 @@ def _decided(taken: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def in_words(settings: Mapping[str, Any]) -> str:
-    """What a point sets, the telling ones first."""
+    """The settings of a point as text, most important first."""
     parts = []
     if "threads" in settings:
         parts.append(number_of(settings["threads"], "thread"))
@@ -220,16 +222,16 @@ def in_words(settings: Mapping[str, Any]) -> str:
 
 
 def _open(goal: Goal, point: OperatingPoint) -> Iterator[tuple[str, Any]]:
-    """Settings that a goal leaves to others."""
+    """Settings of the point that the goal leaves open."""
     dials = point.dials
     for name in ("threads", "threads_batch", "sequences", "ubatch", "context"):
         if getattr(goal, name) is None:
             yield name, getattr(dials, name)
-    for name in ("mmap", "repack"):  # the plan's own reasons hold where only one value was ever tried
+    for name in ("mmap", "repack"):  # the plan's choice stands if only one value was ever tried
         if getattr(goal, name) is None and len({getattr(trial.dials, name) for trial in point.trials}) > 1:
             yield name, getattr(dials, name)
     rows = dials.offload_min_batch
-    # where decoding would reach it and nothing was measured so far beyond it, the planner sets another
+    # the planner sets another value if decoding reached this one and nothing was measured beyond it
     if goal.offload_min_batch is None and rows is not None:
         asked = goal.sequences or dials.sequences
         as_measured = rows <= dials.sequences <= asked and goal.mmap in (None, dials.mmap)

@@ -1,8 +1,8 @@
-"""What recorded runs say of the forecast: factors for decode and prefill, and the rate of a memory that states none.
+"""Computes corrections of the forecast from recorded runs: factors for decode and prefill, and unknown memory rates.
 
-Pure: records in, a `Calibration` out, which `plan.make` takes. A model's own runs are held against what is computed
-for their settings now, so a correction never corrects itself; of other models only the predictions that were made at
-the time are known, and only each one's first, which its own runs could not have corrected yet. Knows no state folder.
+Pure: records in, a `Calibration` out. A model's own runs are compared with the uncorrected forecast for their
+settings, so a correction never corrects itself. Of other models only the recorded predictions are known, and only the
+first of each, which its own runs could not have corrected yet.
 """
 
 import math
@@ -20,16 +20,16 @@ from tokenmill.tuner.forecasts import settings_at
 from tokenmill.tuner.history import SpeedRecord
 from tokenmill.tuner.point import Figures
 
-MOST = 8.0  # times: a forecast further off than that is wrong for a reason that no factor mends
-RECENT = 24  # measurements that count; older ones were made under other conditions
-FIRST = 10  # predictions of another model that are taken to be uncorrected
+MOST = 8.0  # larger errors have a cause that no factor corrects
+RECENT = 24  # number of latest measurements used; older ones were made under other conditions
+FIRST = 10  # predictions of another model that are assumed to be uncorrected
 ENOUGH = 3  # measurements of other models with the same kind of weights
-OWN, ALIKE, ANY = 0.05, 0.12, 0.25  # spread that is expected before anything is known, by what was measured
-_SIGMA = 1.4826  # a normal spread in units of its median absolute deviation
-_RATES_GB_S = (0.05, 20_000.0)  # between which a memory's rate is looked for
+OWN, ALIKE, ANY = 0.05, 0.12, 0.25  # prior spread: this model, same kind of weights, any model
+_SIGMA = 1.4826  # standard deviation of a normal distribution per median absolute deviation
+_RATES_GB_S = (0.05, 20_000.0)  # bounds of the search for a memory's rate
 _HALVINGS = 24
-_ENDLESS = 0.95  # of the speed with endless memory, with which its rate no longer matters
-_SOLVED = 5  # measurements that a rate is looked for in: each takes many forecasts
+_ENDLESS = 0.95  # share of the speed with unlimited memory from which the rate no longer matters
+_SOLVED = 5  # measurements used to solve for a rate: each takes many forecasts
 RateKind = Literal["decode", "prefill"]
 
 
@@ -42,11 +42,11 @@ def calibration(
     engines: Sequence[str],
     families: Mapping[str, QuantFamily] | None = None,
 ) -> Calibration | None:
-    """What the records of this machine and these engines say of a plan's forecast; None: nothing.
+    """The calibration of a plan from the records of this machine and these engines; None: no usable records.
 
-    `plan` is made without any calibration. `model_id` is None for a model whose files are not here; `families` names
-    the kind of weights of models that were measured. Runs with weights elsewhere than the plan has them do not count;
-    other models' must have had theirs in the same memories.
+    `plan` must be uncalibrated. `model_id` is None for a model whose files are missing; `families` gives the weight
+    kind of measured models. A model's own runs count only with the plan's placement, other models' only with
+    weights in the same memories.
     """
     where = fingerprint(plan.profile, plan.placement)
     here = newest_builds(one for one in speeds if one.machine_id == machine_id and one.engine in engines)
@@ -64,26 +64,26 @@ def calibration(
 
 
 def newest_builds(speeds: Iterable[SpeedRecord]) -> list[SpeedRecord]:
-    """Those of each engine's newest build, oldest first."""
+    """Records of each engine's newest build, oldest first."""
     ordered = sorted(speeds, key=lambda one: one.when)
     builds = {one.engine: one.build for one in ordered}
     return [one for one in ordered if one.build == builds[one.engine]]
 
 
 def predicted(plan: Plan, speed: SpeedRecord, known: Calibration | None = None) -> Figures:
-    """What is forecast for the settings that a speed was measured at; None where the machine states too little."""
+    """The forecast at the settings of a record; None if a fact is unknown."""
     dials = speed.dials
     depth = speed.depth
     given = (plan.machine, plan.profile, settings_at(plan, dials), plan.placement)
     write = decode_speed(*given, depth=depth, sequences=dials.sequences, calibration=known)
-    # a bench computes the last part of its prompt anew, everything else the whole of it
+    # a bench computes only the last part of its prompt, other sources all of it
     last = min(depth, dials.ubatch) if speed.source in ("bench", "soak") else depth
     read = prefill_speed(*given, depth=depth - last, prompt=last or None, calibration=known)
     return Figures(write.tok_s if write is not None else None, read.tok_s if read is not None else None)
 
 
 def main_family(types: Mapping[str, int]) -> QuantFamily | None:
-    """The kind of weights that most of a model's bytes are; None: nothing is known of them."""
+    """The weight kind with the most bytes; None if no types are known."""
     sizes: dict[QuantFamily, int] = {}
     for name, count in types.items():
         sizes[family(name)] = sizes.get(family(name), 0) + count
@@ -92,11 +92,11 @@ def main_family(types: Mapping[str, int]) -> QuantFamily | None:
 
 
 def correction(ratios: Sequence[float], *, expected: float, of: str, last: str | None = None) -> Correction:
-    """Seconds measured over seconds forecast, as one factor with its spread; at least one is needed."""
+    """One factor with spread from ratios of measured to predicted seconds; needs at least one."""
     logs = [math.log(ratio) for ratio in ratios]
     middle = median(logs)
     seen = _SIGMA * median(abs(one - middle) for one in logs)
-    # what was expected counts as one measurement, so a single one does not look exact
+    # the prior counts as one measurement, so that a single one does not look exact
     spread = math.sqrt((expected**2 + len(logs) * seen**2) / (len(logs) + 1))
     bound = math.log(MOST)
     return Correction(math.exp(max(-bound, min(bound, middle))), min(spread, bound), len(logs), of, last)
@@ -146,7 +146,7 @@ def _ratio(kind: RateKind, speed: SpeedRecord, forecast: Figures) -> float | Non
 
 
 def _rates(own: Sequence[SpeedRecord], plan: Plan) -> dict[str, float]:
-    """The rate of host memory by what decoding took, where the machine states none and nothing else is missing."""
+    """The rate of host memory derived from decode speed, if it is the only unknown fact."""
     written = [one for one in own if one.figures.decode_tok_s][-_SOLVED:]
     if not written or any(predicted(plan, one).decode_tok_s is not None for one in written):
         return {}
@@ -158,7 +158,7 @@ def _rates(own: Sequence[SpeedRecord], plan: Plan) -> dict[str, float]:
 
 
 def _rate(tier: str, speed: SpeedRecord, plan: Plan) -> float | None:
-    """The rate at which the computed speed is the measured one, or the nearest to it; None: others are missing too."""
+    """The rate whose predicted speed is closest to the measured one; None if other facts are unknown, too."""
 
     def at(rate: float) -> float | None:
         return predicted(plan, speed, Calibration({tier: rate})).decode_tok_s
@@ -166,13 +166,13 @@ def _rate(tier: str, speed: SpeedRecord, plan: Plan) -> float | None:
     most = at(_RATES_GB_S[1])
     if most is None:
         return None
-    # where even endless memory is too slow, memory is not what it waits for: then what is nearly as good as endless
+    # if the speed is not reached even with unlimited memory, memory is not the bottleneck: use a nearly unlimited rate
     wanted = min(speed.figures.decode_tok_s or 0.0, _ENDLESS * most)
     return _meeting(lambda rate: (at(rate) or 0.0) >= wanted, *_RATES_GB_S)
 
 
 def _meeting(enough: Callable[[float], bool], low: float, high: float) -> float:
-    """The smallest value that is enough, where more never is too little; `high` where none is."""
+    """The smallest value that satisfies the monotonic predicate; `high` if none does."""
     for _ in range(_HALVINGS):
         middle = math.sqrt(low * high)
         low, high = (low, middle) if enough(middle) else (middle, high)

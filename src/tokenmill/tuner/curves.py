@@ -1,11 +1,11 @@
-"""One dial turned, the others still: what the values that were not tried could reach at best, and which to try next.
+"""Bounds and next probes along one setting while the others stay fixed.
 
-Nothing here takes a curve to have one peak. Three things are taken as physics:
-- twice the threads, sequences or micro-batch give at most about twice the speed;
-- where a curve rises from one measured value to the next, it bends on to the right of them, give or take a little;
+A curve may have several peaks. Three assumptions are made:
+- doubling threads, sequences or micro-batch at most about doubles the speed;
+- where a curve rises between two measured values, its slope decreases to the right, within a tolerance;
 - after a fall anything may follow, up to the first rule: the fall may be a cliff with a second rise behind it.
-So gaps between measured values are kept narrow enough for a cliff to show, and beyond that only those values are
-tried whose optimistic bound beats the best by more than noise.
+So gaps between measured values are kept narrow enough to reveal a cliff; otherwise only those values are tried whose
+optimistic bound beats the best by more than noise.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,22 +13,22 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import log
 
-PROPORTIONAL = 1.1  # exponent of the most growth: a little more than proportional was seen on a GPU
-BEND = 0.15  # a curve's exponent may be this much more on the next stretch
-BACK = 0.04  # and this much less on the stretch before
-STEEPEST = 50.0  # beyond that numbers are too large to be computed with
-CLIMBS = 0.5  # exponents from here on are a curve that is still on its way up
-FLAT = -0.05  # exponents below this are a fall
+PROPORTIONAL = 1.1  # maximum exponent of growth: slightly superlinear growth was measured on a GPU
+BEND = 0.15  # a curve's exponent may increase by this in the next interval
+BACK = 0.04  # and decrease by this in the previous one
+STEEPEST = 50.0  # limit that avoids overflow
+CLIMBS = 0.5  # exponents from which a curve counts as rising
+FLAT = -0.05  # exponents below which a curve counts as falling
 
 
 @dataclass(frozen=True, slots=True)
 class WorthCurve:
-    """Worth by value along one dial."""
+    """Measured worth of the values of one setting."""
 
     values: tuple[int, ...]  # ascending
-    seen: Mapping[int, float]  # worth where it was measured
-    shut: frozenset[int] = field(default_factory=frozenset)  # cannot be tried, or was tried and has no figures
-    gap: float = 4.0  # the widest ratio of neighbours that may stay unmeasured between them
+    seen: Mapping[int, float]  # measured worth by value
+    shut: frozenset[int] = field(default_factory=frozenset)  # values that cannot be tried or gave no figures
+    gap: float = 4.0  # maximum ratio of neighbours without a measurement between them
     from_first: bool = False  # whether the lowest value must be within a gap of something measured
 
     def open(self) -> list[int]:
@@ -37,12 +37,12 @@ class WorthCurve:
 
 
 def exponent(low: int, low_worth: float, high: int, high_worth: float) -> float:
-    """Slope between two points where both axes are logarithmic: 1 is proportional."""
+    """Slope between two points on logarithmic axes: 1 is proportional."""
     return log(high_worth / low_worth) / log(high / low)
 
 
 def bound(line: WorthCurve, at: int) -> float:
-    """The most that a value could be worth; infinite where nothing measured limits it."""
+    """Upper bound of a value's worth; infinite if no measurement limits it."""
     below = [value for value in line.values if value < at and line.seen.get(value, 0.0) > 0]
     above = [value for value in line.values if value > at and line.seen.get(value, 0.0) > 0]
     most = float("inf")
@@ -53,7 +53,7 @@ def bound(line: WorthCurve, at: int) -> float:
             bend = exponent(below[-2], line.seen[below[-2]], near, line.seen[near])
             slope = PROPORTIONAL if bend < FLAT else min(PROPORTIONAL, max(bend, 0.0) + BEND)
         most = line.seen[near] * (at / near) ** slope
-        # a point further left limits growth too, whatever happened between
+        # points further left also limit growth
         most = min(most, *(line.seen[value] * (at / value) ** PROPORTIONAL for value in below))
     if len(above) > 1 and (not below or line.seen[below[-1]] <= line.seen[above[0]]):  # else a cliff may lie between
         near, next_one = above[:2]
@@ -63,9 +63,9 @@ def bound(line: WorthCurve, at: int) -> float:
 
 
 def probe(line: WorthCurve, bar: float, guess: Callable[[int], float | None] | None = None) -> int | None:
-    """The value to try next; None: none can be worth more than `bar`.
+    """The value to try next; None if no value can exceed `bar`.
 
-    `guess` may lower the bound of a value: what a fitted forecast says it is worth at the very most.
+    `guess` may lower the bound of a value, for example to the optimistic end of a fitted forecast.
     """
     free = line.open()
     if not free:
@@ -87,7 +87,7 @@ def probe(line: WorthCurve, bar: float, guess: Callable[[int], float | None] | N
 
 
 def _widest(line: WorthCurve, free: list[int]) -> int | None:
-    """A value inside the widest gap that may hide a cliff; gaps where even proportional growth is not enough stay."""
+    """A value inside the widest gap that may hide a cliff, except gaps where even proportional growth is not enough."""
     known = sorted(value for value in line.values if value in line.seen)
     best = max(line.seen.values())
     ends = [(low, high) for low, high in pairwise(known) if high / low > line.gap]
@@ -105,14 +105,14 @@ def _widest(line: WorthCurve, free: list[int]) -> int | None:
         found.append((lowest / down, down))
     over = [value for value in free if value > known[-1]]
     if over and over[-1] / known[-1] >= line.gap and line.seen[known[-1]] * (over[-1] / known[-1]) > best:
-        # where more did not run, half way to it: a crash costs more than a trial
+        # towards a failed value, try half way: a crash costs more than a trial
         crashed = any(value > over[-1] for value in line.shut)
         found.append((over[-1] / known[-1], over[len(over) // 2 if crashed else -1]))
     return max(found)[1] if found else None
 
 
 def _hardly_rises(line: WorthCurve, known: list[int]) -> bool:
-    """Whether the lowest measured values say nothing against a peak below them: it may end in a cliff."""
+    """Whether a peak below the lowest measured values is possible, because the curve hardly rises there."""
     if len(known) < 2:
         return True
     low, high = known[:2]
@@ -120,7 +120,7 @@ def _hardly_rises(line: WorthCurve, known: list[int]) -> bool:
 
 
 def _run(line: WorthCurve, hopeful: list[int], best: int) -> list[int]:
-    """The values around `best` that are hopeful too, with nothing measured between them."""
+    """Promising values around `best` without a measurement between them."""
     known = [value for value in line.values if value in line.seen]
     low = max((value for value in known if value < best), default=0)
     high = min((value for value in known if value > best), default=line.values[-1] + 1)

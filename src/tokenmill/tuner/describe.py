@@ -1,4 +1,4 @@
-"""A tuning as lines of text: what will be measured, and each trial. Every line has at most 80 columns."""
+"""Renders a tuning run as text of at most 80 columns: what will be measured, and each trial."""
 
 from collections.abc import Iterator, Sequence
 from textwrap import fill, shorten
@@ -11,7 +11,7 @@ from tokenmill.tuner.space import Space
 from tokenmill.tuner.trial_run import TrialStep
 from tokenmill.units import format_bytes, format_seconds, number_of
 
-AROUND_S = 4.0  # that a trial takes beside what it measures: another context, the warm-up, the head
+AROUND_S = 4.0  # seconds of a trial in addition to the measurement: new context, warm-up, shared prefix
 _NAMES = {
     "sequences": "sequences",
     "threads": "threads",
@@ -37,13 +37,13 @@ _DETAIL_CHARS = 110
 
 
 class Searching(Protocol):
-    """What is asked of a search before it begins."""
+    """The part of a search that `announced` uses."""
 
     def remaining(self) -> int:
-        """Trials to come, about."""
+        """Expected number of remaining trials."""
 
     def loads_needed(self) -> tuple[TrialSettings, ...]:
-        """Loads beside the first."""
+        """Settings that need further loads."""
 
 
 def announced(
@@ -57,7 +57,7 @@ def announced(
     kind: str,
     jobs: int | None = None,
 ) -> Iterator[str]:
-    """What will be varied, how many loads that takes, and about how long; `jobs`: so many of the user's own."""
+    """Lines about the settings to vary, loads and expected time; `jobs` is the number of jobs if the user gave some."""
     yield _folded(f"aim: {_aim_words(aim)}; {_work_words(aim, jobs)}")
     dials = [f"{_NAMES[dial]} {_range(space.values(dial))}" for dial in (*space.free, *space.reload)]
     yield _folded(f"varied: {', '.join(dials) or 'nothing'}; {number_of(space.all(), 'combination')}")
@@ -94,7 +94,7 @@ def progress_line(step: TrialStep) -> str:
 
 
 def dials_words(dials: TrialSettings, *, whole: bool = False) -> str:
-    """Dials in few words; `whole`: also those that are as usual."""
+    """Trial settings as text; `whole` includes those at their usual values."""
     parts = [number_of(dials.sequences, "seq", "seqs"), number_of(dials.threads, "thread")]
     if dials.threads_batch != dials.threads:
         parts[-1] += f"/{dials.threads_batch}"
@@ -114,7 +114,7 @@ def dials_words(dials: TrialSettings, *, whole: bool = False) -> str:
 
 
 def figures_words(figures: Figures, *, whole: bool = False) -> str:
-    """Figures in few words, the telling one first."""
+    """Figures as text, most important first."""
     parts = []
     if figures.jobs_tok_s is not None:
         parts.append(f"{number_words(figures.jobs_tok_s)} tok/s" + (" of a batch, prompts counted" if whole else ""))
@@ -166,7 +166,7 @@ def _rate(figures: Figures) -> str:
 
 
 def number_words(value: float | None) -> str:
-    """A figure with three digits; empty where it was not measured."""
+    """A figure with three digits; empty if it was not measured."""
     return "" if value is None else f"{value:.3g}" if value < 100 else f"{value:,.0f}"
 
 
@@ -175,7 +175,7 @@ def _folded(text: str) -> str:
 
 
 def _cut(detail: str) -> str:
-    """The first words of an engine's last ones: all of them are kept with the trial."""
+    """The beginning of an engine's error detail; the trial stores all of it."""
     return shorten(detail, _DETAIL_CHARS, placeholder=" ...")
 
 

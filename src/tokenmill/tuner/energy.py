@@ -1,7 +1,7 @@
-"""Joules between two moments: RAPL's counters for processors and memory, NVML's for cards.
+"""Measures energy between two moments: RAPL counters for CPUs and memory, NVML for GPUs.
 
-Counters of the whole machine: what else ran meanwhile is in them. A counter that cannot be read is None, and the reason
-is given; since 2020 kernels let only root read RAPL, and virtual machines have none.
+Counters cover the whole machine, other programs included. A counter that cannot be read is None with a reason; since
+2020 kernels let only root read RAPL, and virtual machines have none.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,24 +10,24 @@ from typing import Any
 
 from tokenmill.hardware.host import Host, LocalHost, number
 
-# intel-rapl is AMD's name as well; intel-rapl-mmio shows the same packages once more
+# AMD uses the name intel-rapl as well; intel-rapl-mmio shows the same packages again
 _ZONES = ("/sys/class/powercap/intel-rapl:*", "/sys/class/powercap/intel-rapl:*:*")
-_OUTSIDE = ("package", "dram")  # cores and uncore are inside the package, psys holds all of them
+_OUTSIDE = ("package", "dram")  # cores and uncore are part of the package, psys covers everything
 _UJ = 1e-6
 _MJ = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class Joules:
-    """What was used; None: not known."""
+    """Energy used; None: unknown."""
 
-    cpu: float | None = None  # processors, and their memory where that is counted
-    gpu: float | None = None  # all cards together; None also where there are none
-    why_not: str | None = None  # of what is there and could not be read
+    cpu: float | None = None  # CPUs, and their memory where it is counted
+    gpu: float | None = None  # all GPUs together; None also without GPUs
+    why_not: str | None = None  # reason for a counter that exists but cannot be read
 
     @property
     def total(self) -> float | None:
-        """All of it; None where a part is missing, for a part alone would mislead."""
+        """Sum of all parts; None if one is missing, because a partial sum misleads."""
         return None if self.why_not is not None or self.cpu is None else self.cpu + (self.gpu or 0.0)
 
 
@@ -36,11 +36,11 @@ class Zone:
     """A RAPL counter, in microjoules, at one moment."""
 
     value_uj: int
-    range_uj: int | None  # where it starts again from 0
+    range_uj: int | None  # value at which it wraps to 0
 
 
 def used_j(before: Mapping[str, Zone], after: Mapping[str, Zone]) -> float | None:
-    """Joules between two readings, each counter having started again at most once; None where one cannot be told."""
+    """Joules between two readings, assuming at most one wrap per counter; None if a counter is missing."""
     total = 0
     for name, zone in before.items():
         then = after.get(name)
@@ -56,7 +56,7 @@ def used_j(before: Mapping[str, Zone], after: Mapping[str, Zone]) -> float | Non
 
 
 def read_rapl(host: Host) -> tuple[dict[str, Zone], str | None]:
-    """Counters of packages and memory by path; or none, and why."""
+    """RAPL counters of packages and memory by path, or a reason why there are none."""
     found: dict[str, Zone] = {}
     for path in [path for pattern in _ZONES for path in host.glob(pattern)]:
         if path in found or not (host.text(f"{path}/name") or "").startswith(_OUTSIDE):
@@ -69,7 +69,7 @@ def read_rapl(host: Host) -> tuple[dict[str, Zone], str | None]:
 
 
 def read_cards(nvml: Any) -> tuple[dict[int, int] | None, str | None]:
-    """Millijoules of every card since its driver was loaded, by number; None where a card does not count, and why."""
+    """Millijoules of every GPU since its driver was loaded, by index; None with a reason if one does not count."""
     try:
         nvml.nvmlInit()
     except nvml.NVMLError_LibraryNotFound:
@@ -86,7 +86,7 @@ def read_cards(nvml: Any) -> tuple[dict[int, int] | None, str | None]:
 
 
 class Meter:
-    """Measures from `start` to `stop`. RAPL starts again from 0 after minutes: `look` now and then in a long one."""
+    """Measures from `start` to `stop`. RAPL wraps after minutes: call `look` regularly in between."""
 
     def __init__(self, host: Host | None = None, nvml: Callable[[], Any] | None = None) -> None:
         """Measure this machine, or one that was recorded."""
@@ -98,21 +98,21 @@ class Meter:
         self._reasons: tuple[str, ...] = ()
 
     def start(self) -> None:
-        """Measure from here on."""
+        """Start measuring."""
         self._cards, card = read_cards(self._nvml())
         self._zones, rapl = read_rapl(self._host)
         self._cpu_j = 0.0
         self._reasons = tuple(filter(None, (rapl, card)))
 
     def look(self) -> None:
-        """Add up what was used since the last look."""
+        """Add the energy used since the last look."""
         zones, why = read_rapl(self._host)
         used = None if why else used_j(self._zones, zones)
         self._cpu_j = None if used is None or self._cpu_j is None else self._cpu_j + used
         self._zones = zones
 
     def stop(self) -> Joules:
-        """What was used since `start`."""
+        """Energy used since `start`."""
         self.look()
         cards = read_cards(self._nvml())[0] if self._cards else None
         gpu = None

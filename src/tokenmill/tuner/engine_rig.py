@@ -1,8 +1,8 @@
-"""Engines that trials run on, and how they are brought to the settings of a trial.
+"""Starts engines for trials and applies the settings of each trial.
 
 The native engine is loaded once and changes its settings while it runs. A server gets all settings when it starts, so
-it is restarted as seldom as possible: a server with many slots is measured at fewer by using fewer, and fewer values of
-everything else are tried.
+it is restarted as rarely as possible: fewer slots are measured by sending fewer requests, and fewer values of all other
+settings are tried.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ from tokenmill.tuner.forecasts import fits
 from tokenmill.tuner.point import TrialSettings
 from tokenmill.tuner.space import Space, start_for
 
-LOAD_CONTEXT = 256  # a load makes a small context of the plan's own kind: bad dials must not look like a bad load
-STEP_LIMIT_S = 180.0  # a trial's step that takes longer hangs
+LOAD_CONTEXT = 256  # loading creates a small context, so that bad settings are not mistaken for a failed load
+STEP_LIMIT_S = 180.0  # a longer step counts as hung
 _RELOAD = ("mmap", "repack", "offload_min_batch", "placement")
 
 
@@ -37,23 +37,23 @@ class EngineRig(Protocol):
 
     @property
     def loads(self) -> int:
-        """How often weights were loaded."""
+        """Number of times that weights were loaded."""
 
     async def ready(self, dials: TrialSettings) -> Engine:
-        """An engine that needs only be turned; loads where it must, which may take its time."""
+        """An engine that `turn` can set to these settings; loads one if necessary."""
 
     async def turn(self, dials: TrialSettings) -> None:
-        """Set the dials; EngineError where they cannot be."""
+        """Apply the settings; raises EngineError if the engine cannot."""
 
     async def lost(self) -> None:
-        """The engine is dead or hangs: end what is left of it."""
+        """Clean up after a dead or hung engine."""
 
     async def close(self) -> None:
         """End it."""
 
 
 def plan_at(plan: Plan, dials: TrialSettings, *, native: bool) -> Plan:
-    """A plan's own placement at other dials."""
+    """The plan with other settings and its own placement."""
     asked = plan.goal.offload_min_batch if dials.offload_min_batch is None else dials.offload_min_batch
     settings = replace(plan.settings, sequences=dials.sequences, mmap=dials.mmap)
     rows = set_rows(plan.machine, plan.profile, settings, plan.placement, asked)
@@ -81,17 +81,19 @@ def needs_load(before: TrialSettings, after: TrialSettings) -> bool:
 
 @dataclass(slots=True)
 class Starter:
-    """Starts engines for plans of one model, one at a time, and counts them."""
+    """Starts engines for plans of one model, one at a time, and counts the loads."""
 
     model_path: Path
     config: EngineConfig
     state: Path
     name: str
-    shown: Callable[[], AbstractContextManager[Tell]] = lambda: nullcontext(lambda _: None)  # how each load is shown
+    shown: Callable[[], AbstractContextManager[Tell]] = lambda: nullcontext(
+        lambda _: None
+    )  # shows the progress of each load
     loads: int = 0
 
     async def started(self, plan: Plan) -> Engine:
-        """Load; what it took goes into the machine's history, as with every load."""
+        """Load the engine; the load time is added to the machine's history."""
         paths = [Path(file.path) for file in plan.profile.files] or [self.model_path]
         with self.shown() as tell:
             if self.config.warm and self.config.kind != "vllm" and not self.loads:
@@ -113,10 +115,10 @@ class Starter:
 
 
 class NativeRig:
-    """The native engine: one load for all dials that do not move weights."""
+    """The native engine: one load serves all settings that do not move weights."""
 
     def __init__(self, plan: Plan, starter: Starter, *, most_sequences: int) -> None:
-        """`most_sequences`: the widest that any trial will be; some of the engine's settings are made for it."""
+        """`most_sequences`: maximum of all trials, which some engine settings depend on."""
         limit = min(starter.config.step_limit_s, STEP_LIMIT_S)
         starter.config = replace(starter.config, step_limit_s=limit)
         self._plan = plan
@@ -127,16 +129,16 @@ class NativeRig:
 
     @property
     def loads(self) -> int:
-        """How often weights were loaded."""
+        """Number of times that weights were loaded."""
         return self._starter.loads
 
     @property
     def engine(self) -> Engine | None:
-        """What is loaded now."""
+        """The loaded engine, if any."""
         return self._engine
 
     async def ready(self, dials: TrialSettings) -> Engine:
-        """The engine that runs if its weights are as they should be, else a new one."""
+        """The running engine if its weights need no reload, else a new one."""
         if self._engine is not None and self._loaded is not None and not needs_load(self._loaded, dials):
             return self._engine
         await self.close()
@@ -164,7 +166,7 @@ class NativeRig:
         return engine
 
     async def turn(self, dials: TrialSettings) -> None:
-        """Another context on the same weights, always: what a trial finds must not depend on the one before."""
+        """Always create a new context on the same weights, so that trials do not depend on each other."""
         if self._engine is None:
             raise EngineError("no engine is loaded")
         running = dials.sequences + INTERACTIVE_SLOTS
@@ -185,7 +187,7 @@ class NativeRig:
         )
 
     async def lost(self) -> None:
-        """End what is left."""
+        """Stop the engine."""
         await self.close()
 
     async def close(self) -> None:
@@ -196,15 +198,15 @@ class NativeRig:
             await engine.close()
 
 
-_THREADS = (1.0, 0.85, 0.7, 0.5)  # shares of the most that are tried
+_THREADS = (1.0, 0.85, 0.7, 0.5)  # thread counts to try, as shares of the maximum
 _UBATCHES = (512, 2048)
 
 
 class ServerRig:
-    """A llama.cpp server, its fork or vLLM."""
+    """A server of llama.cpp, ik_llama.cpp or vLLM."""
 
     def __init__(self, plan: Plan, starter: Starter, *, most_sequences: int) -> None:
-        """`most_sequences`: the widest that any trial will be."""
+        """`most_sequences`: maximum of all trials."""
         self._plan = plan
         self._starter = starter
         self._most = most_sequences
@@ -213,11 +215,11 @@ class ServerRig:
 
     @property
     def loads(self) -> int:
-        """How often it was started."""
+        """Number of starts."""
         return self._starter.loads
 
     async def ready(self, dials: TrialSettings) -> Engine:
-        """The server that runs if only the width is another, else a new one with as many slots as memory holds."""
+        """The running server if only the sequences differ, else a new one with as many slots as memory holds."""
         if self._engine is not None and self._started is not None and serves(self._started, dials):
             return self._engine
         await self.close()
@@ -228,17 +230,17 @@ class ServerRig:
         except EngineError as error:
             if self._started == dials or (isinstance(error, EngineDied) and error.from_outside):
                 raise
-            self._started = dials  # what is too wide for it need not be too much at these dials
+            self._started = dials  # a number of slots that failed may work with these settings
             self._engine = await self._starter.started(plan_at(self._plan, dials, native=False))
         return self._engine
 
     async def turn(self, dials: TrialSettings) -> None:
-        """Nothing is left to be set: the width is how many requests are sent at once."""
+        """Nothing to set: the number of concurrent requests is the number of sequences."""
         if self._engine is None:
             raise EngineError("no server runs")
 
     async def lost(self) -> None:
-        """End what is left."""
+        """Stop the engine."""
         await self.close()
 
     async def close(self) -> None:
@@ -250,12 +252,12 @@ class ServerRig:
 
 
 def serves(started: TrialSettings, dials: TrialSettings) -> bool:
-    """Whether a server that was started so can be measured at these dials."""
+    """Whether a server started with `started` can be measured at these settings."""
     return dials.sequences <= started.sequences and replace(dials, sequences=started.sequences) == started
 
 
 def thinned(plan: Plan, space: Space) -> Space:
-    """A space with few values of everything but the width."""
+    """A space with few values of every setting except sequences."""
     now = start_for(plan, space)
     most = max(space.threads)
     threads = {max(1, round(most * share)) for share in _THREADS} & set(space.threads)
@@ -270,6 +272,6 @@ def thinned(plan: Plan, space: Space) -> Space:
 
 
 def most_starts(space: Space) -> int:
-    """Starts that trying every combination would take."""
+    """Number of starts needed for all combinations."""
     widths = len(space.sequences)
     return -(-space.all() // widths)

@@ -1,6 +1,6 @@
-"""Forecasts of a plan at other settings: speed, figures as a trial measures them, and whether memory holds them. Pure.
+"""Forecasts a plan at other settings: speed, figures as a trial measures them, and whether memory holds them. Pure.
 
-They compare settings with each other; a search scales them to what it measures.
+They serve to compare settings; a search scales them to its measurements.
 """
 
 from collections.abc import Callable
@@ -15,9 +15,9 @@ from tokenmill.tuner.point import Aim, Figures, TrialSettings
 
 
 def forecaster(plan: Plan, aim: Aim) -> Callable[[TrialSettings], float | None]:
-    """Tokens written a second, the prompts' time counted, by dials; None where the machine does not state enough.
+    """A cached function from settings to output tok/s with prompt time included; None if a fact is unknown.
 
-    Asked for the same dials again, it answers from memory. Another placement than the plan's has no forecast.
+    Placements other than the plan's have no forecast.
     """
     known: dict[TrialSettings, float | None] = {}
 
@@ -30,7 +30,7 @@ def forecaster(plan: Plan, aim: Aim) -> Callable[[TrialSettings], float | None]:
 
 
 def _jobs_tok_s(plan: Plan, aim: Aim, dials: TrialSettings) -> float | None:
-    """One round of jobs: every lane reads its tail, then all write together. The shared head is computed once."""
+    """One round of jobs: every slot prefills its tail, then all decode together. The shared prefix is computed once."""
     if dials.placement not in (UNKNOWN, fingerprint(plan.profile, plan.placement)):
         return None
     settings = settings_at(plan, dials)
@@ -65,14 +65,14 @@ def _jobs_tok_s(plan: Plan, aim: Aim, dials: TrialSettings) -> float | None:
 
 
 def settings_at(plan: Plan, dials: TrialSettings) -> Settings:
-    """A plan's settings at other dials, with the offload threshold that an engine started for them would be given."""
+    """A plan's settings at trial settings, with the offload threshold that an engine started for them would get."""
     settings = settings_with(plan.settings, dials)
     rows = set_rows(plan.machine, plan.profile, settings, plan.placement, dials.offload_min_batch)
     return replace(settings, offload_min_batch=rows)
 
 
 def settings_with(settings: Settings, dials: TrialSettings) -> Settings:
-    """A plan's settings at other dials."""
+    """A plan's settings with those of a trial."""
     return replace(
         settings,
         threads=dials.threads,
@@ -91,7 +91,7 @@ def settings_with(settings: Settings, dials: TrialSettings) -> Settings:
 
 
 def fits(plan: Plan, dials: TrialSettings) -> bool:
-    """Whether the plan's own placement has room for other dials, by the ledger."""
+    """Whether the plan's placement has memory for these settings, by the ledger."""
     goal = replace(
         plan.goal,
         sequences=dials.sequences,
@@ -109,9 +109,9 @@ def fits(plan: Plan, dials: TrialSettings) -> bool:
 
 
 def figures_at(plan: Plan, aim: Aim, dials: TrialSettings, *, depth: int, drawn: bool = True) -> Figures:
-    """Speeds of a plan at other dials, with prompts of so many tokens; None where the machine does not state enough.
+    """Predicted speeds of a plan at trial settings and `depth`; None if a fact is unknown.
 
-    Not `drawn`: the jobs are somebody's own, and what the aim says of their lengths is not so.
+    `drawn=False`: the jobs are the user's, so the aim's prompt lengths do not apply.
     """
     settings = settings_at(plan, dials)
     write = decode_speed(

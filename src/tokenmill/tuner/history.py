@@ -25,7 +25,7 @@ class SpeedRecord:
     dials: TrialSettings
     depth: int  # tokens in a sequence when decoding began
     figures: Figures
-    predicted: Figures  # nothing but None where no forecast was made
+    predicted: Figures  # all None without a forecast
 
 
 def append(state: Path, speed: SpeedRecord) -> None:

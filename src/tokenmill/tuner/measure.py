@@ -1,12 +1,12 @@
-"""One trial on an engine that is set up for it: what it computes, writes and takes.
+"""Measures one trial on a prepared engine.
 
-    warm-up   a few tokens on every lane, not counted
-    head      what the jobs share, alone: how fast prompts are computed
-    waves     as many jobs as there are lanes, all at once, again and again: how long until the last of them has begun,
-              and how fast all write together from then on
-    latency   the same with interactive requests beside it, where that is asked for
+    warm-up   a few tokens on every slot, not counted
+    prefix    the jobs' shared prefix alone: prefill speed
+    waves     one job per slot, concurrently, repeated: time until the last one has started, and total decode speed
+              from then on
+    latency   optionally the same while interactive requests arrive
 
-Tokens are counted where they arrive, as a user's would. Knows nothing of dials: who calls has turned them.
+Tokens are counted when they arrive, as a client sees them. Applying trial settings is up to the caller.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ from tokenmill.errors import EngineError
 from tokenmill.tuner.point import Figures
 from tokenmill.tuner.work import TuneRequests
 
-SHARING = 64  # jobs that one head is computed for, where its time is counted in
-LEAST_STEPS = 12  # that all lanes write together, however slow they are
+SHARING = 64  # jobs over which the time of a shared prefix is distributed
+LEAST_STEPS = 12  # minimum steps in which all slots decode together
 LEAST_WAVES = 2
 MOST_WAVES = 12
 WARM_TOKENS = 4
 
 
 class TokenMark(NamedTuple):
-    """Tokens of a lane that had come at a moment."""
+    """Number of tokens that a slot had received at a moment."""
 
     at_s: float
     tokens: int
@@ -38,35 +38,35 @@ class TokenMark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MeasureOptions:
-    """How thoroughly to measure."""
+    """Duration and precision of a measurement."""
 
-    seconds: float = 5.0  # for the waves of one trial
-    noise: float = 0.03  # relative: fewer waves are enough once they agree so well
-    latency: bool = False  # also an interactive request's first token
+    seconds: float = 5.0  # total time for the waves of one trial
+    noise: float = 0.03  # relative: waves end early once they agree this well
+    latency: bool = False  # also measure an interactive request's first token
 
 
 @dataclass(frozen=True, slots=True)
 class Wave:
-    """What one wave showed."""
+    """Result of one wave."""
 
-    begun_s: float  # from sending until the last lane had its first token
-    tok_s: float | None  # of all lanes, while all of them wrote
+    begun_s: float  # from sending until every slot had its first token
+    tok_s: float | None  # total of all slots while all of them decode
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a trial showed."""
+    """Result of a trial."""
 
-    figures: Figures  # speeds only
-    spread: float | None  # of the waves, relative
+    figures: Figures  # only speeds
+    spread: float | None  # relative spread of the waves
     waves: int
 
 
 def rate(lanes: Sequence[Sequence[TokenMark]]) -> float | None:
-    """Tokens a second of all lanes together while all of them wrote: after the last began, before the first ended.
+    """Total tok/s while all slots decode: after the last one started and before the first one ended.
 
-    Before, prompts are computed beside what is written; after, the width is another. Every mark is exact for its own
-    lane, however many tokens come at once; None where no lane has two marks in that time.
+    Before that, prefill runs concurrently; after, fewer slots are active. Every mark is exact for its own slot, even if
+    several tokens arrive together; None if no slot has two marks in that time.
     """
     if not lanes or not all(lanes):
         return None
@@ -83,7 +83,7 @@ def rate(lanes: Sequence[Sequence[TokenMark]]) -> float | None:
 
 
 def rough_rate(lanes: Sequence[Sequence[TokenMark]]) -> float | None:
-    """The same by the lane that came furthest, its whole time counted: too slow by what was computed beside it."""
+    """A lower estimate from the slot that got furthest over its whole time, which includes the prefill of others."""
     if not lanes or not all(lanes):
         return None
     furthest = max(lanes, key=lambda lane: lane[-1].tokens)
@@ -93,36 +93,36 @@ def rough_rate(lanes: Sequence[Sequence[TokenMark]]) -> float | None:
 
 
 def batch_rate(*, lanes: int, output_tokens: int, head_s: float, begun_s: float, decode_tok_s: float) -> float:
-    """Tokens a second that a batch writes, its prompts' time counted: the head once for so many jobs, tails each."""
+    """Output tok/s of a batch with prompt time included: the prefix once per `SHARING` jobs, each job's tail once."""
     wave_s = begun_s + lanes * output_tokens / decode_tok_s
     return SHARING * output_tokens / (head_s + SHARING / lanes * wave_s)
 
 
 def relative_spread(values: Sequence[float]) -> float | None:
-    """Standard deviation over the median; None of fewer than two."""
+    """Standard deviation divided by the median; None for fewer than two values."""
     return stdev(values) / median(values) if len(values) > 1 else None
 
 
 def settled(values: Sequence[float], noise: float) -> bool:
-    """Whether the median of so many values is sure enough."""
+    """Whether the values agree well enough that their median is reliable."""
     spread = relative_spread(values)
     return len(values) > LEAST_WAVES and spread is not None and spread / len(values) ** 0.5 <= noise / 2
 
 
 async def prepare(engine: Engine, work: TuneRequests, trial: int, lanes: int) -> float | None:
-    """Warm up, then compute the head: the seconds it takes; None where there is none."""
+    """Warm up, then compute the shared prefix; return its seconds, None if there is none."""
     short = [replace(work.job(trial, -1 - at), max_tokens=WARM_TOKENS) for at in range(lanes)]
-    head = work.head(trial)
-    if head is not None:  # the warm-up must not compute it
+    prefix = work.head(trial)
+    if prefix is not None:  # the warm-up must not compute it
         short = [replace(each, prompt=each.prompt[-8:]) if isinstance(each.prompt, tuple) else each for each in short]
     await asyncio.gather(*(answer(engine, each) for each in short))
-    if head is None:
+    if prefix is None:
         return None
     began = perf_counter()
-    found = await answer(engine, replace(head, max_tokens=1))
+    found = await answer(engine, replace(prefix, max_tokens=1))
     seconds = found.timings.prefill_s or perf_counter() - began
     if engine.capabilities.keeps_prefixes and not engine.capabilities.shares_prefixes:
-        # every slot has to have it once, as in a batch that has run for a while
+        # copy it to every slot, the steady state of a batch
         again = [replace(work.job(trial, -1 - at), max_tokens=1) for at in range(lanes)]
         await asyncio.gather(*(answer(engine, each) for each in again))
     return seconds
@@ -139,7 +139,7 @@ async def measure(
     context: int,
     head_s: float | None,
 ) -> Measured:
-    """The waves of a trial on an engine that is prepared, and what comes of all."""
+    """Run the waves of a trial on a prepared engine and combine their figures."""
     room = max(1, context - work.depth - 1)
     most = min(room, work.most_tokens(lanes, ubatch))
     until = perf_counter() + how.seconds
@@ -154,7 +154,7 @@ async def measure(
         running = _Running(engine, _some(jobs, lanes, most), how.seconds / LEAST_WAVES)
         wave = await running.measured()
         if wave.tok_s is None and most < room:
-            most = min(room, 2 * most)  # all was over before anything was told: pieces of a batch are held together
+            most = min(room, 2 * most)  # the wave ended before any progress arrived: pieces of a batch arrive together
             continue
         waves.append(wave)
         found = wave.tok_s or rough_rate(running.lanes)
@@ -188,14 +188,16 @@ def _figures(
     jobs = batch_rate(
         lanes=lanes, output_tokens=work.output_tokens, head_s=head_s or 0.0, begun_s=begun_s, decode_tok_s=decode_tok_s
     )
-    head = work.head(0)
-    prefill = len(head.prompt) / head_s if head_s and head is not None and isinstance(head.prompt, tuple) else None
+    prefix = work.head(0)
+    prefill = (
+        len(prefix.prompt) / head_s if head_s and prefix is not None and isinstance(prefix.prompt, tuple) else None
+    )
     return Figures(decode_tok_s=decode_tok_s, prefill_tok_s=prefill, jobs_tok_s=jobs, first_token_s=first_s)
 
 
 @dataclass(slots=True)
 class _Running:
-    """One wave while it runs; over when all lanes have written together for long enough, or one has ended."""
+    """A running wave; it ends when all slots have decoded together long enough, or one has finished."""
 
     engine: Engine
     jobs: Sequence[Request]
@@ -205,14 +207,14 @@ class _Running:
     enough: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def measured(self) -> Wave:
-        """Run it to its end."""
+        """Run the wave to its end."""
         began = perf_counter()
         await self._run(self.enough.wait())
         firsts = [lane[0].at_s for lane in self.lanes if lane]
         return Wave(max(firsts, default=began) - began, rate(self.lanes))
 
     async def disturbed_by(self, others: Sequence[Request]) -> float:
-        """Seconds to the first token of interactive requests, the longest: while prompts are computed, and later."""
+        """The longest time to first token of interactive requests, during prefill and later."""
         seconds: list[float] = []
 
         async def asked() -> None:
@@ -224,7 +226,7 @@ class _Running:
         return max(seconds)
 
     async def _run(self, until: Coroutine[None, None, object]) -> None:
-        """All lanes at once until something is over; an engine that fails ends it at once."""
+        """Run all slots concurrently until a condition; an engine failure ends it immediately."""
         self.lanes = [[] for _ in self.jobs]
         running = {asyncio.create_task(self._lane(job, lane)) for job, lane in zip(self.jobs, self.lanes, strict=True)}
         tasks = (asyncio.create_task(self._until(until)), *running)
@@ -258,7 +260,7 @@ class _Running:
             await stream.aclose()
 
     def _look(self, *, ended: bool) -> None:
-        """Whether all have begun, and whether that is enough."""
+        """Check whether all slots have started and have decoded long enough."""
         if not self.begun.is_set():
             if not all(self.lanes):
                 return

@@ -1,4 +1,4 @@
-"""Repeated trials as one figure, and how far apart repeats lie. Trials that were disturbed or crashed do not count."""
+"""Aggregates repeated trials and estimates their spread. Disturbed and failed trials do not count."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -7,12 +7,12 @@ from statistics import fmean, median, variance
 
 from tokenmill.tuner.point import Figures, Trial, TrialSettings
 
-ENOUGH = 3  # degrees of freedom that a spread must rest on
+ENOUGH = 3  # minimum degrees of freedom of a spread
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What is known of some dials: the median of each figure over the trials that count."""
+    """Median of each figure over the trials of one setting that count."""
 
     dials: TrialSettings
     figures: Figures
@@ -20,11 +20,11 @@ class Standing:
 
     @property
     def count(self) -> int:
-        """How often it was measured."""
+        """Number of measurements."""
         return len(self.trials)
 
     def as_trial(self) -> Trial:
-        """One trial that stands for all."""
+        """One trial with the median figures."""
         return replace(
             self.trials[-1],
             figures=self.figures,
@@ -34,7 +34,7 @@ class Standing:
 
 
 def standings(trials: Iterable[Trial]) -> tuple[Standing, ...]:
-    """One for each dials that have figures, in the order in which they were first tried."""
+    """One per settings with figures, in order of first measurement."""
     by_dials: dict[TrialSettings, list[Trial]] = {}
     for trial in trials:
         if trial.counts:
@@ -43,7 +43,7 @@ def standings(trials: Iterable[Trial]) -> tuple[Standing, ...]:
 
 
 def middle(measured: Sequence[Figures]) -> Figures:
-    """The median of each figure over those that have it."""
+    """The median of each figure over the trials that have it."""
     found = {}
     for item in fields(Figures):
         values = [value for value in (getattr(each, item.name) for each in measured) if value is not None]
@@ -53,7 +53,7 @@ def middle(measured: Sequence[Figures]) -> Figures:
 
 
 def spread(trials: Iterable[Trial], figure: str = "decode_tok_s") -> float | None:
-    """Relative standard deviation of repeats of one figure, all dials together; None: too few repeats to say."""
+    """Relative standard deviation of repeats of one figure, pooled over all settings; None: too few repeats."""
     squares = 0.0
     freedom = 0
     for standing in standings(trials):

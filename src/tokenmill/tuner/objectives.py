@@ -1,6 +1,6 @@
 """What each aim maximizes: one number that a search can raise, and the choice among measured trials.
 
-A figure that is None is never compared: a trial without the deciding figure is no candidate.
+Missing figures are never compared: a trial without the deciding figure is not a candidate.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -11,16 +11,16 @@ from tokenmill.tuner.noise import Standing
 from tokenmill.tuner.point import Aim, Figures, Trial, TrialSettings
 
 ThroughputMetric = Literal["jobs_tok_s", "decode_tok_s"]
-LATENESS = 3  # the power with which coming late counts
+LATENESS = 3  # exponent of the penalty for a late first token
 
 
 @dataclass(frozen=True, slots=True)
 class Yardstick:
-    """An aim, and which figures there are to judge by."""
+    """An aim and the figure that judges it."""
 
     aim: Aim
     throughput_figure: ThroughputMetric
-    by: Literal["throughput", "first token", "in time", "joules"]  # what is raised
+    by: Literal["throughput", "first token", "in time", "joules"]  # the figure to maximise
 
     def tok_s(self, figures: Figures) -> float | None:
         """Throughput."""
@@ -28,7 +28,7 @@ class Yardstick:
         return found
 
     def worth(self, figures: Figures) -> float | None:
-        """More is better. What is not in time is worth less the later it is: a slope, so that a search finds back."""
+        """Worth of figures, higher is better. A late first token lowers it gradually, which guides a search."""
         tok_s = self.tok_s(figures)
         first_s = figures.first_token_s
         joules = figures.joules_per_token
@@ -44,7 +44,7 @@ class Yardstick:
         return tok_s
 
     def in_time(self, figures: Figures) -> bool:
-        """Whether the first token comes as soon as the aim asks; always, where it does not ask."""
+        """Whether the first token meets the aim's limit; True without a limit."""
         limit = self.aim.first_token_s
         if self.by != "in time" or limit is None:
             return True
@@ -52,7 +52,7 @@ class Yardstick:
 
 
 def yardstick(aim: Aim, trials: Iterable[Trial]) -> Yardstick:
-    """How to judge these trials: by what they have."""
+    """How to judge these trials, given the figures they have."""
     figures = [trial.figures for trial in trials if trial.counts]
     jobs = any(each.jobs_tok_s is not None for each in figures)
     by: Literal["throughput", "first token", "in time", "joules"] = "throughput"
@@ -64,12 +64,12 @@ def yardstick(aim: Aim, trials: Iterable[Trial]) -> Yardstick:
 
 
 def cores(dials: TrialSettings) -> int:
-    """Threads at work at the busiest moment."""
+    """Maximum number of busy threads."""
     return max(dials.threads, dials.threads_batch)
 
 
 def choose(yard: Yardstick, found: Sequence[Standing], noise: float) -> Standing | None:
-    """The best of what was measured; among those that noise cannot tell apart, the one that takes least."""
+    """The best measured settings; of those within noise, the one that needs the fewest resources."""
     aim = yard.aim
     held = [
         each
@@ -80,7 +80,7 @@ def choose(yard: Yardstick, found: Sequence[Standing], noise: float) -> Standing
     held = [each for each in held if each.dials in worth]
     if not held:
         return None
-    if not any(yard.in_time(each.figures) for each in held):  # then as little late as can be
+    if not any(yard.in_time(each.figures) for each in held):  # then choose the least late
         return min(held, key=lambda each: (each.figures.first_token_s or 0.0, -worth[each.dials]))
     held = [each for each in held if yard.in_time(each.figures)]
     top = max(worth[each.dials] for each in held)

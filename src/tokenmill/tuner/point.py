@@ -1,4 +1,4 @@
-"""What can be turned, what was measured there, and the operating point that came out. Values only."""
+"""Values of tuning: trial settings, figures, trials, aims and operating points."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,60 +11,60 @@ TrialOutcome = Literal["measured", "out of memory", "died", "hung", "refused"]
 
 @dataclass(frozen=True, slots=True)
 class TrialSettings:
-    """Settings of one trial, complete. Those after `flash_attention` need the weights to be loaded anew."""
+    """Complete settings of one trial. Fields after `flash_attention` require a reload of the weights."""
 
     threads: int  # for decoding
     threads_batch: int  # for prefill
-    sequences: int  # batch lanes at once
+    sequences: int  # slots for batch jobs
     ubatch: int
-    context: int  # tokens of one sequence
+    context: int  # tokens per sequence
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
     flash_attention: bool = True
     mmap: bool = True
     repack: bool = True
-    offload_min_batch: int | None = None  # rows in force when it was loaded; None: nothing moves, or it is unknown
-    placement: str = "plan"  # plan.fingerprint of where weights are; "plan": on processors alone, or unknown
+    offload_min_batch: int | None = None  # threshold in force at load; None: nothing moves, or unknown
+    placement: str = "plan"  # fingerprint of the placement; "plan": CPU only, or unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """What is best, in a user's words."""
+    """What the user wants to optimise."""
 
     kind: AimKind = "throughput"
-    first_token_s: float | None = None  # latency: the most an interactive request may wait while a batch runs
-    within: float = 0.10  # cores: the share of the best throughput that may be given up
-    least_context: int | None = None  # tokens that one sequence must have, whatever the aim
+    first_token_s: float | None = None  # latency: maximum time to first token of an interactive request during a batch
+    within: float = 0.10  # cores: share of the best throughput that may be lost
+    least_context: int | None = None  # minimum tokens per sequence, for every aim
     least_sequences: int = 1
-    prompt_tokens: int = 512  # the work that is measured: a shared head ...
-    tail_tokens: int = 64  # ... what differs between jobs ...
-    output_tokens: int = 64  # ... and what is written
+    prompt_tokens: int = 512  # measured work: tokens of the shared prefix ...
+    tail_tokens: int = 64  # ... of each job's own tail ...
+    output_tokens: int = 64  # ... and of the output
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What an engine did at some dials; None: not measured there."""
+    """Measured figures of an engine at some settings; None: not measured."""
 
-    decode_tok_s: float | None = None  # all lanes together
+    decode_tok_s: float | None = None  # total of all slots
     prefill_tok_s: float | None = None
-    jobs_tok_s: float | None = None  # tokens written a second with the prompts' time counted: what a batch gets
-    first_token_s: float | None = None  # of an interactive request beside a full batch
+    jobs_tok_s: float | None = None  # output tok/s with prompt time included: the throughput of a batch
+    first_token_s: float | None = None  # of an interactive request during a full batch
     joules_per_token: float | None = None
-    host_bytes: int | None = None  # resident
+    host_bytes: int | None = None  # resident host memory
     gpu_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Dials that were tried: a crash is a result too."""
+    """A trial of some settings; failures are results, too."""
 
     dials: TrialSettings
     outcome: TrialOutcome
     figures: Figures = Figures()
-    seconds: float = 0.0  # that it took, a load included
-    loaded: bool = False  # whether the weights were loaded for it
-    disturbed: str | None = None  # what else used the machine: the figures do not count
-    detail: str | None = None  # of an outcome that is not `measured`: the engine's last words
+    seconds: float = 0.0  # duration, loads included
+    loaded: bool = False  # whether it loaded the weights
+    disturbed: str | None = None  # other use of the machine during the trial; the figures do not count
+    detail: str | None = None  # the engine's error if the outcome is not `measured`
     when: str | None = None  # ISO 8601, UTC
 
     @property
@@ -75,33 +75,33 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class PointScope:
-    """Where a measurement holds: any of these changes, and it does not."""
+    """Scope of a measurement: it is valid only while all of these stay the same."""
 
     machine: str
     machine_id: str
     model: str
     model_id: str
     engine: str  # native, llama-server, ...
-    build: str  # of the engine
+    build: str  # build of the engine
 
 
 @dataclass(frozen=True, slots=True)
 class OperatingPoint:
-    """The best dials that were found, and what they cost."""
+    """The best settings found, and their cost."""
 
     place: PointScope
     aim: Aim
     dials: TrialSettings
     figures: Figures
-    noise: float  # relative spread of repeated measurements: smaller differences mean nothing
-    given_up: tuple[str, ...]  # in sentences: what would have been better otherwise, and by how much
-    knee: str  # the bend of the curve in one sentence
-    front: tuple[Trial, ...]  # trials that nothing else beats in everything (Pareto)
+    noise: float  # relative spread of repeats: smaller differences are not significant
+    given_up: tuple[str, ...]  # alternatives that are better in other figures, as sentences
+    knee: str  # the bend of the throughput curve, as a sentence
+    front: tuple[Trial, ...]  # Pareto-optimal trials
     trials: tuple[Trial, ...]
     loads: int
     seconds: float
     when: str  # ISO 8601, UTC
-    under: tuple[str, ...] = ()  # options that make another machine of this one, such as --cpu-only
+    under: tuple[str, ...] = ()  # options that the point depends on, such as --cpu-only
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,13 @@ from tokenmill.tuner.point import PointScope
 
 
 def place_here(machine: Machine, model: str, model_path: Path, config: EngineConfig) -> PointScope | None:
-    """The place of a model on a machine with an engine as it is configured; None: its build cannot be told.
+    """The scope of a model on a machine with the configured engine; None if its build is unknown.
 
-    `model` is the name in the file. Reads some of the model's bytes, and may ask the engine's program for its version.
+    `model` is the name in the file. Reads some of the model's bytes, and may run the engine to get its version.
     """
     try:
         build = build_of(config)
-    except TokenmillError:  # not installed, or not one that we know: who starts it says more
+    except TokenmillError:  # not installed or unknown: starting it reports more
         return None
     if build is None:
         return None
@@ -28,7 +28,7 @@ def place_here(machine: Machine, model: str, model_path: Path, config: EngineCon
 
 
 def build_of(config: EngineConfig) -> str | None:
-    """What would be started, in its own words; None where only starting it tells."""
+    """The build that would be started; None if only starting it can tell."""
     if config.kind == "native":
         from tokenmill.native.llama.library import open_library  # noqa: PLC0415  its packages are an extra
 

@@ -1,7 +1,7 @@
-"""Operating points and trials of `tokenmill tune` in the measurement journal.
+"""Stores operating points and trials of `tokenmill tune` in the measurement journal.
 
-A trial is on disk before it counts. A point holds for its machine, its model's very bytes and its engine's build; for
-another of them it is not used, and `find` says why.
+A trial is on disk before it counts. A point applies to its machine, the exact bytes of its model and its engine's
+build; for another combination `find` returns the reason why it does not apply.
 """
 
 from collections.abc import Iterator
@@ -17,32 +17,32 @@ class StoredTrial:
     """A trial as it is stored."""
 
     place: PointScope
-    work: str  # what was measured with: trials with other work cannot be compared
+    work: str  # the work measured: trials with other work are not comparable
     trial: Trial
-    made_for: str = ""  # the aim it was made for; others count it too
+    made_for: str = ""  # aim of the run that made it; other aims use it, too
 
 
 @dataclass(frozen=True, slots=True)
 class FoundPoint:
-    """A point that holds here, or why one that is there does not."""
+    """A point that applies here, or the reason why a stored one does not."""
 
     point: OperatingPoint | None = None
-    why_not: str | None = None  # None: nothing was ever tuned
+    why_not: str | None = None  # None: nothing was tuned
 
 
 def save_point(state: Path, point: OperatingPoint) -> Path:
-    """Store a point instead of the former one of its machine, model and engine; returns the journal's path."""
+    """Replace the stored point of its machine, model and engine; return the journal's path."""
     measurements.replace(state, "point", point)
     return measurements.journal_path(state)
 
 
 def load_point(state: Path, place: PointScope) -> OperatingPoint | None:
-    """The point that holds for this machine, model and build, or None."""
+    """The point that applies to this machine, model and build, or None."""
     return find(state, place).point
 
 
 def find(state: Path, place: PointScope) -> FoundPoint:
-    """The same, with the reason where a point of another place is all there is."""
+    """Like `load_point`, with the reason if only a point for another scope exists."""
     stored = points(state)
     for point in stored:
         own = point.place
@@ -62,7 +62,7 @@ def find(state: Path, place: PointScope) -> FoundPoint:
 
 
 def has_points(state: Path) -> bool:
-    """Whether anything was ever tuned here."""
+    """Whether any point is stored."""
     return bool(measurements.read_json(state, "point"))
 
 
@@ -77,12 +77,12 @@ def keep_trial(state: Path, place: PointScope, work: str, trial: Trial, aim: Aim
 
 
 def trials_of(state: Path, place: PointScope, work: str, aim: Aim) -> tuple[Trial, ...]:
-    """Trials of the same place with the same work, whatever they were made for; for latency, those that measured it."""
+    """Trials with the same scope and work, for any aim; for latency, only those that measured it."""
     return tuple(kept.trial for kept in _kept(state, place, work, aim))
 
 
 def for_others(state: Path, place: PointScope, work: str, aim: Aim) -> tuple[Trial, ...]:
-    """Those of them that were made for another aim."""
+    """Those trials that were made for another aim."""
     return tuple(kept.trial for kept in _kept(state, place, work, aim) if kept.made_for != _aim_name(aim))
 
 

@@ -1,10 +1,10 @@
-"""Which dials to measure next, until nothing untried is expected to win by more than noise. No clock, file or engine.
+"""Decides which settings to measure next, until no untried ones are expected to win by more than noise. Pure.
 
-    the start, the forecast's best -> climb -> repeat what is near the best -> what the aim wishes beyond
+    the start, the forecast's best -> climb -> repeat what is near the best -> secondary objectives of the aim
     then, for each other way to load the weights: the same from the best so far, as far as it can still win
 
-All that one load can tell is asked before the next: no load is ever needed twice. The course is a generator that does
-not ask for what it was told already, so an interrupted search that is told its old trials goes on where it was.
+Everything that one load can measure is requested before the next load. The course is a generator that skips what the
+log already has, so an interrupted search resumes when it gets its old trials.
 """
 
 from collections.abc import Callable, Generator, Iterable
@@ -15,13 +15,13 @@ from tokenmill.tuner.point import Aim, Trial, TrialSettings
 from tokenmill.tuner.space import KINDS, ORDERED, Space, setting
 from tokenmill.tuner.trial_log import TrialLog
 
-LEAST_TRIALS = 16  # even in a small space
-SHARE = 5  # of a large one, one trial in so many combinations
-KEPT_BACK = 5  # trials for repeats, however many were used before
+LEAST_TRIALS = 16  # minimum budget
+SHARE = 5  # in a large space: one trial per this number of combinations
+KEPT_BACK = 5  # trials reserved for repeats
 
 
 class Search:
-    """Asks for trials and is told of them. Only `ask` and `tell` change it."""
+    """Requests trials (`ask`) and receives their results (`tell`); nothing else changes it."""
 
     def __init__(
         self,
@@ -36,24 +36,24 @@ class Search:
         self.space = space
         self.aim = aim
         self._start = space.nearest(start)
-        if aim.kind == "context":  # the best to be near is where memory is left for most sequences
+        if aim.kind == "context":  # the neighbourhood to explore is where memory holds most sequences
             self._start = space.nearest(space.turned(self._start, "context", space.context[0]))
-        self._book = TrialLog(space, aim, noise)
+        self._log = TrialLog(space, aim, noise)
         self._most = max(LEAST_TRIALS, space.all() // SHARE) if most_trials is None else most_trials
         self._limited = most_trials is not None
         self._beside = 0
-        # a forecast of throughput says nothing of joules and first tokens
+        # a forecast of throughput does not predict joules and first tokens
         says = forecast if aim.kind in ("throughput", "cores", "context") else None
-        self._walk = Moves(space, self._book, says, self._may_explore)
+        self._walk = Moves(space, self._log, says, self._may_explore)
         self._variants = self._worth_a_load()
-        self._wanted: list[TrialSettings] = []  # by the course, and not asked for yet
-        self._asked: list[TrialSettings] = []  # and not told yet
+        self._wanted: list[TrialSettings] = []  # wanted by the course, not yet returned by `ask`
+        self._asked: list[TrialSettings] = []  # returned by `ask`, result pending
         self._expected = self._expect()
         self._course = self._run()
         self._done = False
 
     def ask(self) -> TrialSettings | None:
-        """Dials to measure; None: done. Asked again before it was told, it gives the oldest that is still open."""
+        """The next settings to measure; None: done. Repeats the oldest pending ones until their result arrives."""
         while not self._done:
             if self._wanted:
                 dials = self._wanted.pop(0)
@@ -61,7 +61,7 @@ class Search:
                 return dials
             if self._asked:
                 return self._asked[0]
-            left = self._most - len(self._book.trials)
+            left = self._most - len(self._log.trials)
             if left <= 0:
                 self._end(self._spent_words())
                 break
@@ -72,43 +72,43 @@ class Search:
         return None
 
     def tell(self, trial: Trial) -> None:
-        """What came out, in any order; trials that were never asked for count like the others."""
-        self._book.add(trial)
+        """Record a result, in any order; unrequested trials count as well."""
+        self._log.add(trial)
         for waiting in (self._asked, self._wanted):
             if trial.dials in waiting:
                 waiting.remove(trial.dials)
                 break
 
     def beside(self, count: int) -> None:
-        """So many of the trials that it is told were made for another aim: they leave it the number it has."""
+        """Exclude `count` recorded trials, made for another aim, from the budget."""
         self._most += count
         self._beside += count
 
     def best(self) -> Trial | None:
-        """The choice so far, with the medians of its figures; None where nothing was measured."""
-        found = self._book.best()
+        """The best settings so far with median figures; None without measurements."""
+        found = self._log.best()
         return None if found is None else found.as_trial()
 
     @property
     def reason(self) -> str:
-        """What it does now, or why it stopped."""
+        """The current step, or why the search ended."""
         return self._walk.reason
 
     @property
     def noise(self) -> float:
-        """Relative spread of repeats: what was given, or more where the trials show more."""
-        return self._book.noise
+        """Relative spread of repeats: the given one, or more if the trials show more."""
+        return self._log.noise
 
     def remaining(self) -> int:
-        """About how many trials are still to come; 0: none."""
+        """Estimated number of remaining trials; 0: none."""
         if self._done:
             return 0
-        tried = len(self._book.trials)
+        tried = len(self._log.trials)
         return max(1, len(self._wanted) + len(self._asked), min(self._most, self._expected) - tried)
 
     def loads_needed(self) -> tuple[TrialSettings, ...]:
-        """Variants that need the weights loaded anew and are still to be tried."""
-        tried = {(dial, setting(trial.dials, dial)) for trial in self._book.trials for dial in self.space.reload}
+        """Settings that need a reload and are still to be tried."""
+        tried = {(dial, setting(trial.dials, dial)) for trial in self._log.trials for dial in self.space.reload}
         return tuple(
             self.space.turned(self._start, dial, value) for dial, value in self._variants if (dial, value) not in tried
         )
@@ -131,16 +131,16 @@ class Search:
         if spent:
             self._end(self._spent_words())
         else:
-            self._end(f"nothing untried is expected to win by more than {self._book.noise:.0%}, which is noise here")
+            self._end(f"nothing untried is expected to win by more than {self._log.noise:.0%}, which is noise here")
 
     def _first(self) -> Generator[list[TrialSettings], None, TrialSettings | None]:
-        """Something that runs: the start, or less of it."""
+        """The first settings that run: the start, or reduced ones."""
         last = None
         for dials in self._lesser():
             yield from self._walk.measure([dials])
-            if self._book.worth(dials) is not None:
+            if self._log.worth(dials) is not None:
                 return dials
-            last = self._book.trials[-1] if self._book.trials else None
+            last = self._log.trials[-1] if self._log.trials else None
             if last is not None and last.disturbed is not None:
                 self._end(f"every trial was disturbed: {last.disturbed}")
                 return None
@@ -150,7 +150,7 @@ class Search:
         return None
 
     def _lesser(self) -> Iterable[TrialSettings]:
-        """The start, then with less and less that takes memory, then with the kinds turned."""
+        """The start, then settings that need less and less memory, then other load options."""
         space = self.space
         few = self._start
         yield self._start
@@ -164,7 +164,7 @@ class Search:
                 yield from (space.turned(base, dial, value) for value in space.values(dial))
 
     def _forecast_best(self, base: TrialSettings) -> Leading:
-        """The forecast's own best, reached dial by dial; it becomes the base where it is better."""
+        """Climb to the forecast's optimum one setting at a time; it becomes the base if it is better."""
         says = self._walk.says
         space = self.space
         if says is None:
@@ -175,7 +175,7 @@ class Search:
             for value in space.values(dial) if dial != "context" else ():
                 turned = space.turned(there, dial, value)
                 rate = says(turned) if space.holds(turned) else None
-                if said is not None and rate is not None and rate > said * (1 + self._book.noise):
+                if said is not None and rate is not None and rate > said * (1 + self._log.noise):
                     there = turned
                     said = rate
         self._walk.reason = "tries what the forecast holds best"
@@ -183,11 +183,11 @@ class Search:
         return self._walk.better(base, there)
 
     def _whole(self, base: TrialSettings) -> Leading:
-        """All that one load can tell."""
+        """Everything that can be measured with one load."""
         walk = self._walk
         aim = self.aim
         base = yield from walk.climb(base, skipped="context" if aim.kind == "context" else None)
-        if self._book.yard.by == "in time":
+        if self._log.yard.by == "in time":
             base = yield from secondary_objectives.sooner(walk, base)
         yield from walk.settle(base)
         yield from walk.beside(self._top(base))
@@ -201,12 +201,12 @@ class Search:
         return self._top(base)
 
     def _loaded(self, base: TrialSettings, dial: str, value: object) -> Leading:
-        """The same on weights that were loaded another way, where that is better."""
+        """Repeat with weights loaded another way, if that is better."""
         walk = self._walk
         there = self.space.turned(base, dial, value)
         walk.reason = f"loads anew with {words(dial)} {value}"
         yield from walk.measure([there])
-        if self._book.worth(there) is None:
+        if self._log.worth(there) is None:
             return base
         for along in ("sequences", "threads"):
             if along in self.space.free:
@@ -218,20 +218,20 @@ class Search:
         return (yield from self._whole(there))
 
     def _top(self, base: TrialSettings) -> TrialSettings:
-        """The best that the same load serves."""
-        return max((d for d in self._book.measured() if same_load(d, base)), key=self._book.rank, default=base)
+        """The best settings that the same load serves."""
+        return max((d for d in self._log.measured() if same_load(d, base)), key=self._log.rank, default=base)
 
     def _last_load(self) -> TrialSettings:
-        return self._book.trials[-1].dials
+        return self._log.trials[-1].dials
 
     # what it reckons with
 
     def _may_explore(self) -> bool:
         own = self._most - self._beside
-        return len(self._book.trials) - self._beside < max(1, own - min(KEPT_BACK, own // 4))
+        return len(self._log.trials) - self._beside < max(1, own - min(KEPT_BACK, own // 4))
 
     def _worth_a_load(self) -> list[tuple[str, object]]:
-        """Reload dials at other values than the start's, where the forecast does not speak against them."""
+        """Reload settings with other values than the start's, unless the forecast predicts a loss."""
         found = []
         own = self._forecast_over_sequences(self._start)
         for dial in self.space.reload:
@@ -239,7 +239,7 @@ class Search:
                 if value == setting(self._start, dial):
                     continue
                 other = self._forecast_over_sequences(self.space.turned(self._start, dial, value))
-                if own is None or other is None or other > own * (1 + self._book.noise):
+                if own is None or other is None or other > own * (1 + self._log.noise):
                     found.append((dial, value))
         return found
 
@@ -252,7 +252,7 @@ class Search:
         return max((rate for rate in said if rate is not None), default=None)
 
     def _expect(self) -> int:
-        """About how many trials it will take in all, by what searches took on recorded surfaces."""
+        """Estimated total number of trials, from searches on recorded surfaces."""
         lines = sum(
             min(6, len(self.space.values(dial))) if dial in ORDERED else len(self.space.values(dial)) - 1
             for dial in self.space.free
@@ -265,4 +265,4 @@ class Search:
 
     def _spent_words(self) -> str:
         worth = "were allowed" if self._limited else f"a space of {self.space.all()} combinations is worth"
-        return f"{len(self._book.trials) - self._beside} trials are as many as {worth}"
+        return f"{len(self._log.trials) - self._beside} trials are as many as {worth}"

@@ -1,4 +1,4 @@
-"""What an aim asks for beyond the most throughput: an earlier first token, fewer cores, more context."""
+"""Search steps for aims other than throughput: earlier first token, fewer cores, more context."""
 
 from collections.abc import Generator, Mapping
 from math import log
@@ -7,60 +7,60 @@ from tokenmill.tuner.moves import Asking, Leading, Moves, same_load, stepped
 from tokenmill.tuner.point import Aim, TrialSettings
 from tokenmill.tuner.space import setting
 
-FEW = 3  # numbers of sequences that are tried with one context and cache type
-LATE = 3  # numbers of sequences that only came too late, of which smaller micro-batches are tried
+FEW = 3  # numbers of sequences tried per context and cache type
+LATE = 3  # numbers of sequences, rejected only for lateness, that are retried with smaller micro-batches
 
 
 def sooner(walk: Moves, base: TrialSettings) -> Leading:
-    """Dials that would win were they in time: smaller micro-batches let an interactive request through sooner."""
-    book = walk.book
-    yard = walk.book.yard
-    bar = book.rank(base)[1] * (1 + book.noise) if book.rank(base)[0] else 0.0
-    late: dict[int, TrialSettings] = {}  # the least late for each number of sequences
-    for dials in sorted(book.measured(), key=book.rank):
-        figures = book.figures(dials)
+    """Settings that are best except for lateness, with smaller micro-batches, which delay interactive requests less."""
+    trial_log = walk.trial_log
+    yard = walk.trial_log.yard
+    bar = trial_log.rank(base)[1] * (1 + trial_log.noise) if trial_log.rank(base)[0] else 0.0
+    late: dict[int, TrialSettings] = {}  # the least late per number of sequences
+    for dials in sorted(trial_log.measured(), key=trial_log.rank):
+        figures = trial_log.figures(dials)
         tok_s = None if figures is None else yard.tok_s(figures)
-        if tok_s is not None and tok_s > bar and not book.rank(dials)[0] and same_load(dials, base):
+        if tok_s is not None and tok_s > bar and not trial_log.rank(dials)[0] and same_load(dials, base):
             late[dials.sequences] = dials
     walk.reason = "tries smaller micro-batches where only the first token came too late"
     best = base
-    for dials in sorted(late.values(), key=book.rank, reverse=True)[:LATE]:
+    for dials in sorted(late.values(), key=trial_log.rank, reverse=True)[:LATE]:
         for size in sorted((size for size in walk.space.ubatch if size < dials.ubatch), reverse=True):
             there = walk.space.turned(dials, "ubatch", size)
             yield from walk.measure([there])
             best = walk.better(best, there)
-            if book.rank(there)[0]:
+            if trial_log.rank(there)[0]:
                 break
     return (yield from walk.climb(best, anew=False)) if best != base else base
 
 
 def fewer_cores(walk: Moves, aim: Aim, top: TrialSettings) -> Asking:
-    """Down the threads from the best, as far as the aim's share of it reaches; then once beside that."""
+    """Reduce threads from the best while enough throughput remains; then check the neighbourhood once."""
     while True:
         fewest = yield from _fewest(walk, aim, top)
         less = stepped(walk.space, fewest, "threads", -1, stride=1)
         if less == fewest or "sequences" not in walk.space.free:
             return
-        # fewer threads may want other numbers of sequences
+        # fewer threads may prefer other numbers of sequences
         there = [stepped(walk.space, less, "sequences", steps) for steps in (-1, 1)]
         yield from walk.measure(there)
         best = walk.better(less, *there)
-        if (walk.book.worth(best) or 0.0) < _bar(walk, aim):
+        if (walk.trial_log.worth(best) or 0.0) < _bar(walk, aim):
             return
         top = best
 
 
 def _fewest(walk: Moves, aim: Aim, top: TrialSettings) -> Leading:
-    book = walk.book
+    trial_log = walk.trial_log
     space = walk.space
     walk.reason = "takes threads away while enough speed is left"
     points = {value: space.turned(top, "threads", value) for value in space.threads}
     while True:
         bar = _bar(walk, aim)
-        seen = {value: worth for value, there in points.items() if (worth := book.worth(there)) is not None}
+        seen = {value: worth for value, there in points.items() if (worth := trial_log.worth(there)) is not None}
         fewest = min((value for value, worth in seen.items() if worth >= bar), default=setting(top, "threads"))
-        tries = [v for v in points if v < fewest and v not in seen and not book.shut(points[v])]
-        hopeful = [v for v in tries if between(seen, v) * (1 + book.noise) >= bar]
+        tries = [v for v in points if v < fewest and v not in seen and not trial_log.shut(points[v])]
+        hopeful = [v for v in tries if between(seen, v) * (1 + trial_log.noise) >= bar]
         if not hopeful:
             return points[fewest]
         likely = [v for v in hopeful if between(seen, v) >= bar] or hopeful[-1:]
@@ -68,7 +68,7 @@ def _fewest(walk: Moves, aim: Aim, top: TrialSettings) -> Leading:
 
 
 def more_context(walk: Moves, aim: Aim, top: TrialSettings) -> Asking:
-    """The longest context that keeps the aim's share: by halves, as longer ones are never faster."""
+    """The longest context with enough throughput, by bisection: longer ones are never faster."""
     lengths = walk.space.context
     walk.reason = "lengthens the context while enough speed is left"
     low = lengths.index(top.context) + 1
@@ -80,36 +80,38 @@ def more_context(walk: Moves, aim: Aim, top: TrialSettings) -> Asking:
 
 
 def _reaches(walk: Moves, aim: Aim, top: TrialSettings, context: int) -> Generator[list[TrialSettings], None, bool]:
-    """Whether some sequences and cache types at this context keep the aim's share of the best.
+    """Whether any sequences and cache types keep enough throughput at this context.
 
-    By what sequences did at the shorter context, the fewest that should do come first: they take the least memory.
+    Starts with the fewest sequences that should suffice, judged by a shorter context: they need the least memory.
     """
     space = walk.space
-    book = walk.book
+    trial_log = walk.trial_log
     own = setting(top, "cache_types")
-    most = book.worth(top) or 0.0
-    seen = {count: most * did for count in space.sequences if (did := book.ratio(top, "sequences", count)) is not None}
+    most = trial_log.worth(top) or 0.0
+    seen = {
+        count: most * did for count in space.sequences if (did := trial_log.ratio(top, "sequences", count)) is not None
+    }
     expected = {count: seen.get(count, between(seen, count)) for count in space.sequences}
-    likely = [count for count, worth in expected.items() if worth * (1 + book.noise) >= _bar(walk, aim)]
+    likely = [count for count, worth in expected.items() if worth * (1 + trial_log.noise) >= _bar(walk, aim)]
     for types in sorted(space.cache_types, key=lambda types: types != own):
         there = space.turned(space.turned(top, "context", context), "cache_types", types)
         points = [space.turned(there, "sequences", count) for count in likely]
-        for point in [point for point in points if not book.shut(point) or book.worth(point)][:FEW]:
+        for point in [point for point in points if not trial_log.shut(point) or trial_log.worth(point)][:FEW]:
             yield from walk.measure([point])
-            if (book.worth(point) or 0.0) >= _bar(walk, aim):
+            if (trial_log.worth(point) or 0.0) >= _bar(walk, aim):
                 return True
-            if book.hopeless(point):
+            if trial_log.hopeless(point):
                 break
     return False
 
 
 def _bar(walk: Moves, aim: Aim) -> float:
-    best = walk.book.top()
-    return 0.0 if best is None else (walk.book.worth(best) or 0.0) * (1 - aim.within)
+    best = walk.trial_log.top()
+    return 0.0 if best is None else (walk.trial_log.worth(best) or 0.0) * (1 - aim.within)
 
 
 def between(seen: Mapping[int, float], value: int) -> float:
-    """Worth at a value by what was measured around it, on logarithmic axes; below all of it, as much as the lowest."""
+    """Interpolate worth on logarithmic axes; below all measured values, the lowest one's worth."""
     low = max((known for known in seen if known < value), default=None)
     high = min((known for known in seen if known > value), default=None)
     if low is None:

@@ -1,7 +1,7 @@
-"""What can be turned and to which values: the grid that a search walks, and the rule by which a plan gets one.
+"""The search space of a tuning: the values of each setting, and how a plan gets one.
 
-A space knows nothing of measurements. Combinations that no engine takes, or that memory cannot hold by the plan's own
-ledger, are not in it; a forecast decides only whether a dial that needs the weights loaded anew is in it at all.
+`space_for` is the entry point. Combinations that no engine accepts, or that do not fit in memory by the plan's ledger,
+are excluded; the forecast only decides whether settings that need a reload are included. Knows no measurements.
 """
 
 from collections.abc import Iterator
@@ -19,53 +19,59 @@ from tokenmill.tuner.point import Aim, TrialSettings
 
 ORDERED = ("sequences", "threads", "ubatch", "threads_batch", "context")
 KINDS = ("cache_types", "flash_attention")
-FREE = (*ORDERED, *KINDS)  # turned without loading anew, in the order in which they are worth looking at
+FREE = (*ORDERED, *KINDS)  # changed without a reload, in order of importance
 RELOAD = ("mmap", "repack", "offload_min_batch", "placement")
 
 SEQUENCES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
-MANY = (96, 128, 160, 192, 224)  # where the experts cross PCIe in every step, however many share it
+MANY = (
+    96,
+    128,
+    160,
+    192,
+    224,
+)  # for plans where experts cross PCIe in every step, at a cost independent of the number of sequences
 UBATCHES = (128, 256, 512, 1024, 2048)
-FEW_CORES = 4  # up to so many, hyper-threads are worth a look
+FEW_CORES = 4  # up to this number of cores, hyper-threads may help
 NOISE = 0.03
 
-CacheTypes = tuple[str, str]  # K and V go together: engines refuse some pairs, and nobody wants the others
+CacheTypes = tuple[str, str]  # chosen together: engines reject some pairs, and others are of no use
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """The values each dial may have."""
+    """The possible values of each setting."""
 
     threads: tuple[int, ...]
     sequences: tuple[int, ...]
     ubatch: tuple[int, ...]
     context: tuple[int, ...]
-    threads_batch: tuple[int, ...] = ()  # empty: always as many as threads
+    threads_batch: tuple[int, ...] = ()  # empty: same as threads
     cache_types: tuple[CacheTypes, ...] = (("f16", "f16"),)
     flash_attention: tuple[bool, ...] = (True,)
     mmap: tuple[bool, ...] = (True,)
     repack: tuple[bool, ...] = (True,)
     offload_min_batch: tuple[int | None, ...] = (None,)
     placement: tuple[str, ...] = ("plan",)
-    most_sequences: tuple[tuple[CacheTypes, int, int], ...] = ()  # (cache types, context, most that fit); else unknown
-    reasons: tuple[str, ...] = ()  # why a dial that needs a load is in it
+    most_sequences: tuple[tuple[CacheTypes, int, int], ...] = ()  # (cache types, context, maximum); unlisted: unknown
+    reasons: tuple[str, ...] = ()  # why settings that need a reload are included
 
     @property
     def free(self) -> tuple[str, ...]:
-        """Dials with a choice that need no load."""
+        """Settings with several values that need no reload."""
         return tuple(dial for dial in FREE if len(self.values(dial)) > 1)
 
     @property
     def reload(self) -> tuple[str, ...]:
-        """Dials with a choice that need the weights loaded anew."""
+        """Settings with several values that need a reload."""
         return tuple(dial for dial in RELOAD if len(self.values(dial)) > 1)
 
     def values(self, dial: str) -> tuple[Any, ...]:
-        """What a dial may be set to; nothing where another dial decides."""
+        """The values of a setting; empty if another setting determines it."""
         found: tuple[Any, ...] = getattr(self, dial)
         return found
 
     def all(self) -> int:
-        """How many combinations there are: what an exhaustive search would measure."""
+        """Number of combinations."""
         count = len(self.threads) * max(1, len(self.threads_batch))
         for dial in RELOAD:
             count *= len(self.values(dial))
@@ -77,7 +83,7 @@ class Space:
         )
 
     def combinations(self) -> Iterator[TrialSettings]:
-        """Every one of them."""
+        """All combinations."""
         for types, flash, *rest in product(
             self.cache_types,
             self.flash_attention,
@@ -105,7 +111,7 @@ class Space:
                 yield dials
 
     def holds(self, dials: TrialSettings) -> bool:
-        """Whether these dials are in it."""
+        """Whether the space contains these settings."""
         tied = not self.threads_batch and dials.threads_batch == dials.threads
         types = (dials.cache_type_k, dials.cache_type_v)
         return (
@@ -117,7 +123,7 @@ class Space:
         )
 
     def turned(self, dials: TrialSettings, dial: str, value: Any) -> TrialSettings:
-        """The same with one dial at another value; what is tied to it follows."""
+        """The settings with one of them changed, and those tied to it."""
         if dial == "cache_types":
             return replace(dials, cache_type_k=value[0], cache_type_v=value[1])
         if dial == "threads" and not self.threads_batch:
@@ -125,7 +131,7 @@ class Space:
         return replace(dials, **{dial: value})
 
     def nearest(self, dials: TrialSettings) -> TrialSettings:
-        """The combination most like these dials."""
+        """The closest combination."""
         for dial in (*RELOAD, *KINDS):
             values = self.values(dial)
             if setting(dials, dial) not in values:
@@ -146,27 +152,27 @@ class Space:
         return replace(dials, sequences=min(dials.sequences, fitting[-1]), ubatch=min(dials.ubatch, sizes[-1]))
 
     def most(self, types: CacheTypes, context: int) -> int:
-        """Sequences that memory holds; as many as there are where nobody reckoned."""
+        """Maximum sequences in memory; unlimited if it was not computed."""
         known = {(held, length): most for held, length, most in self.most_sequences}
         return known.get((types, context), self.sequences[-1])
 
 
 def setting(dials: TrialSettings, dial: str) -> Any:
-    """What a dial is set to."""
+    """The value of a setting."""
     return (dials.cache_type_k, dials.cache_type_v) if dial == "cache_types" else getattr(dials, dial)
 
 
 def _takes(types: CacheTypes, *, flash: bool) -> bool:
-    """llama.cpp refuses a quantised V without flash attention."""
+    """Whether llama.cpp accepts these types: a quantised V needs flash attention."""
     return flash or types[1] in ("f16", "bf16", "f32")
 
 
 def space_for(
     plan: Plan, aim: Aim, *, cores: int, most_sequences: int, contexts: tuple[int, ...] | None = None
 ) -> Space:
-    """The grid for a plan: what its goal names stays as it is, but for sequences, which are searched for.
+    """The search space for a plan: what its goal sets is fixed, except sequences, which are searched.
 
-    `cores` are the physical ones that may be used; `most_sequences` is what the engine can work on at once.
+    `cores` are the usable physical ones; `most_sequences` is the maximum that the engine decodes concurrently.
     """
     goal = plan.goal
     now = plan.settings
@@ -174,7 +180,7 @@ def space_for(
     lengths = _contexts(plan, aim, contexts)
     types = _cache_types(plan, aim)
     threads = (goal.threads,) if goal.threads is not None else _threads(plan, cores)
-    own_batch = aim.kind == "cores" or vllm or len(threads) == 1  # what is freed must be free in prefill too
+    own_batch = aim.kind == "cores" or vllm or len(threads) == 1  # freed cores must be free in prefill, too
     flash = (True, False) if goal.flash_attention and not vllm else (goal.flash_attention,)
     counts = tuple(sorted(c for c in {*SEQUENCES, now.sequences} if aim.least_sequences <= c <= most_sequences))
     plain = Space(
@@ -198,7 +204,7 @@ def space_for(
 
 
 def _rows(plan: Plan, space: Space) -> int | None:
-    """The offload threshold of all trials: that of an engine which is loaded for the most sequences."""
+    """The offload threshold of all trials: that of an engine loaded for the most sequences."""
     return rows_in_force(plan.profile, _widest(plan, space), plan.placement)
 
 
@@ -209,17 +215,17 @@ def _widest(plan: Plan, space: Space) -> Settings:
 
 
 def _many(plan: Plan, most: int) -> tuple[int, ...]:
-    """More sequences than are worth a trial where nothing is copied in a step."""
+    """Sequences beyond those that are useful when nothing is copied in each step."""
     return tuple(count for count in MANY if count <= most) if plan.placement.gpus else ()
 
 
 def _moves(plan: Plan, space: Space) -> bool:
-    """Whether the most sequences are best decoded where their experts are copied to."""
+    """Whether decoding the most sequences is fastest on the GPU that experts are copied to."""
     return left_to_cards(plan.machine, plan.profile, _widest(plan, space), plan.placement) is not None
 
 
 def start_for(plan: Plan, space: Space) -> TrialSettings:
-    """The plan's own settings, as near as the space has them."""
+    """The plan's own settings, or the closest ones in the space."""
     now = plan.settings
     return space.nearest(
         TrialSettings(
@@ -244,7 +250,7 @@ def _threads(plan: Plan, cores: int) -> tuple[int, ...]:
 
 
 def _threads_batch(plan: Plan, cores: int, *, own_batch: bool) -> tuple[int, ...]:
-    """Prefill is arithmetic, where hyper-threads can help: all cores, half of them, all threads."""
+    """Values for prefill, which is compute-bound, so hyper-threads can help: all cores, half of them, all threads."""
     if plan.goal.threads_batch is not None:
         return (plan.goal.threads_batch,)
     if own_batch:
@@ -282,33 +288,33 @@ def _cache_types(plan: Plan, aim: Aim) -> tuple[CacheTypes, ...]:
 
 
 def cache_bytes(types: CacheTypes) -> float | None:
-    """Bytes of one element of K and one of V together; None for a type that is not known here."""
+    """Bytes of one element of K plus one of V; None for an unknown type."""
     known = [BY_NAME.get(name.upper()) for name in types]
     return sum(kind.block_bytes / kind.block for kind in known if kind is not None) if all(known) else None
 
 
 def _within_memory(plan: Plan, space: Space) -> Space:
-    """Sequences that the ledger has room for, with each cache type and context; what has room for none is left out."""
+    """Limit sequences by the ledger for each cache type and context; combinations that never fit are removed."""
     start = start_for(plan, space)
     found = []
     for types, context in product(space.cache_types, space.context):
         dials = replace(space.turned(start, "cache_types", types), context=context, ubatch=min(start.ubatch, context))
         most = 0
-        for count in space.sequences:  # memory grows with them: the first that does not fit ends it
+        for count in space.sequences:  # memory grows with sequences: stop at the first that does not fit
             if not fits(plan, replace(dials, sequences=count)):
                 break
             most = count
         found.append((types, context, most))
     most = max(count for _, _, count in found)
     if most == 0:
-        return space  # the ledger would refuse everything: let the engine say so
+        return space  # if the ledger rejects everything, let the engine decide
     return replace(
         space, sequences=tuple(count for count in space.sequences if count <= most), most_sequences=tuple(found)
     )
 
 
 def _with_reloads(plan: Plan, aim: Aim, space: Space) -> Space:
-    """Dials that need a load, where the forecast says that another value wins by more than noise."""
+    """Add settings that need a reload where the forecast predicts a gain beyond noise."""
     says = forecaster(plan, aim)
     start = start_for(plan, space)
     most = space.most((start.cache_type_k, start.cache_type_v), start.context)
@@ -322,7 +328,7 @@ def _with_reloads(plan: Plan, aim: Aim, space: Space) -> Space:
     options: dict[str, Any] = {"mmap": not start.mmap, "repack": not start.repack}
     for dial, value in options.items():
         if getattr(plan.goal, dial, None) is not None:
-            continue  # as the user has it
+            continue  # set by the user
         turned = space.turned(start, dial, value)
         other = best(turned)
         if own is not None and other is not None and other > own * (1 + NOISE) and fits(plan, turned):

@@ -1,4 +1,4 @@
-"""What an operating point costs: which settings are better in other figures, the Pareto front, and the knee."""
+"""Costs of an operating point: settings that are better in other figures, the Pareto front, and the knee."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,7 +8,7 @@ from tokenmill.tuner.noise import Standing
 from tokenmill.tuner.objectives import Yardstick, cores
 from tokenmill.tuner.point import Trial, TrialSettings
 
-HALF = 0.5  # of the throughput: what costs more than that is no alternative
+HALF = 0.5  # share of the throughput: larger losses are not an alternative
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 FIRST = "first token after {:.2g} s instead of {:.2g}"
 ENERGY = "{:.2g} J a token instead of {:.2g}"
@@ -29,7 +29,7 @@ _DIALS = {
 def given_up(
     yard: Yardstick, chosen: Standing, front: Sequence[Standing], found: Sequence[Standing], noise: float
 ) -> tuple[str, ...]:
-    """What the aim could not have, then the throughput that was left, then what others on the front have more of."""
+    """Sentences on unmet requirements, the throughput given up, and advantages of others on the front."""
     rates = {each.dials: rate for each in found if (rate := yard.tok_s(each.figures)) is not None}
     sentences = [*_unmet(yard, chosen)]
     own = rates.get(chosen.dials)
@@ -63,7 +63,7 @@ def _unmet(yard: Yardstick, chosen: Standing) -> Iterator[str]:
 
 
 def _leaders(yard: Yardstick, chosen: Standing, others: Sequence[Standing]) -> Iterator[Standing]:
-    """The best of the others in each respect but throughput, the faster one of equals."""
+    """The best of the others in each figure except throughput; of equals, the faster one."""
 
     def rate(each: Standing) -> float:
         return yard.tok_s(each.figures) or 0.0
@@ -80,7 +80,7 @@ def _leaders(yard: Yardstick, chosen: Standing, others: Sequence[Standing]) -> I
 
 
 def _gains(one: Standing, other: Standing, noise: float) -> Iterator[str]:
-    """What one has that the other does not, throughput aside."""
+    """Advantages of one over the other, except throughput."""
     free = cores(other.dials) - cores(one.dials)
     if free > 0:
         number = NUMBERS[free] if free < len(NUMBERS) else str(free)
@@ -95,7 +95,7 @@ def _gains(one: Standing, other: Standing, noise: float) -> Iterator[str]:
 
 
 def instead(dials: TrialSettings, other: TrialSettings) -> str:
-    """`13 threads and 8 sequences instead of 16 and 12`: what differs."""
+    """The differing settings: `13 threads and 8 sequences instead of 16 and 12`."""
     mine = []
     theirs = []
     for name, words in _DIALS.items():
@@ -125,14 +125,14 @@ def _percent(share: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """More is better in each; None: not measured, and not compared."""
+    """Scores, higher is better; None: not measured, not compared."""
 
-    measured: tuple[float | None, ...]  # throughput, first token, energy: only as good as their noise
+    measured: tuple[float | None, ...]  # throughput, first token, energy: subject to noise
     exact: tuple[float, ...]  # cores, context
 
 
 def score(standing: Standing, yard: Yardstick) -> Score:
-    """How dials do in each respect."""
+    """Score settings in each figure."""
     figures = standing.figures
     dials = standing.dials
     less = (figures.first_token_s, figures.joules_per_token)
@@ -143,9 +143,9 @@ def score(standing: Standing, yard: Yardstick) -> Score:
 
 
 def front(found: Sequence[Standing], yard: Yardstick, noise: float, chosen: Standing) -> tuple[Standing, ...]:
-    """The chosen one first, then those that it and each other leave standing, the fastest first.
+    """The Pareto front: the chosen settings first, the others by throughput.
 
-    One that is better only by noise, in what was measured, is not better.
+    Differences within noise do not count as better.
     """
     scores = {each.dials: score(each, yard) for each in found}
     ranked = sorted(found, key=lambda each: -(yard.tok_s(each.figures) or 0.0))
@@ -160,26 +160,26 @@ def front(found: Sequence[Standing], yard: Yardstick, noise: float, chosen: Stan
 
 
 def beats(one: Score, other: Score, noise: float) -> bool:
-    """Whether one is nowhere worse than another, but by noise, and somewhere better.
+    """Whether one is nowhere worse than another, except by noise, and somewhere better.
 
-    Two that are equal in everything do not beat each other; without noise this is Pareto's order.
+    Equal scores do not beat each other; without noise this is Pareto dominance.
     """
     pairs = [(a, b) for a, b in zip(one.measured, other.measured, strict=True) if a is not None and b is not None]
     if any(a < b * (1 - noise) for a, b in pairs) or any(a < b for a, b in zip(one.exact, other.exact, strict=True)):
         return False
-    within = noise > 0 and one.exact == other.exact  # the same but for noise: one of the two is enough
+    within = noise > 0 and one.exact == other.exact  # equal except for noise: one of the two suffices
     return within or one.exact != other.exact or any(a > b for a, b in pairs)
 
 
-FALL = 0.05  # of the speed, at least, to be called one
-LITTLE = 0.10  # what more may add and still be little
+FALL = 0.05  # minimum loss of speed that counts as a fall
+LITTLE = 0.10  # maximum gain that counts as little
 OFFLOAD_ROWS = 32  # llama.cpp's own GGML_OP_OFFLOAD_MIN_BATCH
 WHY_CLIFF = "possibly because llama.cpp computes {rows} rows and more on the GPU and copies the experts there each time"
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Throughput by the value of one dial, the others still."""
+    """Throughput over the values of one setting, with the others fixed."""
 
     dial: str  # sequences or threads
     tok_s: Mapping[int, float]  # ascending
@@ -195,7 +195,7 @@ def knee(
     *,
     host_experts: bool,
 ) -> str:
-    """The steepest fall; else what did not run; else where more adds little; else that nothing bends yet."""
+    """One sentence: the steepest fall; else failures; else where gains become small; else that there is no bend yet."""
     curves = [curve for dial in ("sequences", "threads") if (curve := longest(yard, found, chosen, dial)) is not None]
     falls = [(fall, curve) for curve in curves if (fall := steepest(curve, max(FALL, 2 * noise))) is not None]
     if falls:
@@ -218,7 +218,7 @@ def knee(
 
 
 def longest(yard: Yardstick, found: Sequence[Standing], chosen: Standing, dial: str) -> Curve | None:
-    """The curve along a dial with most points; of equal ones the one through the chosen dials. None: under three."""
+    """The curve along a setting with most points, preferably through the chosen settings; None: under three."""
     groups: dict[TrialSettings, dict[int, float]] = {}
     for each in found:
         rate = yard.tok_s(each.figures)
@@ -232,7 +232,7 @@ def longest(yard: Yardstick, found: Sequence[Standing], chosen: Standing, dial: 
 
 
 def _others(dials: TrialSettings, dial: str) -> TrialSettings:
-    """The same with one dial, and what is tied to it, taken out."""
+    """The settings without one of them and those tied to it."""
     if dial == "threads":
         return replace(
             dials, threads=0, threads_batch=0 if dials.threads_batch == dials.threads else dials.threads_batch
@@ -241,13 +241,13 @@ def _others(dials: TrialSettings, dial: str) -> TrialSettings:
 
 
 def steepest(curve: Curve, least: float) -> tuple[int, int] | None:
-    """The two neighbouring values between which most is lost; None where none loses so much."""
+    """The neighbouring values with the largest loss; None if no loss exceeds `least`."""
     pairs = [(low, high) for low, high in pairwise(curve.tok_s) if curve.tok_s[high] < curve.tok_s[low] * (1 - least)]
     return min(pairs, key=lambda pair: curve.tok_s[pair[1]] / curve.tok_s[pair[0]], default=None)
 
 
 def _bend(curve: Curve) -> str | None:
-    """The first value beyond which nothing adds more than a little."""
+    """The first value beyond which gains are small."""
     best = max(curve.tok_s.values())
     at = next(value for value, rate in curve.tok_s.items() if rate * (1 + LITTLE) >= best)
     last = max(curve.tok_s)
@@ -260,7 +260,7 @@ def _bend(curve: Curve) -> str | None:
 
 
 def _failed(trials: Sequence[Trial], chosen: TrialSettings) -> str | None:
-    """The fewest sequences that ran out of memory, where nothing else differs from the chosen dials."""
+    """The fewest sequences that ran out of memory with otherwise equal settings."""
     ran_out = [
         trial.dials.sequences
         for trial in trials

@@ -1,4 +1,4 @@
-"""All trials that a search was told of, and what follows from them for dials that were not tried."""
+"""All recorded trials of a search, and estimates for untried settings."""
 
 from collections import Counter
 from dataclasses import replace
@@ -10,12 +10,12 @@ from tokenmill.tuner.objectives import Yardstick, choose, yardstick
 from tokenmill.tuner.point import Aim, Figures, Trial, TrialSettings
 from tokenmill.tuner.space import CacheTypes, Space, cache_bytes, setting
 
-AGAIN = 2  # times that disturbed dials are tried once more
-WILDEST = 0.25  # a spread beyond this says that the machine is not fit to be measured, not that all is alike
+AGAIN = 2  # maximum repeats of disturbed settings
+WILDEST = 0.25  # a larger spread means that the machine is unfit for measuring, not that everything is equal
 
 
 class TrialLog:
-    """Trials by dials. `add` changes it; everything else only reads."""
+    """Trials by settings. Only `add` changes it."""
 
     def __init__(self, space: Space, aim: Aim, noise: float) -> None:
         self._space = space
@@ -29,7 +29,7 @@ class TrialLog:
         self.noise = noise
 
     def add(self, trial: Trial) -> None:
-        """One more trial, whoever asked for it; of one outside the space only a crash says something."""
+        """Add a trial; outside the space only failures are informative."""
         if trial.outcome != "measured":
             self._crashed[trial.dials] = trial
         if not self._space.holds(trial.dials):
@@ -44,54 +44,54 @@ class TrialLog:
 
     @property
     def yard(self) -> Yardstick:
-        """How trials are judged, by what they have."""
+        """How trials are judged, given the figures they have."""
         return self._yard
 
     def worth(self, dials: TrialSettings) -> float | None:
-        """What these dials are worth; None where they have no figures."""
+        """Worth of settings; None without figures."""
         found = self._standings.get(dials)
         return None if found is None else self._yard.worth(found.figures)
 
     def count(self, dials: TrialSettings) -> int:
-        """How often they were measured, disturbed trials not counted."""
+        """Number of undisturbed measurements."""
         found = self._standings.get(dials)
         return 0 if found is None else found.count
 
     def figures(self, dials: TrialSettings) -> Figures | None:
-        """Medians of what was measured there."""
+        """Median figures of settings."""
         found = self._standings.get(dials)
         return None if found is None else found.figures
 
     def rank(self, dials: TrialSettings) -> tuple[bool, float]:
-        """Whether they are in time, where the aim asks for that, then what they are worth: more is better."""
+        """Sort key, higher is better: whether the aim's time limit is met, then worth."""
         found = self._standings.get(dials)
         worth = None if found is None else self._yard.worth(found.figures)
         return (False, 0.0) if found is None or worth is None else (self._yard.in_time(found.figures), worth)
 
     def measured(self) -> list[TrialSettings]:
-        """All dials that have a worth."""
+        """All settings with a worth."""
         return [dials for dials in self._standings if self.worth(dials) is not None]
 
     def best(self) -> Standing | None:
-        """The choice so far."""
+        """The best settings so far."""
         return choose(self._yard, list(self._standings.values()), self.noise)
 
     def top(self) -> TrialSettings | None:
-        """The dials worth most, whatever the aim gives up of that in the end."""
+        """The settings of highest worth, before the aim trades any of it."""
         return max(self.measured(), key=self.rank, default=None)
 
     def wants(self, dials: TrialSettings, times: int = 1) -> bool:
-        """Whether these dials should be tried (again) to have been measured so many times."""
+        """Whether settings need further trials to reach `times` measurements."""
         if self.count(dials) >= times or self.hopeless(dials):
             return False
         return self._disturbed[dials] <= AGAIN * times
 
     def shut(self, dials: TrialSettings) -> bool:
-        """Whether trying them can tell nothing: not in the space, known not to run, or disturbed every time."""
+        """Whether a trial is useless: outside the space, known to fail, or always disturbed."""
         return not self._space.holds(dials) or not self.wants(dials)
 
     def hopeless(self, dials: TrialSettings) -> bool:
-        """Whether they crashed, or need at least as much memory as dials that did."""
+        """Whether they crashed, or need at least as much memory as settings that did."""
         if dials in self._crashed:
             return True
         ran = self._standings.get(dials)
@@ -101,7 +101,7 @@ class TrialLog:
         )
 
     def ratio(self, base: TrialSettings, dial: str, value: object) -> float | None:
-        """What turning one dial did to the worth elsewhere, by the latest trials that differ in nothing else."""
+        """Effect of changing one setting on worth elsewhere, by the latest trials that differ in nothing else."""
         found = None
         for dials in self._standings:
             if setting(dials, dial) != value or (there := self.worth(dials)) is None:
@@ -113,11 +113,11 @@ class TrialLog:
 
 
 class Fit:
-    """A forecast scaled to what was measured: what it says of untried dials, at the very most."""
+    """A forecast scaled to measurements, which bounds the worth of untried settings."""
 
-    LEAST = 4  # measurements before it is trusted at all
-    DOUBT = 2.0  # times the spread of what was measured around it
-    SURE = 0.05  # it is never taken to be surer than this
+    LEAST = 4  # minimum measurements
+    DOUBT = 2.0  # bound in multiples of the spread
+    SURE = 0.05  # minimum uncertainty
 
     def __init__(self, pairs: list[tuple[float, float]]) -> None:
         """Pairs of forecast and measured worth."""
@@ -127,12 +127,12 @@ class Fit:
             self._most = exp(median(ratios) + self.DOUBT * max(pstdev(ratios), self.SURE))
 
     def at_most(self, said: float | None) -> float | None:
-        """The most that dials with such a forecast could be worth; None: it cannot tell."""
+        """Upper bound of the worth of settings with this forecast; None: unknown."""
         return None if said is None or self._most is None else said * self._most
 
 
 def needs_as_much(dials: TrialSettings, other: TrialSettings) -> bool:
-    """Whether dials take at least as much memory as others for certain: what memory grows with is no less."""
+    """Whether settings certainly need at least as much memory as others: nothing that memory grows with is smaller."""
     types = _types(dials)
     others = _types(other)
     sizes = cache_bytes(types), cache_bytes(others)

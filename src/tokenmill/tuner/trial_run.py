@@ -1,8 +1,8 @@
-"""The loop of a tuning: ask the search for dials, try them, keep what came of it, tell the search.
+"""Runs a tuning: asks the search for settings, tries them, stores the trial, tells the search.
 
-Whatever a trial does to the engine is that trial's outcome; the engine is brought back and the loop goes on. A trial
-whose engine another process kills has no outcome and is repeated. The loop ends early only if the model cannot be
-loaded at all, or if the engine is killed again and again.
+An engine failure is the trial's outcome; the engine is restarted and the loop continues. A trial whose engine is
+killed by another process is repeated. The loop ends early only if the model cannot be loaded, or if the engine is
+killed repeatedly.
 """
 
 import asyncio
@@ -27,9 +27,9 @@ from tokenmill.tuner.noise_monitor import NoiseMonitor
 from tokenmill.tuner.point import Trial, TrialOutcome, TrialSettings
 from tokenmill.tuner.work import TuneRequests, WorkFor
 
-MOST_FAILED_LOADS = 3  # in a row
+MOST_FAILED_LOADS = 3  # consecutive
 MOST_KILLS = 5  # of the engine by other processes, during one trial
-LEAST_LIMIT_S, LIMIT_TIMES = 300.0, 40  # of a trial, or so many times what its waves are given
+LEAST_LIMIT_S, LIMIT_TIMES = 300.0, 40  # time limit of a trial: seconds, or a multiple of the time for its waves
 _MEMORY = (
     "for memory",
     "out of memory",
@@ -46,28 +46,28 @@ _log = logging.getLogger("tokenmill")
 
 
 class TrialChooser(Protocol):
-    """What decides which dials are tried."""
+    """Decides which settings are tried."""
 
     @property
     def reason(self) -> str:
-        """Why it stopped, or what it does next."""
+        """The next step, or why the search ended."""
 
     def ask(self) -> TrialSettings | None:
-        """Dials to try; None: it is done."""
+        """The next settings; None: done."""
 
     def tell(self, trial: Trial) -> None:
-        """What came of some."""
+        """Record a trial."""
 
     def best(self) -> Trial | None:
-        """The best so far."""
+        """The best trial so far."""
 
     def remaining(self) -> int:
-        """About how many are still to come."""
+        """Estimated number of remaining trials."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialStep:
-    """A trial that has ended, for whoever watches."""
+    """A finished trial, for progress output."""
 
     number: int
     trial: Trial
@@ -77,22 +77,20 @@ class TrialStep:
 
 @dataclass(slots=True)
 class TrialContext:
-    """What every trial of a tuning shares."""
+    """State shared by all trials of a tuning."""
 
     plan: Plan
     stand: EngineRig
     how: MeasureOptions
-    watch: Callable[[], NoiseMonitor] | None = (
-        NoiseMonitor  # None: trials count although something else uses the machine
-    )
+    watch: Callable[[], NoiseMonitor] | None = NoiseMonitor  # None: other use of the machine is ignored
     meter: Callable[[], Meter] = Meter
-    no_energy: str | None = None  # why energy could not be read, once it was tried
+    no_energy: str | None = None  # why energy could not be read
     failed_loads: int = 0
-    depth: int = 0  # tokens of the prompts that were measured with last
+    depth: int = 0  # prompt tokens of the last measurement
 
 
 def outcome_of(error: TokenmillError) -> TrialOutcome:
-    """What an error says became of a trial."""
+    """The outcome of a trial that raised an error."""
     text = f"{error.message}\n{error.hint or ''}".lower()
     if any(words in text for words in _MEMORY) and "not for memory" not in text:
         return "out of memory"
@@ -103,18 +101,18 @@ def outcome_of(error: TokenmillError) -> TrialOutcome:
     return "refused"
 
 
-async def attempt(bed: TrialContext, dials: TrialSettings, work: WorkFor, number: int) -> Trial:
-    """Try dials; an engine that dies is an outcome, unless another process killed it: then the trial is repeated.
+async def attempt(context: TrialContext, dials: TrialSettings, work: WorkFor, number: int) -> Trial:
+    """Try settings. An engine that dies is an outcome, unless another process killed it: then the trial is repeated.
 
-    EngineError if the engine cannot be loaded at all, or was killed more than `MOST_KILLS` times.
+    Raises EngineError if the engine cannot be loaded at all, or was killed more than `MOST_KILLS` times.
     """
     for _ in range(MOST_KILLS):
         try:
-            return await _attempt(bed, dials, work, number)
+            return await _attempt(context, dials, work, number)
         except EngineDied as error:
             if not error.from_outside:
                 raise
-            await bed.stand.lost()
+            await context.stand.lost()
             _log.warning("another process killed the engine during a trial; repeating the trial: %s", error.message)
             last = error
     raise EngineError(
@@ -123,26 +121,26 @@ async def attempt(bed: TrialContext, dials: TrialSettings, work: WorkFor, number
     )
 
 
-async def _attempt(bed: TrialContext, dials: TrialSettings, work: WorkFor, number: int) -> Trial:
-    """One attempt at a trial; EngineDied if another process killed the engine, else as `attempt`."""
-    stand = bed.stand
+async def _attempt(context: TrialContext, dials: TrialSettings, work: WorkFor, number: int) -> Trial:
+    """One attempt at a trial; raises EngineDied if another process killed the engine, else as `attempt`."""
+    stand = context.stand
     began = perf_counter()
-    loads = bed.stand.loads
+    loads = context.stand.loads
     trial = Trial(dials, "refused")
     try:
-        if not fits(bed.plan, dials):
+        if not fits(context.plan, dials):
             raise EngineError("not tried: out of memory by the plan's ledger")
-        engine = await _loaded(bed, dials)
-        async with asyncio.timeout(max(LEAST_LIMIT_S, LIMIT_TIMES * bed.how.seconds)):
+        engine = await _loaded(context, dials)
+        async with asyncio.timeout(max(LEAST_LIMIT_S, LIMIT_TIMES * context.how.seconds)):
             await stand.turn(dials)
-            trial = await _measured(bed, engine, dials, await work(engine), number)
+            trial = await _measured(context, engine, dials, await work(engine), number)
     except TimeoutError:
         trial = replace(trial, outcome="hung", detail=f"no end after {perf_counter() - began:.0f} s")
         await stand.lost()
     except TokenmillError as error:
         if isinstance(error, EngineDied) and error.from_outside:
             raise
-        if bed.failed_loads and (bed.failed_loads >= MOST_FAILED_LOADS or stand.loads == bed.failed_loads):
+        if context.failed_loads and (context.failed_loads >= MOST_FAILED_LOADS or stand.loads == context.failed_loads):
             raise
         trial = replace(trial, outcome=outcome_of(error), detail=_detail(error))
         if isinstance(error, EngineDied | EngineTimeout):
@@ -151,7 +149,7 @@ async def _attempt(bed: TrialContext, dials: TrialSettings, work: WorkFor, numbe
 
 
 async def drive(
-    bed: TrialContext,
+    context: TrialContext,
     search: TrialChooser,
     work: WorkFor,
     *,
@@ -159,37 +157,39 @@ async def drive(
     keep: Callable[[Trial], None],
     tell: Callable[[TrialStep], None],
 ) -> tuple[Trial, ...]:
-    """Try what the search asks for until it is done; `known` are trials from before, which count as well."""
+    """Run trials until the search is done; earlier trials in `known` count as well."""
     trials = list(known)
     for trial in trials:
         search.tell(trial)
     while (dials := search.ask()) is not None:
-        trial = await attempt(bed, dials, work, len(trials))
-        keep(trial)  # before it counts: what is told next may be interrupted
+        trial = await attempt(context, dials, work, len(trials))
+        keep(trial)  # stored before the search sees it, because the run may be interrupted
         search.tell(trial)
         trials.append(trial)
         tell(TrialStep(len(trials), trial, search.best(), search.remaining()))
     return tuple(trials)
 
 
-async def _loaded(bed: TrialContext, dials: TrialSettings) -> Engine:
-    before = bed.stand.loads
+async def _loaded(context: TrialContext, dials: TrialSettings) -> Engine:
+    before = context.stand.loads
     try:
-        engine = await bed.stand.ready(dials)
+        engine = await context.stand.ready(dials)
     except EngineError as error:
         if not (isinstance(error, EngineDied) and error.from_outside):
-            bed.failed_loads += bed.stand.loads - before
+            context.failed_loads += context.stand.loads - before
         raise
-    bed.failed_loads = 0
+    context.failed_loads = 0
     return engine
 
 
-async def _measured(bed: TrialContext, engine: Engine, dials: TrialSettings, work: TuneRequests, number: int) -> Trial:
+async def _measured(
+    context: TrialContext, engine: Engine, dials: TrialSettings, work: TuneRequests, number: int
+) -> Trial:
     pids = pids_of(engine)
-    bed.depth = work.depth
+    context.depth = work.depth
     head_s = await prepare(engine, work, number, dials.sequences)
-    watch = bed.watch() if bed.watch is not None else None
-    meter = bed.meter()
+    watch = context.watch() if context.watch is not None else None
+    meter = context.meter()
     if watch is not None:
         watch.start(pids)
     meter.start()
@@ -197,7 +197,7 @@ async def _measured(bed: TrialContext, engine: Engine, dials: TrialSettings, wor
     found = await measure(
         engine,
         work,
-        bed.how,
+        context.how,
         trial=number,
         lanes=dials.sequences,
         ubatch=dials.ubatch,
@@ -206,14 +206,14 @@ async def _measured(bed: TrialContext, engine: Engine, dials: TrialSettings, wor
     )
     joules = meter.stop()
     seconds = perf_counter() - began
-    bed.no_energy = bed.no_energy or joules.why_not
+    context.no_energy = context.no_energy or joules.why_not
     disturbed = watch.stop() if watch is not None else None
-    figures = replace(found.figures, joules_per_token=_per_token(joules, seconds, found), **_taken(bed.plan, pids))
+    figures = replace(found.figures, joules_per_token=_per_token(joules, seconds, found), **_taken(context.plan, pids))
     return Trial(dials, "measured", figures, disturbed=disturbed)
 
 
 def _per_token(joules: Joules, seconds: float, found: Measured) -> float | None:
-    """The power while it was measured, over what a batch writes: waves are longer or shorter than jobs."""
+    """Joules per output token of a batch: measured power divided by its throughput."""
     rate = found.figures.jobs_tok_s
     return joules.total / seconds / rate if joules.total is not None and rate and seconds > 0 else None
 

@@ -1,4 +1,4 @@
-"""The operating point that trials add up to: the choice, what it gives up, the front and the knee."""
+"""Derives the operating point from the trials: the choice, its trade-offs, the front and the knee."""
 
 from collections.abc import Sequence
 
@@ -19,9 +19,9 @@ def point(
     when: str,
     host_experts: bool | None = None,
 ) -> OperatingPoint:
-    """What the trials say is best for the aim; TokenmillError where none of them can be judged.
+    """The best operating point for the aim; raises TokenmillError if no trial can be judged.
 
-    `host_experts`: whether a GPU computes layers whose experts lie in host memory; None: told by the memory in use.
+    `host_experts`: whether a GPU computes layers whose experts are in host memory; None: inferred from memory use.
     """
     yard = yardstick(aim, trials)
     found = standings(trials)
@@ -56,7 +56,7 @@ def _nothing(trials: Sequence[Trial]) -> str:
 
 
 def _on_host(found: Sequence[Standing]) -> bool:
-    """Whether host memory holds so much beside a GPU in use that it must be weights."""
+    """Whether host memory next to a GPU is so large that it must contain weights."""
     return any(
         figures.gpu_bytes and figures.host_bytes and 2 * figures.host_bytes >= figures.gpu_bytes
         for figures in (each.figures for each in found)

@@ -1,8 +1,7 @@
-"""What an engine is given to do while it is measured: jobs with a shared head, or the user's own.
+"""Requests for measuring an engine: generated jobs with a shared prefix, or the user's own.
 
-Drawn prompts are tokens of the model's own vocabulary, no two trials' the same: nothing is found in a cache that a
-batch would have to compute, and different tokens wake different experts. The vocabulary is what words become in the
-model's tokeniser, so control tokens are not in it.
+Generated prompts are tokens of the model's vocabulary and differ between trials, so nothing comes from a cache and
+many experts are activated. The vocabulary is collected by tokenising words, so it has no control tokens.
 """
 
 import hashlib
@@ -16,43 +15,43 @@ from tokenmill.engine.engine import Engine, Request, Sampling
 from tokenmill.errors import EngineError
 from tokenmill.tuner.point import Aim
 
-SAMPLING = Sampling(temperature=1.0, top_k=40, seed=1)  # the likeliest alone would soon go round in circles
-STEPS = 32  # at least, that all lanes write together in one wave
-_MORE_STEPS = 8  # a wave's first lane is this many steps ahead of its last, beside what its prompts take
+SAMPLING = Sampling(temperature=1.0, top_k=40, seed=1)  # greedy decoding would soon repeat itself
+STEPS = 32  # minimum steps in which all slots decode together in one wave
+_MORE_STEPS = 8  # extra steps of the first slot compared with the last, in addition to the prefill
 _WORDS = 3000
 _LETTERS = "etaoinshrdlucmfwypvbgkqjxz"
 _LEAST_VOCABULARY = 16
-_COUNTED = 32  # jobs whose tokens are counted
+_COUNTED = 32  # jobs of which tokens are counted
 
 
 class TuneRequests(Protocol):
-    """Requests to measure with. The same numbers give the same requests."""
+    """Requests to measure with; deterministic in their arguments."""
 
     @property
     def output_tokens(self) -> int:
-        """What a job writes."""
+        """Output tokens per job."""
 
     @property
     def depth(self) -> int:
-        """Tokens of a prompt, on average."""
+        """Mean tokens per prompt."""
 
     def head(self, trial: int) -> Request | None:
-        """The head that a trial's jobs share; None: they are taken as they are."""
+        """The request for the prefix that a trial's jobs share; None: no known prefix."""
 
     def job(self, trial: int, number: int) -> Request:
-        """One of a trial's jobs."""
+        """A job of a trial."""
 
     def most_tokens(self, lanes: int, ubatch: int) -> int:
-        """What each lane writes in a wave, so that all of them write together for long enough."""
+        """Output tokens per slot in a wave, enough for all slots to decode together."""
 
 
 WorkFor = Callable[[Engine], Awaitable[TuneRequests]]
-"""The work for an engine: what it is made of may be the engine's own."""
+"""Creates the requests for an engine, which may depend on its vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Jobs of the lengths that an aim states."""
+    """Generated jobs with the lengths of an aim."""
 
     aim: Aim
     vocabulary: tuple[int, ...]
@@ -60,25 +59,25 @@ class Drawn:
 
     @property
     def output_tokens(self) -> int:
-        """What a job writes."""
+        """Output tokens per job."""
         return self.aim.output_tokens
 
     @property
     def depth(self) -> int:
-        """Tokens of a prompt."""
+        """Tokens per prompt."""
         return self.aim.prompt_tokens + max(1, self.aim.tail_tokens)
 
     def head(self, trial: int) -> Request | None:
-        """As many tokens as the aim's head has."""
+        """The shared prefix, with the aim's length."""
         return _request(self._tokens(trial, "head", self.aim.prompt_tokens)) if self.aim.prompt_tokens else None
 
     def job(self, trial: int, number: int) -> Request:
-        """The head and a tail of its own."""
+        """The shared prefix and the job's own tail."""
         tail = self._tokens(trial, f"tail {number}", max(1, self.aim.tail_tokens))
         return _request(self._tokens(trial, "head", self.aim.prompt_tokens) + tail)
 
     def most_tokens(self, lanes: int, ubatch: int) -> int:
-        """While the last lane's prompt is computed, the first writes on: a token for each micro-batch."""
+        """Covers the prefill of the last slot, during which the first one generates a token per micro-batch."""
         ahead = -(-lanes * max(1, self.aim.tail_tokens) // ubatch) + _MORE_STEPS
         return ahead + max(STEPS, self.aim.output_tokens)
 
@@ -89,34 +88,34 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A user's own jobs, over and over where they are few."""
+    """The user's jobs, repeated if there are few."""
 
     jobs: tuple[Request, ...]
     output_tokens: int
     depth: int
 
     def head(self, trial: int) -> Request | None:
-        """Which heads they have is not known here."""
+        """None: their shared prefixes are unknown."""
         return None
 
     def job(self, trial: int, number: int) -> Request:
-        """The next one, made to write on."""
+        """The next job, which ignores the end of text."""
         job = self.jobs[number % len(self.jobs)]
         plain = replace(job.sampling, grammar=None, json_schema=None, top_logprobs=None)
         return replace(job, sampling=plain, stop=(), ignore_eos=True, priority="batch", lane=None, timeout_s=None)
 
     def most_tokens(self, lanes: int, ubatch: int) -> int:
-        """While the last lane's prompt is computed, the first writes on."""
+        """Covers the prefill of the last slot, during which the first one generates."""
         return -(-lanes * self.depth // ubatch) + _MORE_STEPS + max(STEPS, self.output_tokens)
 
 
 def drawn_name(aim: Aim) -> str:
-    """What work that is drawn for an aim is called."""
+    """Name of the generated work for an aim, which identifies comparable trials."""
     return f"drawn {aim.prompt_tokens}+{aim.tail_tokens}+{aim.output_tokens}"
 
 
 def drawing(aim: Aim) -> WorkFor:
-    """Drawn work; every life of an engine has the same vocabulary, so the first is asked for it."""
+    """Generated work; the vocabulary is requested from the first engine only."""
     words: list[tuple[int, ...]] = []
 
     async def work(engine: Engine) -> TuneRequests:
@@ -128,13 +127,13 @@ def drawing(aim: Aim) -> WorkFor:
 
 
 def jobs_name(jobs: Sequence[Request]) -> str:
-    """What a user's jobs are called: by what they are."""
+    """Name of the user's jobs, derived from their content."""
     text = json.dumps([asdict(job) for job in jobs], sort_keys=True, default=str)
     return f"jobs {hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:16]}"
 
 
 def handing(jobs: Sequence[Request], aim: Aim) -> WorkFor:
-    """A user's jobs; those that do not say how much they write, write what the aim does."""
+    """The user's jobs; those without an output limit get the aim's."""
     ceilings = [aim.output_tokens if job.max_tokens is None else job.max_tokens for job in jobs]
     output = max(1, round(sum(ceilings) / len(ceilings)))
     lengths: list[int] = []
@@ -148,11 +147,11 @@ def handing(jobs: Sequence[Request], aim: Aim) -> WorkFor:
 
 
 async def vocabulary(engine: Engine) -> tuple[int, ...]:
-    """Tokens that ordinary text becomes in a model, in order."""
+    """Sorted tokens that ordinary words produce in a model."""
     drawn = random.Random("words")  # noqa: S311  nothing secret
     words = ("".join(drawn.choices(_LETTERS, range(26, 0, -1), k=drawn.randint(2, 9))) for _ in range(_WORDS))
     tokens = await engine.tokenize(" ".join(words))
-    found = tuple(sorted(set(tokens[1:-1])))  # what stands at the ends may be the tokeniser's own
+    found = tuple(sorted(set(tokens[1:-1])))  # the first and last may be added by the tokeniser
     if len(found) < _LEAST_VOCABULARY:
         raise EngineError(
             f"the model's vocabulary makes only {len(found)} different tokens of {_WORDS} words",

@@ -1,6 +1,6 @@
 """A benchmark of an engine as it is served: which parts, in which order, and where every figure goes.
 
-The forecast for the same point is put beside each row where there is a plan. Rows go into the history as soon as they
+The forecast for the same point is added to each row if there is a plan. Rows go into the history as soon as they
 are measured, so an interrupted benchmark loses nothing. Prints nothing.
 """
 

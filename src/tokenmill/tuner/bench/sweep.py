@@ -172,7 +172,7 @@ async def _together(rig: Rig, count: int, prompt: int, tokens: int) -> BenchRow:
 def rate(answers: Sequence[tuple[Served, Arrivals]]) -> float | None:
     """Tokens per second of answers that were decoded concurrently, with cached prompts.
 
-    By the engine's clock where it tells: the one that was begun last counts for all, because beside the others the end
+    By the engine's clock where it tells: the one that was begun last counts for all, because the end
     of a prompt may have been computed. Else by what came while all of them were writing.
     """
     told = [(each.engine_decode_s, each.written_tokens - 1) for each, _ in answers if each.engine_decode_s]

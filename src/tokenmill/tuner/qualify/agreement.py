@@ -1,9 +1,8 @@
-"""How far two engines agree on what comes next: the same likeliest token, and the Kullback-Leibler divergence.
+"""Compares the next-token predictions of two engines: same most likely token, and Kullback-Leibler divergence.
 
-Each text is read token by token: the engine is given what stands before and asked for one token, which it is made to
-draw as the text has it, with the likeliest others and their probabilities. Heads are reused, so a position costs one
-token. Only the likeliest are known of each distribution; all others count together as one, which makes the divergence
-a little smaller than that over the whole vocabulary, and never negative.
+Each text is read token by token: the engine gets the preceding tokens and generates one token, biased to the text's
+own, with the log-probabilities of the most likely others. The cached prefix makes a position cost one token. Tokens
+outside the top list count as one, which slightly underestimates the divergence and keeps it non-negative.
 """
 
 import math
@@ -15,42 +14,42 @@ from tokenmill.engine.engine import MOST_LOGPROBS, Engine, Prompt, Request, Samp
 from tokenmill.errors import RequestRefused, UsageError
 from tokenmill.tuner.qualify.tasks import Passage
 
-BEFORE = 8  # tokens, or words, that stand before the first position
-FORCED = 100.0  # added to a logit: more than any distance of two, and as much as servers allow
-_LEAST = 1e-12  # probability that counts as none
+BEFORE = 8  # tokens, or words, before the first position
+FORCED = 100.0  # logit bias: larger than any difference, and the maximum that servers accept
+_LEAST = 1e-12  # probability that counts as zero
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What may come next at one position of a text."""
+    """Predictions at one position of a text."""
 
     text: str  # name of the passage
-    position: int  # tokens, or words where the engine tells no tokens, before it
-    top: tuple[tuple[bytes, float], ...]  # the likeliest with their logarithmic probabilities, best first
-    next: float | None  # logarithmic probability of what the text has there; None: the engine does not say
+    position: int  # number of preceding tokens, or words if the engine reports no tokens
+    top: tuple[tuple[bytes, float], ...]  # most likely tokens with log-probabilities, best first
+    next: float | None  # log-probability of the text's own token; None: not reported
 
 
 @dataclass(frozen=True, slots=True)
 class TextReading:
-    """All positions of all texts, as one engine sees them."""
+    """The predictions of one engine at all positions of all texts."""
 
     by_token: bool
-    tokens: tuple[tuple[int, ...], ...]  # of each text; empty where the engine tells none
+    tokens: tuple[tuple[int, ...], ...]  # tokens of each text; empty if the engine reports none
     places: tuple[Place, ...]
 
     @property
     def perplexity(self) -> float | None:
-        """Of the texts, over the positions whose next token is known."""
+        """Perplexity over the positions whose next token is known."""
         known = [place.next for place in self.places if place.next is not None]
         return math.exp(-fmean(known)) if known else None
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Two readings of the same texts, held against each other."""
+    """Comparison of two readings of the same texts."""
 
     positions: int
-    same_top: float  # share
+    same_top: float  # share of positions
     kl_mean: float
     kl_p95: float
     kl_max: float
@@ -67,9 +66,9 @@ async def read_texts(
     like: TextReading | None = None,
     tell: Callable[[int], None] = lambda done: None,
 ) -> TextReading:
-    """Read at most so many positions of each text, one after another: batches would round otherwise.
+    """Read at most `positions` positions of each text, sequentially, because batching changes rounding.
 
-    An engine that cannot be asked for tokens gets those of the reading that it is to be held against.
+    An engine that cannot tokenise uses the tokens of the reading `like`.
     """
     most = min(MOST_LOGPROBS, engine.capabilities.most_logprobs)
     if most < 1:
@@ -86,12 +85,12 @@ async def read_texts(
 
 
 def count(texts: Sequence[Passage], positions: int) -> int:
-    """About how many positions a reading will have."""
+    """Estimated number of positions of a reading."""
     return sum(min(positions, len(passage.text.split()) - BEFORE) for passage in texts)
 
 
 def compare(candidate: TextReading, reference: TextReading, *, worst: int = 3) -> Agreement:
-    """Hold a model against its reference; UsageError where their texts are not cut into the same tokens."""
+    """Compare a model with its reference; raises UsageError if their tokens differ."""
     if candidate.by_token and reference.by_token and candidate.tokens != reference.tokens:
         raise UsageError(
             "the two have different vocabularies: their next tokens cannot be compared",
@@ -125,11 +124,11 @@ def compare(candidate: TextReading, reference: TextReading, *, worst: int = 3) -
 
 
 def divergence(reference: Sequence[tuple[bytes, float]], other: Sequence[tuple[bytes, float]]) -> float:
-    """KL divergence of the other from the reference, in nats, over the reference's likeliest and all else as one."""
+    """KL divergence of `other` from the reference, in nats, over the reference's top list with the rest as one."""
     known = {token: math.exp(logprob) for token, logprob in other}
     absent = sum(token not in known for token, _ in reference)
     left = max(0.0, 1.0 - sum(known.values()))
-    # none of the absent is likelier than the least that was told, and they share what is left with all others
+    # a missing token is at most as likely as the least likely listed one, and shares the remaining probability
     guess = min(*known.values(), left / (absent + 1))
     total = 0.0
     mass = 0.0
@@ -153,7 +152,7 @@ async def _tokens(engine: Engine, texts: Sequence[Passage]) -> tuple[tuple[int, 
 
 
 def _steps(passage: Passage, tokens: Sequence[int], positions: int) -> list[tuple[Prompt, int, int | None]]:
-    """Prompts of growing length, where they end, and the token that follows where tokens are known."""
+    """Prompts of growing length, their ends, and the following token if tokens are known."""
     if tokens:
         ends = range(BEFORE, min(len(tokens), BEFORE + positions))
         return [(tuple(tokens[:end]), end, tokens[end]) for end in ends]

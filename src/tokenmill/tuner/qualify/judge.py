@@ -1,4 +1,4 @@
-"""Whether an answer is what was asked for: a number found, JSON of a shape, code that parses. Pure."""
+"""Judges answers: contains a number, JSON of a given shape, code that parses. Pure."""
 
 import ast
 import json
@@ -33,12 +33,12 @@ _TYPES: dict[str, type | tuple[type, ...]] = {
 
 
 def spoken(text: str) -> str:
-    """An answer without what a model thought before it."""
+    """The answer without the model's reasoning."""
     return _THOUGHT.sub("", text).strip()
 
 
 def has_number(answer: str, number: str) -> str | None:
-    """None where the number is in the answer, on its own; else what is wrong."""
+    """None if the number is in the answer as a separate word; else the fault."""
     found = re.findall(r"\d+", spoken(answer).replace(",", ""))
     if number in found:
         return None
@@ -46,20 +46,20 @@ def has_number(answer: str, number: str) -> str | None:
 
 
 def is_json(answer: str, shape: Any) -> str | None:
-    """None where the answer holds JSON of that shape; else what is wrong. A fence around it is no fault."""
+    """None if the answer contains JSON of that shape, fenced or not; else the fault."""
     text = _unfenced(spoken(answer))
     start = text.find("{")
     if start < 0:
         return "there is no JSON in it"
     try:
-        value, _ = _DECODER.raw_decode(text, start)  # what is said after it is no fault
+        value, _ = _DECODER.raw_decode(text, start)  # text after the JSON is accepted
     except (ValueError, RecursionError) as error:
         return f"does not parse: {error}"
     return _unlike(value, shape, "")
 
 
 def _unlike(value: Any, shape: Any, where: str) -> str | None:
-    """The first place where a value is not of a shape."""
+    """The first path at which a value does not have a shape."""
     if isinstance(shape, dict):
         return _unlike_object(value, shape, where)
     if isinstance(shape, list):
@@ -83,7 +83,7 @@ def _unlike_object(value: Any, shape: dict[str, Any], where: str) -> str | None:
 
 
 def _unlike_list(value: Any, shape: list[Any], where: str) -> str | None:
-    """A list of one shape stands for any number of such items, but not for none; a longer one for exactly these."""
+    """A shape list with one item matches one or more such items; a longer one matches exactly its items."""
     if not isinstance(value, list):
         return f"{where or 'the whole'} is no list"
     if not value or (len(shape) > 1 and len(value) != len(shape)):
@@ -96,7 +96,7 @@ def _unlike_list(value: Any, shape: list[Any], where: str) -> str | None:
 
 
 def code_in(answer: str) -> str:
-    """The code of an answer: between fences, or from its first line that looks like code to where prose begins."""
+    """The code of an answer: between fences, or from the first line that looks like code until prose begins."""
     text = spoken(answer)
     inside = _unfenced(text)
     if inside != text:
@@ -108,7 +108,7 @@ def code_in(answer: str) -> str:
 
 
 def _unfenced(text: str) -> str:
-    """What stands between the first fences; before the first, where that one only closes what was never opened."""
+    """The text between the first fences; before the first fence if it only closes."""
     first = _FENCE.search(text)
     if first is None:
         return text
@@ -119,7 +119,7 @@ def _unfenced(text: str) -> str:
 
 
 def is_code(answer: str, language: Language) -> str | None:
-    """None if the answer holds code that parses; else the first fault."""
+    """None if the answer contains code that parses; else the first fault."""
     code = code_in(answer)
     if not code.strip():
         return "there is no code in it"
@@ -132,7 +132,7 @@ def is_code(answer: str, language: Language) -> str | None:
 
 
 def syntax_faults(code: str, language: Language) -> list[str]:
-    """What the grammar of C, Java or JavaScript does not accept, with line numbers, in order."""
+    """Syntax errors of C, Java or JavaScript with line numbers, in order."""
     faults = []
     pending = [_parser(language).parse(code.encode(errors="replace")).root_node]
     while pending:
@@ -148,7 +148,7 @@ def syntax_faults(code: str, language: Language) -> list[str]:
 
 
 def _unparsed(text: str, line: int) -> str:
-    """What is wrong with text that begins on `line` and does not parse: most likely a quote, if one is alone."""
+    """The error in unparsed text that begins on `line`: an unbalanced quote, if there is one."""
     lines = text.splitlines() or [""]
     for number, one in enumerate(lines, line):
         for name, quote in (("double", '"'), ("single", "'")):
@@ -165,7 +165,7 @@ def _parser(language: Language) -> tree_sitter.Parser:
 
 def _python(code: str) -> str | None:
     try:
-        with warnings.catch_warnings():  # of escapes that Python will refuse one day
+        with warnings.catch_warnings():  # warnings about invalid escapes
             warnings.simplefilter("ignore")
             tree = ast.parse(code)
     except SyntaxError as error:

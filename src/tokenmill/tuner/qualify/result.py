@@ -1,4 +1,4 @@
-"""What came of checking a model: scores, what is wanted of them, and for what it will do. Values and words; pure."""
+"""Scores, thresholds and the verdict of a quality check. Pure."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -7,8 +7,8 @@ from typing import Literal
 from tokenmill.tuner.qualify.agreement import Agreement, Place
 
 CheckName = Literal["needle", "json", "python", "c-like", "repeat", "agreement"]
-MOST_FAILURES = 4  # shown of each check
-# What is wanted. Llama 3 8B beside itself in F16 (llama.cpp, tools/perplexity/README.md): Q4_K_M has a divergence of
+MOST_FAILURES = 4  # maximum failures shown per check
+# Thresholds. Llama 3 8B compared with its F16 (llama.cpp, tools/perplexity/README.md): Q4_K_M has a divergence of
 # 0.031 and 91.9 % same tokens, IQ3_S one of 0.111; users of IQ3_S report forgotten quotes and semicolons.
 WANTED: dict[CheckName, float] = {
     "needle": 0.9,
@@ -31,20 +31,20 @@ USES: dict[CheckName, str] = {
 
 @dataclass(frozen=True, slots=True)
 class WrongAnswer:
-    """One answer that was not what was asked for."""
+    """One wrong answer."""
 
     asked: str
     why: str
-    said: str  # its beginning
+    said: str  # beginning of the answer
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What came of one check."""
+    """Result of one check."""
 
     name: CheckName
-    score: float  # share that was right
-    threshold: float  # that is wanted
+    score: float  # share of right answers
+    threshold: float  # minimum score
     good: bool
     words: str
     asked: int
@@ -54,12 +54,12 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class QualifyStep:
-    """How far it is."""
+    """Progress of a run."""
 
     check: CheckName
     done: int
     total: int
-    of: str | None = None  # which engine, where there are two
+    of: str | None = None  # the engine, if there are two
 
 
 Tell = Callable[[QualifyStep], None]
@@ -82,7 +82,7 @@ def check(name: CheckName, asked: int, failures: Sequence[WrongAnswer], words: s
 
 
 def agreed(found: Agreement) -> Check:
-    """How far a model agrees with its reference."""
+    """Check of a model's agreement with its reference."""
     good = found.same_top >= WANTED["agreement"] and found.kl_mean <= MOST_KL
     words = (
         f"the same likeliest token at {found.same_top:.1%} of {found.positions:,} positions; KL divergence "
@@ -104,7 +104,7 @@ def agreed(found: Agreement) -> Check:
 
 
 def verdict(checks: Sequence[Check]) -> str:
-    """For what it is good enough, in a sentence."""
+    """One sentence: the uses for which the model is good enough."""
     good, poor = ([USES[check.name] for check in checks if check.good is side] for side in (True, False))
     if not poor:
         return f"good enough for {_listed(good)}"

@@ -1,7 +1,7 @@
-"""Whether a quantisation is good enough to use: asks an engine, judges the answers, and says for what it will do.
+"""Runs the quality checks of a quantisation: asks an engine, judges the answers, yields scores.
 
-Five checks, each with a score, the score that is wanted, and examples of what went wrong. Knows nothing of how the
-engine was started, nor of files; what is asked is in tasks.toml, how answers are judged in judge.py.
+Five checks, each with a score, a threshold and examples of failures. The tasks are in tasks.toml, the judges in
+judge.py. Starting the engine is up to the caller.
 """
 
 import asyncio
@@ -19,31 +19,31 @@ from tokenmill.tuner.qualify.tasks import PLACES, SearchPage, asks, documents, p
 DEPTHS = (1024, 4096, 16384)
 QUICK_DEPTHS = (1024,)
 QUICK_PLACES = (0.05, 0.5, 0.95)
-POSITIONS, QUICK_POSITIONS = 160, 48  # of each text that is read beside a reference
+POSITIONS, QUICK_POSITIONS = 160, 48  # positions per text, compared with a reference
 QUICK_TEXTS = 3
-ROOM = 160  # tokens for the question, the template and the answer
+ROOM = 160  # tokens reserved for the question, the template and the answer
 _NUMBER_TOKENS = 48
 _JSON_TOKENS = 256
 _CODE_TOKENS = 400
 _AGAIN_TOKENS = 48
 _ROUNDS = 3
 _EXCERPT = 160  # characters
-_CHARS_PER_TOKEN = 4.2  # of an engine that cannot be asked
-_SAMPLE = 12  # paragraphs that characters are counted on
+_CHARS_PER_TOKEN = 4.2  # assumed for an engine that cannot tokenise
+_SAMPLE = 12  # paragraphs on which characters per token are measured
 
 
 @dataclass(frozen=True, slots=True)
 class AskedTask:
-    """A request with what to make of its answer."""
+    """A request and the judge of its answer."""
 
     label: str
     request: Request
-    judge: Callable[[str], str | None]  # None: right
+    judge: Callable[[str], str | None]  # returns None if right, else the fault
     shown: Callable[[str], str] = spoken
 
 
 async def ask_all(engine: Engine, *, depths: Sequence[int], quick: bool, tell: Tell) -> AsyncIterator[Check]:
-    """The checks that need no reference, one after another."""
+    """Run the checks that need no reference, one after another."""
     if depths:
         yield await needles(engine, depths, places=QUICK_PLACES if quick else PLACES, tell=tell)
     yield await structured(engine, quick=quick, tell=tell)
@@ -53,7 +53,7 @@ async def ask_all(engine: Engine, *, depths: Sequence[int], quick: bool, tell: T
 
 
 async def needles(engine: Engine, depths: Sequence[int], *, places: Sequence[float] = PLACES, tell: Tell) -> Check:
-    """Numbers that are hidden in a chronicle, at several depths and places."""
+    """Find numbers hidden in a chronicle, at several depths and places."""
     made = documents(depths, await _chars_per_token(engine), places)
     total = len(depths) * len(places)
     failures: list[WrongAnswer] = []
@@ -62,7 +62,7 @@ async def needles(engine: Engine, depths: Sequence[int], *, places: Sequence[flo
     for document in made:
         found = []
         for asked in _about(engine, document):
-            # one after another: the first computes the document, and a slot engine keeps it in one slot
+            # sequential: the first question computes the document, which a slot engine keeps in one slot
             found.append(await _asked(engine, asked))
             done += 1
             tell(QualifyStep("needle", done, total))
@@ -76,7 +76,7 @@ async def needles(engine: Engine, depths: Sequence[int], *, places: Sequence[flo
 
 
 async def structured(engine: Engine, *, quick: bool, tell: Tell) -> Check:
-    """JSON of a given shape, without a grammar."""
+    """Write JSON of a given shape, without a grammar."""
     tasks = asks().json.tasks[:: 2 if quick else 1]
     requests = [
         AskedTask(task.ask, _chat(engine, task.ask, asks().json.system, _JSON_TOKENS), _json_judge(task.wanted))
@@ -90,7 +90,7 @@ async def structured(engine: Engine, *, quick: bool, tell: Tell) -> Check:
 
 
 async def code(engine: Engine, name: Literal["python", "c-like"], *, quick: bool, tell: Tell) -> Check:
-    """Small functions: whether they are whole, not whether they are right."""
+    """Write small functions, which must be complete but need not be correct."""
     tasks = [task for task in asks().code.tasks if (task.language == "Python") == (name == "python")]
     tasks = tasks[:: 2 if quick else 1]
 
@@ -113,7 +113,7 @@ def _kinds(failures: Sequence[WrongAnswer]) -> dict[str, float]:
 
 
 async def repeated(engine: Engine, *, quick: bool, tell: Tell) -> Check:
-    """The same greedy request again and again: alone it must stay the same; beside others it is only told."""
+    """Repeat a greedy request: alone it must not change; changes in a batch are only reported."""
     prompts = asks().again.prompts[: 2 if quick else None]
     requests = [_chat(engine, prompt, None, _AGAIN_TOKENS, logprobs=True) for prompt in prompts]
     total = len(prompts) * (_ROUNDS + 2)
@@ -121,7 +121,7 @@ async def repeated(engine: Engine, *, quick: bool, tell: Tell) -> Check:
     failures = []
     first = []
     for prompt, request in zip(prompts, requests, strict=True):
-        # the first computes the prompt, all others find it: chunks of another size round otherwise
+        # the first computes the prompt and the others reuse it, because chunks of another size round differently
         answers = [await answer(engine, request) for _ in range(_ROUNDS + 1)][1:]
         done += _ROUNDS + 1
         tell(QualifyStep("repeat", done, total))
@@ -141,16 +141,16 @@ async def repeated(engine: Engine, *, quick: bool, tell: Tell) -> Check:
 
 
 def room_for(depth: int) -> int:
-    """The context that a question so deep needs; the inverse of `fitting`."""
+    """The context required for a question at this depth; the inverse of `fitting`."""
     needed = -(-(depth + ROOM) * 16 // 15)
     return -(-needed // 256) * 256
 
 
 def fitting(depths: Sequence[int], context: int | None) -> tuple[int, ...]:
-    """Depths that a context has room for, the last one cut to it where that is deep enough to tell something new."""
+    """Depths that fit in the context; the last one is reduced to it if it is still informative."""
     if context is None:
         return tuple(depths)
-    most = context - ROOM - context // 16  # how many tokens a text has is only about known before it is sent
+    most = context - ROOM - context // 16  # the number of tokens in a text is only estimated before sending it
     kept = [depth for depth in sorted(depths) if depth <= most]
     over = len(kept) < len(depths)
     if over and most >= 256 and (not kept or most >= 1.5 * kept[-1]):
@@ -159,12 +159,12 @@ def fitting(depths: Sequence[int], context: int | None) -> tuple[int, ...]:
 
 
 def _about(engine: Engine, document: SearchPage) -> list[AskedTask]:
-    """The questions about a document; all begin with it."""
+    """The questions about a document, which is their common prefix."""
     found = []
     for needle in document.needles:
         request = _chat(engine, f"{document.text}\n\n{needle.question}", None, _NUMBER_TOKENS)
         if engine.capabilities.chooses_lanes:
-            request = replace(request, lane=0)  # every slot would compute the document anew
+            request = replace(request, lane=0)  # otherwise every slot computes the document
         label = f"{needle.question} ({needle.share:.0%} into {document.tokens:,} tokens)"
         found.append(AskedTask(label, request, _number_judge(needle.number)))
     return found
@@ -179,7 +179,7 @@ def _json_judge(shape: object) -> Callable[[str], str | None]:
 
 
 async def _together(engine: Engine, name: CheckName, requests: Sequence[AskedTask], tell: Tell) -> list[WrongAnswer]:
-    """Ask all, as many at once as the engine has lanes; failures in the order of the questions."""
+    """Send all requests, one per slot concurrently; failures in the order of the questions."""
     lanes = asyncio.Semaphore(max(1, engine.identity.lanes or 1))
     done = 0
 
@@ -213,7 +213,7 @@ def _chat(engine: Engine, ask: str, system: str | None, tokens: int, *, logprobs
     messages = [{"role": "user", "content": ask}]
     if system is not None:
         messages.insert(0, {"role": "system", "content": system.strip()})
-    # templates that know of thinking are told not to; OpenAI's own protocol has no such word
+    # disable thinking in templates that support it; OpenAI's protocol has no such option
     quiet = {} if engine.identity.kind == "url" else {"enable_thinking": False}
     sampling = Sampling(temperature=0.0, top_logprobs=0 if logprobs else None)
     return Request(Chat(tuple(messages), template_arguments=quiet), sampling, max_tokens=tokens)
@@ -227,7 +227,7 @@ async def _chars_per_token(engine: Engine) -> float:
 
 
 def _drawn(found: Answer) -> object:
-    """What was drawn: tokens where the engine tells them, else the text."""
+    """The generated tokens if the engine reports them, else the text."""
     tokens = [each.token if each.token is not None else each.raw for each in found.logprobs or ()]
     return tokens or found.text
 

@@ -1,5 +1,6 @@
-"""What `qualify` asks, from tasks.toml: a chronicle to search, JSON and code to write, texts to read. Pure but for
-reading that file once."""
+"""The tasks of `qualify`, from tasks.toml: a chronicle to search, JSON and code to write, texts to read. Pure except
+for reading that file once.
+"""
 
 import hashlib
 import json
@@ -13,15 +14,15 @@ from typing import Any, Literal
 from tokenmill.decode import read_toml
 
 Language = Literal["Python", "C", "Java", "JavaScript"]
-PLACES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of a document, where its needles lie
-_SENTENCES = 4  # in a paragraph
+PLACES = (0.05, 0.25, 0.5, 0.75, 0.95)  # relative positions of needles in a document
+_SENTENCES = 4  # sentences per paragraph
 _COUNTS = range(3, 90)
 _NUMBERS = (10_000, 90_000)  # five digits
 
 
 @dataclass(frozen=True, slots=True)
 class Chronicle:
-    """Sentences with gaps, and words for them."""
+    """Sentence templates and words for their gaps."""
 
     opening: str
     question: str
@@ -45,7 +46,7 @@ class JsonTask:
 
 @dataclass(frozen=True, slots=True)
 class JsonTasks:
-    """All of them, with the system message that they share."""
+    """All tasks of a kind and their common system message."""
 
     system: str
     tasks: tuple[JsonTask, ...]
@@ -61,7 +62,7 @@ class CodeTask:
 
 @dataclass(frozen=True, slots=True)
 class CodeTasks:
-    """All of them, with the system message that they share."""
+    """All tasks of a kind and their common system message."""
 
     system: str
     tasks: tuple[CodeTask, ...]
@@ -69,14 +70,14 @@ class CodeTasks:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """What is asked several times."""
+    """Requests that are repeated."""
 
     prompts: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A text that is read token by token."""
+    """A text for `agreement`."""
 
     name: str
     text: str
@@ -95,9 +96,9 @@ class Asks:
 
 @dataclass(frozen=True, slots=True)
 class Needle:
-    """A sentence in a document, and what is asked about it."""
+    """A sentence hidden in a document, and the question about it."""
 
-    share: float  # of the document that lies before it
+    share: float  # share of the document before it
     question: str
     number: str
 
@@ -106,7 +107,7 @@ class Needle:
 class SearchPage:
     """Pages to search."""
 
-    tokens: int  # as asked for
+    tokens: int  # requested length
     text: str
     needles: tuple[Needle, ...]
 
@@ -121,9 +122,9 @@ def asks() -> Asks:
 def documents(
     depths: Sequence[int], chars_per_token: float, places: Sequence[float] = PLACES
 ) -> tuple[SearchPage, ...]:
-    """A document for each depth, shallow first; each begins with the whole of the one before.
+    """One document per depth, shallow first; each begins with all of the previous one.
 
-    A needle for each depth and place: those of the other depths lie between them, with other names and numbers.
+    A document has a needle per place and, between them, those of the other depths with other names and numbers.
     """
     chronicle = asks().chronicle
     wanted = sorted((round(share * depth * chars_per_token), depth, share) for depth in depths for share in places)
@@ -149,7 +150,7 @@ def documents(
 
 
 def _needle(number: int, share: float) -> tuple[str, Needle]:
-    """The sentence, and what is asked about it."""
+    """The sentence and its question."""
     chronicle = asks().chronicle
     name = _name(chronicle.words["places"], number)
     code = str(_NUMBERS[0] + _drawn(name, "number") % _NUMBERS[1])
@@ -158,7 +159,7 @@ def _needle(number: int, share: float) -> tuple[str, Needle]:
 
 
 def paragraph(number: int) -> str:
-    """A paragraph of the chronicle; the same for the same number."""
+    """Paragraph `number` of the chronicle; deterministic."""
     chronicle = asks().chronicle
     parts = []
     for at in range(_SENTENCES):
@@ -170,11 +171,11 @@ def paragraph(number: int) -> str:
 
 
 def _name(names: Sequence[str], number: int) -> str:
-    """A name for each number; with words before it when there are no more."""
+    """A name per number, with extra words when the names run out."""
     before = ("", "Upper ", "Lower ", "Old ", "New ", "Far ", "West ")[number // len(names) % 7]
     return before + names[number % len(names)]
 
 
 def _drawn(seed: str, slot: str) -> int:
-    """A number that looks random and is the same everywhere."""
+    """A deterministic pseudo-random number."""
     return int.from_bytes(hashlib.sha256(f"{seed} {slot}".encode()).digest()[:6])

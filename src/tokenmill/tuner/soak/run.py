@@ -1,7 +1,7 @@
 """Fills a context step by step, watches memory meanwhile, and stops before it runs out.
 
-One prompt grows, as the sweep of a benchmark does, or one on every lane. A step in which memory falls below what must
-stay free is broken off at once. An engine that dies in spite of it is a result as well.
+One prompt grows, as the sweep of a benchmark does, or one in every slot. A step in which memory falls below what must
+stay free is aborted. An engine that dies in spite of it is a result as well.
 """
 
 import asyncio
