@@ -74,7 +74,7 @@ def _program(found: Unwrapped) -> tuple[Program, list[str]]:
     if head in _PROGRAMS:
         return _PROGRAMS[head], words[1:]
     raise UsageError(
-        f"{words[0]} is not an engine whose command can be read",
+        f"{words[0]} is no engine that can be read back",
         hint="llama-server, llama-bench, llama-sweep-bench or vllm serve",
     )
 
@@ -235,7 +235,7 @@ def _overrides(options: ProgramOptions, program: Program) -> tuple[tuple[str, st
 def _margins(options: ProgramOptions) -> tuple[int, ...]:
     text = options.last("--fit-margin") or options.last("--fit-target") or ""
     if not re.fullmatch(r"[\d,/]*", text):
-        raise UsageError(f"the fit margin must be a number of MiB (got {text})", hint="check the command")
+        raise UsageError(f"a fit margin of {text} is no number of MiB", hint="check the command")
     return tuple(int(part) for part in re.split(r"[,/]+", text) if part)
 
 
