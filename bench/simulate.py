@@ -36,7 +36,7 @@ from bench.simulation.store import StoreCosts  # noqa: E402
 from bench.simulation.table import Table  # noqa: E402
 
 from tokenmill.jobs.sharding import policy  # noqa: E402
-from tokenmill.jobs.sharding.leases import LEASE_S, TEND_S  # noqa: E402
+from tokenmill.jobs.sharding.leases import LEASE_S, RENEW_S  # noqa: E402
 from tokenmill.jobs.worker.loop import TICK_S  # noqa: E402
 
 MANY = "four digests for each 48 jobs"
@@ -193,7 +193,7 @@ def main() -> int:
             "assumptions": {
                 "lanes": LANES,
                 "lease_s": LEASE_S,
-                "renewed_s": TEND_S,
+                "renewed_s": RENEW_S,
                 "tick_s": TICK_S,
                 "store": asdict(recorded.store()),
                 "disk_bytes_s": recorded.ASSUMED_DISK_BYTES_S,

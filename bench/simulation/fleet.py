@@ -25,7 +25,7 @@ from tokenmill.engine.engine import Usage
 from tokenmill.jobs.scheduler.decisions import Dispatch, Fetch
 from tokenmill.jobs.scheduler.scheduler import Scheduler
 from tokenmill.jobs.scheduler.shape import EngineShape
-from tokenmill.jobs.sharding.leases import LEASE_S, TEND_S
+from tokenmill.jobs.sharding.leases import LEASE_S, RENEW_S
 from tokenmill.jobs.worker.loop import _MIN_BUFFERED, TICK_S
 
 _FREE_TICK_S = 60.0  # between two askings of a store that costs nothing: nothing else would hold them back
@@ -228,7 +228,7 @@ class Fleet:
         if isinstance(self._way, Anywhere):
             self._way.fail(seat.runner)
         # It was renewed not long ago.
-        self._announce(now_s + LEASE_S - seat.chance.uniform(0.0, TEND_S), "over", seat)
+        self._announce(now_s + LEASE_S - seat.chance.uniform(0.0, RENEW_S), "over", seat)
 
     def _moved(self, runner: Sharer, gone: Sequence[Work], instead: Sequence[Work]) -> None:
         """Another has taken some of what a runner had."""

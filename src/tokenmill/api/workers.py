@@ -185,7 +185,7 @@ class BatchWorker:
                 nothing = "no batch has jobs for this model; waiting for batches"
                 log.info(nothing if self._stay else "all remaining jobs are leased to other workers; waiting")
                 logged = True
-            await asyncio.to_thread(self._store.tend)
+            await asyncio.to_thread(self._store.renew_lease)
             with suppress(TimeoutError):
                 async with asyncio.timeout(POLL_S):
                     await self._stop.event.wait()

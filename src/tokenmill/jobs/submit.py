@@ -197,7 +197,7 @@ class FileSubmission:
             if self.hooks.tell and not said:
                 self.hooks.tell(f"{who} is storing the same jobs; waiting for it")
             said = self._waited = True
-            self.store.tend()
+            self.store.renew_lease()
             time.sleep(_LOOK_S)
             yield
 

@@ -13,7 +13,7 @@ from tokenmill.jobs.store.store import Store
 @pytest.fixture
 def unkept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leases are renewed when a test says so, and not beside it."""
-    monkeypatch.setattr(leases, "_keep", lambda *_: None)
+    monkeypatch.setattr(leases, "_renew_until_left", lambda *_: None)
 
 
 @pytest.fixture

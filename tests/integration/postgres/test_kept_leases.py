@@ -42,7 +42,7 @@ class Rounds:
 
 @pytest.fixture
 def rounds(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rounds]:
-    found, tend = Rounds(), Leased.tend
+    found, tend = Rounds(), Leased.renew_lease
 
     def counted(self: Leased, *, patient: bool = True) -> None:
         try:
@@ -50,8 +50,8 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rounds]:
         finally:
             found.end()
 
-    monkeypatch.setattr(Leased, "tend", counted)
-    monkeypatch.setattr(leases, "TEND_S", 0.02)
+    monkeypatch.setattr(Leased, "renew_lease", counted)
+    monkeypatch.setattr(leases, "RENEW_S", 0.02)
     yield found
     for thread in keepers():
         thread.join(LIMIT_S)
@@ -78,7 +78,7 @@ def test_one_that_was_taken_for_lost_takes_its_place_again(server: PostgresAddre
         asked(server, "DELETE FROM runners")
         rounds.another()
         with StoreReader(server) as reader:
-            assert [runner.id for runner in reader.runners()] == [store._standing.id]
+            assert [runner.id for runner in reader.runners()] == [store._coordinator.id]
 
 
 def test_a_connection_that_broke_while_nothing_was_asked_is_made_anew(server: PostgresAddress, rounds: Rounds) -> None:
@@ -88,15 +88,15 @@ def test_a_connection_that_broke_while_nothing_was_asked_is_made_anew(server: Po
         asked(server, "DELETE FROM runners")
         rounds.another()
         with StoreReader(server) as reader:
-            assert [runner.id for runner in reader.runners()] == [store._standing.id]
+            assert [runner.id for runner in reader.runners()] == [store._coordinator.id]
 
 
 def test_who_left_does_not_stand_up_again(server: PostgresAddress, rounds: Rounds) -> None:
     with Store(server) as store:
         rounds.another()
-        assert isinstance(store._standing, Leased)
-        store._standing.leave()
-        store._standing._renew()  # as the thread may, that was about to
+        assert isinstance(store._coordinator, Leased)
+        store._coordinator.leave()
+        store._coordinator._renew()  # as the thread may, that was about to
         assert asked(server, "SELECT id FROM runners") == []
 
 
@@ -114,15 +114,15 @@ def test_an_output_that_another_took_meanwhile_stays_its_own(
     server: PostgresAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever finds that out, and however often the connection is made anew."""
-    monkeypatch.setattr(leases, "TEND_S", 0.0)
+    monkeypatch.setattr(leases, "RENEW_S", 0.0)
     with Store(server) as one, Store(server) as other:
         assert isinstance(one._database, Postgres)
-        assert isinstance(one._standing, Leased)
+        assert isinstance(one._coordinator, Leased)
         assert one.claim_output(1)
         asked(server, "SELECT pg_terminate_backend(?, 60000)", one._database._connection.info.backend_pid)
         assert other.claim_output(1)
         with pytest.raises(StoreInUse, match="another runner writes the output"):
-            one._standing.tend(patient=False)
+            one._coordinator.renew_lease(patient=False)
         other.close()
         with pytest.raises(StoreInUse, match="another runner writes the output"):
             one.batches()

@@ -113,7 +113,7 @@ def test_what_a_runner_had_is_free_when_it_leaves_or_is_lost(
     asked(
         server,
         "UPDATE runners SET kernel = 'elsewhere', lease_until = clock_timestamp() - interval '1 second' WHERE id = ?",
-        two._standing.id,
+        two._coordinator.id,
     )
     Store(server).close()
     found: list[Waiting] = []
@@ -123,7 +123,7 @@ def test_what_a_runner_had_is_free_when_it_leaves_or_is_lost(
     assert len(found) == 16
     # Whoever was taken for lost and is not asks again, and is one of them again.
     later = batch_of(one, tmp_path, 4, name="later")
-    two._standing.tend()
+    two._coordinator.renew_lease()
     assert take(lost, later, again=True)
     assert take(leaves, later, again=True) == []  # a call that was on its way
 

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.usefixtures("unkept")
 
 
 def runner_of(store: Store) -> int:
-    assert store._standing.id is not None
-    return store._standing.id
+    assert store._coordinator.id is not None
+    return store._coordinator.id
 
 
 def away(server: PostgresAddress, store: Store) -> None:
@@ -85,7 +85,7 @@ def test_equal_jobs_started_in_the_same_moment_run_once(server: PostgresAddress,
         assert identity is not None
         assert identity.identity is not None
         with one._database.writing(durable=False):
-            assert not one._standing.busy(identity.identity)  # and from here on it is claimed
+            assert not one._coordinator.busy(identity.identity)  # and from here on it is claimed
             assert other.start([second]).held == (second,)
         assert [job.id for job in other.start([second]).running] == [second]
 
@@ -141,7 +141,7 @@ def test_a_runner_that_wakes_takes_nothing_from_whoever_has_its_jobs_now(
         assert slept.fail(jobs[1], BROKE, retry_at_s=0.0) == ()
         assert slept.died([jobs[2]], BROKE, retry_at_s=0.0) == ()
         slept.release(jobs[3:])
-        slept.tend()
+        slept.renew_lease()
         slept.close()
         assert other.batch(batch.id).counts == Counts(running=4)
         assert len(other.commit([answer(job) for job in jobs])) == 4
@@ -191,16 +191,16 @@ def test_opening_leaves_those_alone_that_live(server: PostgresAddress, tmp_path:
 def test_a_lease_is_renewed_as_work_goes_on(server: PostgresAddress, monkeypatch: pytest.MonkeyPatch) -> None:
     with Store(server) as store:
         asked(server, "UPDATE runners SET lease_until = clock_timestamp() - interval '1 second'")
-        store.tend()  # it was renewed a moment ago, as far as it knows
+        store.renew_lease()  # it was renewed a moment ago, as far as it knows
         with StoreReader(server) as reader:
             assert [runner.alive for runner in reader.runners()] == [False]
-        monkeypatch.setattr("tokenmill.jobs.sharding.leases.TEND_S", 0.0)
-        store.tend()
+        monkeypatch.setattr("tokenmill.jobs.sharding.leases.RENEW_S", 0.0)
+        store.renew_lease()
         with StoreReader(server) as reader:
             (runner,) = reader.runners()
         assert (runner.alive, runner.pid, runner.running) == (True, os.getpid(), 0)
         asked(server, "DELETE FROM runners")  # others took it for lost
-        store.tend()
+        store.renew_lease()
         with StoreReader(server) as reader:
             assert [each.id for each in reader.runners()] == [runner.id]
 
@@ -208,7 +208,7 @@ def test_a_lease_is_renewed_as_work_goes_on(server: PostgresAddress, monkeypatch
 def test_sums_stay_the_same_when_they_are_folded(
     server: PostgresAddress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tokenmill.jobs.sharding.leases.TEND_S", 0.0)
+    monkeypatch.setattr("tokenmill.jobs.sharding.leases.RENEW_S", 0.0)
     monkeypatch.setattr("tokenmill.jobs.sharding.leases.FOLD_S", 0.0)
     with Store(server) as store:
         batch = submitted(store, tmp_path / "j", ["a", "b", "c"])
@@ -216,7 +216,7 @@ def test_sums_stay_the_same_when_they_are_folded(
             store.start([job])
             store.commit([answer(job)])
         before = store.batch(batch.id)
-        store.tend()
+        store.renew_lease()
         assert store.batch(batch.id) == before
         assert asked(server, "SELECT state, jobs FROM counts WHERE jobs <> 0") == [(2, 3)]
         assert asked(server, "SELECT computed FROM totals") == [(3,)]

@@ -70,7 +70,7 @@ def test_what_is_not_ours_by_now_is_not_changed(server: PostgresAddress, tmp_pat
         batch = submitted(one, tmp_path / "j", ["a", "b", "c", "d"])
         jobs = pending(one, batch)
         one.start(jobs)
-        asked(server, "UPDATE jobs SET runner = ?", two._standing.id)
+        asked(server, "UPDATE jobs SET runner = ?", two._coordinator.id)
         assert one.fail(jobs[0], broke) == ()
         assert one.fail(jobs[1], broke, retry_at_s=0.0) == ()
         assert one.died([jobs[2]], broke, retry_at_s=0.0) == ()
@@ -79,7 +79,7 @@ def test_what_is_not_ours_by_now_is_not_changed(server: PostgresAddress, tmp_pat
         for query in ("fail", "retry_later", "died", "release"):
             values: dict[str, Any] = {"code": "c", "message": "m", "not_before": 0.0, "most": 2}
             with database_of(one).writing(durable=False):
-                found = database_of(one).run(query, job=jobs[0], runner=one._standing.id, **values)
+                found = database_of(one).run(query, job=jobs[0], runner=one._coordinator.id, **values)
                 assert found.rowcount == 0
 
 
@@ -99,7 +99,7 @@ def test_status_names_the_runners_of_a_batch(
         one.start(pending(one, mine))
         two.start(pending(two, other))
         third = submitted(one, tmp_path / "c", ["d"])
-        hosts = [f"h{store._standing.id}" for store in (one, two)]
+        hosts = [f"h{store._coordinator.id}" for store in (one, two)]
         for batch, host, jobs in ((mine, hosts[0], 2), (other, hosts[1], 1)):
             (found,) = status(server, batch.name, "--json", capsys=capsys)["runners"]
             assert (found["host"], found["running"]) == (host, jobs)
@@ -111,7 +111,7 @@ def test_status_names_the_runners_of_a_batch(
         every = status(server, "--json", capsys=capsys)
         assert [len(each["runners"]) for each in every] == [1, 1, 0]
         half = one.submissions.begin(Submission("m"), source="x", key=None)
-        assert [each.id for each in one.runners(half)] == [one._standing.id]
+        assert [each.id for each in one.runners(half)] == [one._coordinator.id]
 
 
 @pytest.mark.parametrize("apart", [False, True])

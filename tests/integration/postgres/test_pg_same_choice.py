@@ -59,7 +59,7 @@ class Mill:
     def _joined(self, number: int) -> ShardAllocator:
         store = self._stores[number]
         if self._table is None:
-            found = leased_view(store, store._database, store._standing, 2)
+            found = leased_view(store, store._database, store._coordinator, 2)
             found._clock = self._clock
         else:
             found = self._table.add(str(number), 2)

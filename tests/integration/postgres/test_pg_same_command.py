@@ -93,7 +93,7 @@ def test_one_that_comes_in_between_waits_for_the_other(server: PostgresAddress, 
 def test_when_the_other_is_lost_the_rest_is_stored_in_its_place(
     server: PostgresAddress, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tokenmill.jobs.sharding.leases.TEND_S", 0.0)  # whoever waits looks around each time
+    monkeypatch.setattr("tokenmill.jobs.sharding.leases.RENEW_S", 0.0)  # whoever waits looks around each time
     said = list[str]()
 
     def lose(words: str) -> None:
@@ -102,7 +102,7 @@ def test_when_the_other_is_lost_the_rest_is_stored_in_its_place(
             server,
             "UPDATE runners SET kernel = 'elsewhere', lease_until = clock_timestamp() - interval '1 second' "
             "WHERE id = ?",
-            one._standing.id,
+            one._coordinator.id,
         )
 
     def progress(_: int) -> None:

@@ -46,7 +46,7 @@ def test_a_host_that_sleeps_in_its_turn_is_not_waited_for(
         assert len(taken) == 1
         assert taken[0] > 0
         assert len(asleep.batches()) == 1
-        assert {runner.id for runner in asleep.runners()} == {asleep._standing.id, other._standing.id}
+        assert {runner.id for runner in asleep.runners()} == {asleep._coordinator.id, other._coordinator.id}
 
 
 def test_the_server_is_told_when_to_let_go(server: PostgresAddress) -> None:

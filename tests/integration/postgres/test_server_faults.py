@@ -72,7 +72,7 @@ def test_a_start_whose_acknowledgement_was_lost_is_taken_back(server: PostgresAd
         batch = submitted(store, tmp_path / "j", ["a", "b"])
         first, second = pending(store, batch)
         store.start([first])
-        asked(server, "UPDATE jobs SET state = 1, attempts = 1, runner = ? WHERE id = ?", store._standing.id, second)
+        asked(server, "UPDATE jobs SET state = 1, attempts = 1, runner = ? WHERE id = ?", store._coordinator.id, second)
         cut(store)
         assert pending(store, batch) == [second]
         assert store.batch(batch.id).counts == Counts(pending=1, running=1)

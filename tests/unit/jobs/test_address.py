@@ -41,12 +41,12 @@ def test_a_server_as_it_is_shown(text: str, shown: str) -> None:
 def test_words_about_it_do_not_say_the_password(text: str) -> None:
     server = PostgresAddress(text)
     for said in ("w@rd", "w%40rd"):
-        assert server.unsaid(f"cannot use {said}: refused") == "cannot use ***: refused"
+        assert server.redacted(f"cannot use {said}: refused") == "cannot use ***: refused"
 
 
 def test_a_piece_that_is_taken_for_a_host_is_not_said_either() -> None:
     """libpq ends a password at its first @."""
-    assert PostgresAddress("postgresql://m:ge@heim@host/b").unsaid('no host "heim@host"') == 'no host "***@host"'
+    assert PostgresAddress("postgresql://m:ge@heim@host/b").redacted('no host "heim@host"') == 'no host "***@host"'
 
 
 def test_a_folder_is_a_folder() -> None:

@@ -1,16 +1,16 @@
-"""Assigns shards of the queue to workers, so that each prefix is computed by as few of them as possible.
+"""Assigns shards of the queue to workers, so that each prefix is computed by as few workers as possible.
 
         worker a   [prefix 1 ........]              [prefix 4 ..]
         worker b                      [prefix 2 ....]            [prefix 5 | taken over by c ...]
                    order of the queue ----------------------------------------------------------->
 
 A shard is a range of the queue, which is sorted by prefix; jobs outside of all shards are free. A worker that has read
-all of its shards gets the next free one, where its last shard ended if that cut a prefix; when nothing is free, a part
-of another worker's. A job that becomes pending again belongs to the worker of the shard that it lies in, and a job that
-is too long for a worker to the others.
+all of its shards gets the next free one, starting where its last shard ended if that cut a prefix. When nothing is
+free, it takes over part of another worker's shard. A job that becomes pending again belongs to the worker whose shard
+contains it; a job that is too long for a worker is left to the others.
 
-`ShardAllocator` decides (by `shard_policy`), a `ShardTable` remembers: `LocalShards` for the workers of one process,
-`leased_shards` for workers on several hosts. A shard can change hands; `Store.start` gives each job to one worker only.
+`ShardAllocator` decides (by `policy`), a `ShardTable` stores: `LocalShards` for the workers of one process,
+`leased_view` for workers on several hosts. A shard can change owners; `Store.start` gives each job to one worker only.
 """
 
 import threading
@@ -54,7 +54,7 @@ class WorkerSpec:
 
     model_id: str
     context_tokens: int | None  # per job; None: unknown so far
-    batches: tuple[int, ...] | None = None  # that it works on; None: all of its model
+    batches: tuple[int, ...] | None = None  # batches that it runs; None: all of its model
 
 
 @dataclass(slots=True, eq=False)
@@ -63,7 +63,7 @@ class AssignedShard:
 
     shard: Shard
     cursor: SortKey | None = None
-    prefetched: bool = False  # its worker had other jobs when it was assigned
+    prefetched: bool = False  # its worker still had other jobs when it was assigned
 
 
 @dataclass(slots=True, eq=False)
@@ -73,17 +73,17 @@ class WorkerShards:
     name: str
     slots: int
     assigned: list[AssignedShard] = field(default_factory=list)
-    last_job: Waiting | None = None  # of the shard that it got last
+    last_job: Waiting | None = None  # of the shard assigned last
     began_s: float | None = None
-    jobs: int = 0  # in all shards that it got
-    jobs_per_s: float | None = None  # when it last asked for more; None: it has not yet
+    jobs: int = 0  # in all shards assigned so far
+    jobs_per_s: float | None = None  # at its last request for more; None before
     context_tokens: int | None = None  # None: unknown
 
 
 class ShardView:
     """The jobs that one worker may take: all pending ones, for a worker that has the store to itself.
 
-    Called from one thread, one call after another.
+    Must be called from one thread at a time.
     """
 
     shared = False  # whether other workers take jobs of the same batches
@@ -96,9 +96,9 @@ class ShardView:
         """Announce the worker's abilities, which it may have only once its engine is loaded."""
 
     def window(self, batches: Sequence[int], *, again: bool, limit: int) -> list[Waiting]:
-        """The next pending jobs of these batches, by priority, batch and place; fewer than `limit`: no more for now.
+        """The next pending jobs of these batches by priority, batch and place; fewer than `limit` if no more are ready.
 
-        `again`: from the beginning.
+        With `again`, from the beginning.
         """
         if again:
             self._cursor = None
@@ -111,53 +111,53 @@ class ShardView:
         return self._store.waiting([batch], limit=limit)
 
     def has(self, waiting: Waiting) -> bool:
-        """Whether the worker may take this job, which was found in another way than by `window`."""
+        """Whether the worker may take this job, which was not read with `window`."""
         del waiting
         return True
 
     def too_long(self, job: int, error: TooLong) -> TooLong | None:
-        """The job or its answer is too long for the worker: the error to fail it with; None: it is left to others."""
+        """The error for a job or answer that is too long for this worker; None if the job is left to others."""
         del job
         return error
 
     def hopeless(self) -> list[tuple[int, TooLong]]:
-        """Jobs that were left to others of which none can do them any more, to be failed; each is returned once.
+        """Jobs left to other workers that no worker can run any more, to be failed; each is returned once.
 
-        Where only the answer was too long, a short one is better than none: the job is assigned again.
+        If only the answer was too long, the job is assigned again instead: a short answer is better than none.
         """
         return []
 
     def refresh(self) -> None:
-        """Forget what is known of other workers; call it about every second."""
+        """Invalidate cached data about other workers; call it about once per second."""
 
     def close(self) -> None:
-        """The worker takes no more jobs; those of its shards that it did not start are free."""
+        """Stop taking jobs; jobs of its shards that were not started become free."""
 
 
 class ShardTable(Protocol):
-    """Which worker has which shard."""
+    """Stores which worker has which shard."""
 
     @property
     def reader(self) -> ShardReader:
         """Reads the pending jobs."""
 
-    too_long: dict[int, TooLong]  # jobs that were left to workers with a larger context
+    too_long: dict[int, TooLong]  # jobs left to workers with a larger context
 
     def change(self, work: Callable[[], T]) -> T:
-        """Call `work` while no other worker assigns shards, and keep what it assigns; it may be called again."""
+        """Call `work` while no other worker assigns shards, and store its changes; it may be called again."""
 
     def look(self, work: Callable[[], T]) -> T:
-        """Call `work`, which reads the workers as they were seen last."""
+        """Call `work` with the last known state of the workers."""
 
     @property
     def workers(self) -> Sequence[WorkerShards]:
         """All workers; to be used inside of `change` and `look`."""
 
     def contexts(self, batch: int) -> list[int | None]:
-        """The contexts of all workers of a batch, present or expected; None: unknown. Inside of `change` or `look`."""
+        """Contexts of all workers of a batch, present or expected; None: unknown. Valid inside `change` or `look`."""
 
     def announce(self, worker: WorkerShards, spec: WorkerSpec | None) -> None:
-        """Let the others know what a worker can do; None: as announced before, with its context of now."""
+        """Announce a worker's spec; None: the last one, with its current context."""
 
     def refresh(self) -> None:
         """Read the workers again before the next `look`."""
@@ -177,7 +177,7 @@ class LocalShards:
         clock: Callable[[], float] = time.monotonic,
         coming: Callable[[], Iterable[int | None]] = tuple,
     ) -> None:
-        """`coming`: the contexts of the workers that are expected, in tokens; None: unknown."""
+        """`coming` returns the context sizes of expected workers in tokens; None: unknown."""
         self.reader = reader
         self.too_long: dict[int, TooLong] = {}
         self.workers: list[WorkerShards] = []
@@ -210,7 +210,7 @@ class LocalShards:
         return self.change(work)
 
     def contexts(self, batch: int) -> list[int | None]:
-        """The contexts of all workers, present and expected; all work on the same batches."""
+        """Context sizes of all workers, present and expected; all run the same batches."""
         del batch
         return [*(each.context_tokens for each in self.workers), *self._coming()]
 
@@ -253,7 +253,7 @@ class ShardAllocator(ShardView):
         self._table.announce(self._worker, spec)
 
     def window(self, batches: Sequence[int], *, again: bool, limit: int) -> list[Waiting]:
-        """The next jobs of the worker, from more shards where it has too few to be busy with."""
+        """The next jobs of the worker, from additional shards if it has fewer than slots."""
         if self._closed:
             return []
         return self._table.change(lambda: self._window(batches, again=again, limit=limit))
@@ -269,7 +269,7 @@ class ShardAllocator(ShardView):
         )
 
     def too_long(self, job: int, error: TooLong) -> TooLong | None:
-        """A job is too long for the worker: None leaves it to others, an error fails it."""
+        """None leaves a job to others that is too long for this worker; an error fails it."""
         worker = self._worker
         before_tokens = worker.context_tokens
         # A refusal is more reliable than the context that the engine reports.
@@ -288,7 +288,7 @@ class ShardAllocator(ShardView):
         return self._table.look(leave)
 
     def hopeless(self) -> list[tuple[int, TooLong]]:
-        """Jobs that are too long for all workers that are left; those whose answer alone is are assigned again."""
+        """Jobs that are too long for all remaining workers; those whose answer alone is too long are assigned again."""
 
         def take() -> list[tuple[int, TooLong]]:
             needs = self._table.too_long
@@ -316,7 +316,7 @@ class ShardAllocator(ShardView):
 
     def _window(self, batches: Sequence[int], *, again: bool, limit: int) -> list[Waiting]:
         if self._closed:
-            return []  # the call was on its way
+            return []  # closed meanwhile
         worker = self._worker
         if again:
             for assigned in worker.assigned:
@@ -346,11 +346,11 @@ class ShardAllocator(ShardView):
         return rows
 
     def _first_free(self, batches: Sequence[int], after: SortKey | None) -> Waiting | None:
-        """The first free job behind a position that the worker can do."""
+        """The first free job after a position that the worker can run."""
         return self._table.reader.first(gaps(self._taken(), batches, after), self._unfit(self._worker))
 
     def _free(self, batches: Sequence[int], limit: int, *, after: SortKey | None) -> tuple[list[Waiting], bool]:
-        """The first free jobs behind a position, up to the next shard or too long job; and whether there are more."""
+        """The first free jobs after a position, up to the next shard or unfit job, and whether there are more."""
         first = self._first_free(batches, after)
         if first is None:
             return [], False
@@ -371,7 +371,7 @@ class ShardAllocator(ShardView):
         return rows, True
 
     def _counts(self, assigned: Sequence[tuple[WorkerShards, AssignedShard]], limit: int) -> list[int]:
-        """How many pending jobs each shard has that its worker can do, counted up to a limit."""
+        """Number of pending jobs in each shard that its worker can run, counted up to a limit."""
         found = [0] * len(assigned)
         groups = dict[frozenset[int], list[int]]()
         for at, (worker, _) in enumerate(assigned):
@@ -424,7 +424,7 @@ class ShardAllocator(ShardView):
         return True
 
     def _candidates(self, batches: Sequence[int], limit: int) -> tuple[list[Waiting], bool]:
-        """Free jobs: the rest of the worker's own prefix, else the first that are not the rest of another's."""
+        """Free jobs: the rest of the worker's own prefix, else the first that do not continue another's prefix."""
         rows, more = self._free(batches, limit, after=None)
         if not rows:
             return rows, more
@@ -438,8 +438,10 @@ class ShardAllocator(ShardView):
         return rows[elsewhere_of((job.place for job in near), rows) :], more
 
     def _take_over(self, batches: Sequence[int]) -> bool:
-        """Take another worker's prefetched shard that it has not begun, else the last part of the largest shard of
-        which that is worth it; returns whether there was one."""
+        """Take over jobs from another worker; returns whether there were any.
+
+        Takes a prefetched shard that was not started, else the last part of the largest shard where that pays off.
+        """
         others = [(owner, each) for owner, each in self._others() if each.shard.first[1] in batches]
         counts = self._counts([(self._worker, each) for _, each in others], MOST_JOBS)
         left = [(jobs, *each) for jobs, each in zip(counts, others, strict=True) if jobs]
@@ -465,7 +467,7 @@ class ShardAllocator(ShardView):
     def _read_in_turn(
         self, left: Sequence[tuple[int, WorkerShards, AssignedShard]]
     ) -> Iterator[tuple[list[Waiting], WorkerShards, AssignedShard]]:
-        """The pending jobs of shards whose numbers of jobs are known, about a page at a time."""
+        """The pending jobs of shards with known job counts, about a page at a time."""
         start = 0
         while start < len(left):
             end = start
@@ -486,7 +488,7 @@ class ShardAllocator(ShardView):
         self._worker.assigned.append(AssignedShard(shard, prefetched=prefetched))
 
     def _claimed(self, batches: Sequence[int]) -> int:
-        """About how many pending jobs lie in shards."""
+        """Approximate number of pending jobs inside shards."""
         every = [(worker, each) for worker in self._table.workers for each in worker.assigned]
         every = [(worker, each) for worker, each in every if each.shard.first[1] in batches]
         counts = self._counts(every, COUNTED_JOBS)
@@ -495,7 +497,7 @@ class ShardAllocator(ShardView):
         )
 
     def _measure_speed(self) -> None:
-        """The worker asks for more: its shards are done, or nearly."""
+        """Update the worker's speed when it asks for more because its shards are nearly done."""
         worker = self._worker
         now_s = self._clock()
         if worker.began_s is None:
@@ -505,12 +507,12 @@ class ShardAllocator(ShardView):
 
 
 def largest_context(contexts: Iterable[int | None]) -> float:
-    """The largest of some contexts; one that is unknown may be as large as any."""
+    """The largest context; an unknown one counts as unlimited."""
     return max((inf if context is None else context for context in contexts), default=0)
 
 
 def with_context(error: TooLong, context: float) -> TooLong:
-    """The error of a job that is too long for every worker, naming the largest context."""
+    """The error for a job that is too long for every worker, with the largest context."""
     if context <= error.context_tokens:
         return error
     over = number_of(max(1, error.needed_tokens - int(context)), "token")
@@ -524,5 +526,5 @@ def with_context(error: TooLong, context: float) -> TooLong:
 
 
 def _comparable(one: Waiting, other: Waiting) -> bool:
-    """Whether two jobs are of one batch and priority: only these are neighbours in the queue."""
+    """Whether two jobs have the same batch and priority; only these are neighbours in the queue."""
     return one.key[:2] == other.key[:2]

@@ -1,4 +1,4 @@
-"""How processes that work on one store stay out of each other's way: `Coordinator` for one, `leases` for several."""
+"""Coordination of processes that share a store: `Coordinator` for a single process, `leases` for several."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from tokenmill.jobs.store.backend import DatabaseBackend
 
 
 class BeingStored(StoreInUse):
-    """Another process is storing the lines of the same batch; it is sealed when that is done."""
+    """Another process is still storing the lines of the same batch."""
 
 
 class LinesLost(StoreError):
@@ -19,7 +19,7 @@ class LinesLost(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """A working process as others see it."""
+    """A process that runs jobs, as others see it."""
 
     id: int
     host: str
@@ -31,7 +31,7 @@ class Runner:
 
 
 class Coordinator:
-    """Coordination for a store that only this process works on: every claim succeeds, and nothing is leased.
+    """Coordination for a store that only this process uses: every claim succeeds, and nothing is leased.
 
     `leases.Leased` overrides it for several processes. Methods that say so are called inside a transaction.
     """
@@ -42,15 +42,15 @@ class Coordinator:
         self._database = database
 
     def recover(self) -> None:
-        """When the store is opened: make jobs pending that a process left running."""
+        """When the store is opened, return jobs to the queue that a previous process left running."""
         with self._database.writing(durable=False):
             for (batch,) in self._database.run("with_running").fetchall():
                 self._database.run("recover", batch=batch)
 
-    def tend(self) -> None:
-        """Renew the lease, and take jobs from processes whose lease has expired. Called outside of transactions."""
+    def renew_lease(self) -> None:
+        """Renew the lease and recover jobs of processes whose lease has expired. Called outside of transactions."""
 
-    def stand(self) -> None:
+    def extend_lease(self) -> None:
         """Renew the lease, even one that has expired. Called inside a transaction."""
 
     def busy(self, identity: bytes) -> bool:
@@ -63,14 +63,15 @@ class Coordinator:
         del jobs
         return set()
 
-    def take_up(self, batch: int) -> None:
-        """Claim the storing of a batch's lines: BeingStored if another process does, LinesLost if the batch is gone.
+    def claim_storing(self, batch: int) -> None:
+        """Claim the storing of a batch's lines.
 
-        Called inside a transaction.
+        Raises BeingStored if another process has claimed it, LinesLost if the batch is gone. Called inside a
+        transaction.
         """
 
     def storing(self, batch: int) -> str | None:
-        """The other process that stores the lines of a batch, in words."""
+        """Describe the other process that stores the lines of a batch, if any."""
         del batch
         return None
 
@@ -85,4 +86,4 @@ class Coordinator:
         return ShardView(store)
 
     def leave(self) -> None:
-        """Before the store is closed: put running jobs back, if other processes wait for them."""
+        """Before the store is closed, return running jobs to the queue for other processes."""

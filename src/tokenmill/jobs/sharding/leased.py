@@ -1,7 +1,7 @@
-"""The shards of workers on several hosts, in the tables of a PostgreSQL store.
+"""Shards of workers on several hosts, stored in PostgreSQL tables.
 
-One worker at a time locks the tables, assigns itself shards and writes them down. When a worker's lease expires, its
-shards go with it. How far a worker has read its shards, and which jobs are too long for it, only it knows.
+One worker at a time locks the tables, assigns itself shards and saves them. When a worker's lease expires, its shards
+become free. How far a worker has read its shards, and which jobs are too long for it, is known only to itself.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,13 +16,13 @@ from tokenmill.jobs.sharding.policy import Shard
 from tokenmill.jobs.sharding.reader import PendingJobs, ShardReader
 from tokenmill.jobs.store.backend import DatabaseBackend
 
-_LOCK = -1  # the number of an advisory lock; see `leases`
+_LOCK = -1  # advisory lock number; see `leases`
 
 T = TypeVar("T")
 
 
 class LeasedShards:
-    """The table as the one worker of this process sees it."""
+    """The shard table as seen by the single worker of this process."""
 
     def __init__(self, store: PendingJobs, database: DatabaseBackend, coordinator: Coordinator, slots: int) -> None:
         self.reader = ShardReader(store, database)
@@ -32,7 +32,7 @@ class LeasedShards:
         self._database = database
         self._coordinator = coordinator
         self._runner = coordinator.id
-        self._rows: dict[int, AssignedShard] = {}  # shards by their numbers in the table
+        self._rows: dict[int, AssignedShard] = {}  # shards by their table id
         self._spec: WorkerSpec | None = None
         self._stale = True
         self._left = False
@@ -48,21 +48,21 @@ class LeasedShards:
         return self._database.whole(locked)
 
     def look(self, work: Callable[[], T]) -> T:
-        """Call `work`, with the tables read if they were not since the last `refresh`."""
+        """Call `work`, after reading the tables if that was not done since the last `refresh`."""
         if self._stale and not self._left:
             self._load()
         return work()
 
     def contexts(self, batch: int) -> list[int | None]:
-        """Of all workers in the table: a worker that is lost is not in it any more."""
+        """Context sizes of all workers in the table, which excludes lost workers."""
         model_id = None if self._spec is None else self._spec.model_id
         others = [each for each in self._database.all("means") if each[0] != self._runner and each[1] == model_id]
         found = [context for *_, context, batches in others if batches is None or batch in batches]
         return [self.own.context_tokens, *found]
 
     def announce(self, worker: WorkerShards, spec: WorkerSpec | None) -> None:
-        """Write down what this worker can do."""
-        del worker  # it is the only one of this table
+        """Store this worker's spec."""
+        del worker  # there is only one in this table
         self._spec = spec or self._spec
         self._database.whole(self._join)
 
@@ -71,23 +71,23 @@ class LeasedShards:
         self._stale = True
 
     def leave(self, worker: WorkerShards) -> None:
-        """Free the worker's shards; what it announced holds until it leaves the store."""
+        """Free the worker's shards; its announcement stays until it leaves the store."""
         worker.assigned.clear()
         self._left = True
         self._rows.clear()
 
-        def sign_out() -> None:
+        def unregister() -> None:
             with self._database.writing(durable=False):
                 self._database.run("sign", runner=self._runner, lanes=None, jobs=0, jobs_s=None, behind=None)
                 self._database.run("drop_stretches", runner=self._runner)
 
-        self._database.whole(sign_out)
+        self._database.whole(unregister)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
         with self._database.writing(durable=False):
             self._database.run("turn", key=_LOCK)
-            self._coordinator.stand()
+            self._coordinator.extend_lease()
             self._load()
             before = {number: each.shard for number, each in self._rows.items()}
             jobs = {worker.name: worker.jobs for worker in self.workers}
@@ -95,7 +95,7 @@ class LeasedShards:
             self._save(before, jobs)
 
     def _load(self) -> None:
-        """Read the other workers, and which of its shards others took from this one."""
+        """Read the other workers, and which of this worker's shards others took over."""
         others = dict[int, WorkerShards]()
         for number, slots, jobs, jobs_per_s, *last_job in self._database.all("signed_in"):
             if number == self._runner:
@@ -138,16 +138,16 @@ class LeasedShards:
         for worker in self.workers[1:]:
             if worker.jobs != jobs[worker.name]:
                 self._database.run("owe", runner=int(worker.name), jobs=worker.jobs)
-        self._sign_in()
+        self._register()
 
     def _join(self) -> None:
         if self._left:
             return
         with self._database.writing(durable=False):
-            self._coordinator.stand()
-            self._sign_in()
+            self._coordinator.extend_lease()
+            self._register()
 
-    def _sign_in(self) -> None:
+    def _register(self) -> None:
         own = self.own
         last_job = own.last_job.id if own.last_job is not None else None
         self._database.run(
@@ -164,6 +164,6 @@ def _columns(end: str, position: SortKey) -> dict[str, Any]:
 
 
 def leased_view(store: PendingJobs, database: DatabaseBackend, coordinator: Coordinator, slots: int) -> ShardAllocator:
-    """The view of the one worker of a process."""
+    """The view of the single worker of a process."""
     table = LeasedShards(store, database, coordinator, slots)
     return ShardAllocator(store, table, table.own)

@@ -1,16 +1,16 @@
-"""Which jobs make the next shard of a worker: consecutive pending jobs of one batch and priority.
+"""Which jobs make up a worker's next shard: consecutive pending jobs of one batch and priority.
 
 The queue is sorted so that jobs with a common prefix are neighbours. A shard is a range of it, and its worker computes
-its prefixes. Each choice is made from the few thousand rows that are looked at:
+its prefixes. Each choice uses only the few thousand rows that were read:
 
-    fair, fair_share    how long the next shard may be: a part of the jobs left, so that unequal workers end together
-    cut                 where it ends: between prefixes, or where neighbours share least
-    elsewhere           where it begins, so that another worker keeps the prefix that it is computing
-    halved              how much a worker without jobs takes over, if computing the prefix again is worth that
-    gaps                where to look for jobs that lie in no shard
+    fair, fair_share    the maximum size: a share of the remaining jobs, so that unequal workers end together
+    cut                 the end: between prefixes, or where neighbours share least
+    elsewhere           the start, so that another worker keeps the prefix that it is computing
+    halved              how much a worker without jobs takes over, if recomputing the prefix pays off
+    gaps                the ranges that lie in no shard
 
-Costs are in bytes of prompts and answers alike: with all slots busy, computing a token of a prompt takes about as long
-as writing one. Pure, and the same for workers of one process and of several hosts.
+Costs of prompts and answers are both in bytes: with all slots busy, a prompt token takes about as long as an answer
+token. Pure, and the same for workers of one process and of several hosts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,14 +22,14 @@ from tokenmill.jobs.identity import head_of
 from tokenmill.jobs.models import SortKey, Waiting
 from tokenmill.jobs.scheduler.prefix_groups import WORTH_BYTES, chunk_bytes, common_length, worth_bytes
 
-MOST_JOBS = 16384  # a prefix that is computed again after this many jobs costs next to nothing
-MIN_ROWS = 256  # looked at for the end of a prefix, at least
-COUNTED_JOBS = 512  # pending jobs of a shard that are counted; one with more counts as untouched
-_PARTS = 2  # in which a fair share is assigned, at least
-_ANSWER_TOKENS = 64  # of an answer without max_tokens
+MOST_JOBS = 16384  # a prefix that is recomputed after this many jobs costs almost nothing
+MIN_ROWS = 256  # minimum read to find the end of a prefix
+COUNTED_JOBS = 512  # maximum counted per shard; one with more counts as untouched
+_PARTS = 2  # a fair share is assigned in at least this many parts
+_ANSWER_TOKENS = 64  # assumed without max_tokens
 _MOST_ANSWER_TOKENS = 256  # few answers are as long as max_tokens
 _TOKEN_BYTES = 4
-_LEAST_SPEED = 0.1  # of the mean speed, that every worker is taken to have
+_LEAST_SPEED = 0.1  # minimum share of the mean speed that a worker is assumed to have
 _EPSILON = 1e-9
 _LEAST_RANK = -(1 << 62)
 _MOST_RANK = 1 << 62
@@ -41,14 +41,14 @@ class Shard:
 
     first: SortKey
     last: SortKey
-    jobs: int  # pending when it was made
+    jobs: int  # pending when it was created
 
     def __contains__(self, position: object) -> bool:
         return isinstance(position, tuple) and self.first <= position <= self.last
 
     @property
     def span(self) -> "Span":
-        """The positions that it lies between."""
+        """The span that contains exactly its jobs."""
         rank, batch, place, job = self.last
         return Span(before(self.first), (rank, batch, place, job + 1))
 
@@ -62,13 +62,13 @@ class Span:
 
 
 def before(position: SortKey) -> SortKey:
-    """The position right before another."""
+    """The position immediately before another."""
     rank, batch, place, job = position
     return rank, batch, place, job - 1
 
 
 def gaps(every: Iterable[Shard], batches: Sequence[int], after: SortKey | None) -> list[Span]:
-    """The spans of some batches that lie behind a position and in no shard; there may be no jobs in them."""
+    """Spans of some batches after a position that lie in no shard; they may be empty."""
     taken = dict[int, list[Shard]]()
     for shard in sorted(every, key=lambda each: each.first):
         taken.setdefault(shard.first[1], []).append(shard)
@@ -84,37 +84,37 @@ def gaps(every: Iterable[Shard], batches: Sequence[int], after: SortKey | None) 
 
 
 def _entered(batch: int, after: SortKey | None) -> SortKey:
-    """A position of the queue as one of a batch: at its priority, older batches come before it and newer ones after."""
+    """Map a queue position to a batch: at the same priority, older batches come before it and newer ones after."""
     if after is None:
         return _LEAST_RANK, batch, b"", -1
     return after if after[1] == batch else (after[0] + (batch < after[1]), batch, b"", -1)
 
 
 def joined(one: Waiting, other: Waiting) -> int:
-    """Bytes of prefix that two neighbours share, in whole chunks."""
+    """Prefix bytes that two neighbours share, in whole chunks."""
     return min(_shared(one.place, other.place), one.prompt_bytes, other.prompt_bytes)
 
 
 def _shared(one: bytes, other: bytes) -> int:
-    """As `identity.shared_bytes`, but faster for long prefixes: this runs for every pending job."""
+    """Like `identity.shared_bytes`, but faster for long prefixes: this runs for every pending job."""
     return chunk_bytes(common_length(head_of(one), head_of(other)))
 
 
 def fair(pending: int, workers: int, slots: int, *, speed: float | None = None) -> int:
-    """The most jobs of the next shard if `pending` jobs lie in no shard; at least one per slot.
+    """Maximum jobs of the next shard if `pending` jobs lie in no shard; at least one per slot.
 
-    `speed`: the worker's part of the speed of all workers; None: unknown, all count as equal.
+    `speed` is the worker's share of the speed of all workers; None: unknown, all count as equal.
     """
     return min(MOST_JOBS, max(1, slots, _part(pending, workers, speed, _PARTS)))
 
 
 def fair_share(pending: int, workers: int, *, speed: float | None = None) -> int:
-    """Jobs that a worker would get if all jobs were assigned now; a prefix with more is cut."""
+    """Jobs that a worker would get if all jobs were assigned now; a longer prefix is cut."""
     return min(MOST_JOBS, max(1, _part(pending, workers, speed, 1)))
 
 
 def speed_share(own: float | None, every: Sequence[float | None]) -> float | None:
-    """One of some speeds as a part of all; None if it is unknown. Other unknown speeds count as the mean."""
+    """A speed as a share of the total; None if it is unknown. Other unknown speeds count as the mean."""
     known = [speed for speed in every if speed is not None]
     if own is None or not known:
         return None
@@ -128,12 +128,12 @@ def _part(pending: int, workers: int, speed: float | None, parts: int) -> int:
 
 
 def cut(rows: Sequence[Waiting], most: int, *, more: bool, whole: int | None = None, workers: int = 2) -> int:
-    """How many of the leading rows make a shard: as many whole prefixes as there are in `most` jobs.
+    """Number of leading rows that make a shard: the whole prefixes that fit into `most` jobs.
 
-    The first prefix is kept whole up to `whole` jobs (None: up to `most`), and cut where it is longer, unless computing
-    it once more costs more than several of the workers gain. Inside one prefix the same is done with those in it,
-    such as documents behind one system prompt. `more`: there are rows behind these; give more than `most` and `whole`,
-    so that the end of a prefix can be seen.
+    The first prefix stays whole up to `whole` jobs (None: up to `most`) and is cut if it is longer, unless recomputing
+    it costs more than several workers gain. Inside one prefix the same applies to nested prefixes, such as documents
+    after one system prompt. `more`: further rows follow; pass more rows than `most` and `whole`, so that the end of a
+    prefix is visible.
     """
     if not rows:
         return 0
@@ -143,7 +143,7 @@ def cut(rows: Sequence[Waiting], most: int, *, more: bool, whole: int | None = N
     open_end = end is None and more
     rows = rows[:end]
     shared = [worth_bytes(joined(one, other)) for one, other in pairwise(rows)]
-    # Behind the last row, the prefix is assumed to continue.
+    # After the last row, the prefix is assumed to continue.
     shared.append((shared[-1] if shared else 0) if open_end else 0)
     weakest = min(shared[:longest])
     good = [at for at, found in enumerate(shared[:longest], 1) if found < weakest + WORTH_BYTES]
@@ -152,7 +152,7 @@ def cut(rows: Sequence[Waiting], most: int, *, more: bool, whole: int | None = N
 
 
 def _kept_whole(rows: Sequence[Waiting], shared: Sequence[int], jobs: int, workers: int) -> int | None:
-    """The end of the prefix that would be cut behind `jobs` rows, if cutting it does not pay; None if it does."""
+    """The end of the prefix that a cut after `jobs` rows would split, if splitting does not pay off; else None."""
     again = shared[jobs - 1]
     end = next((at for at in range(jobs, len(rows) + 1) if shared[at - 1] < again), None)
     if not again or end is None:
@@ -163,9 +163,9 @@ def _kept_whole(rows: Sequence[Waiting], shared: Sequence[int], jobs: int, worke
 
 
 def elsewhere(place: bytes, rows: Sequence[Waiting]) -> int:
-    """How many leading rows to leave to the worker that had the job before them, at `place`: the rest of its prefix.
+    """Number of leading rows that continue the prefix of the worker that had the job before them, at `place`.
 
-    0 if it had whole prefixes, or if there is nothing else among these rows.
+    0 if that worker had whole prefixes, or if these rows contain nothing else.
     """
     if not rows:
         return 0
@@ -175,20 +175,20 @@ def elsewhere(place: bytes, rows: Sequence[Waiting]) -> int:
 
 
 def elsewhere_of(places: Iterable[bytes], rows: Sequence[Waiting]) -> int:
-    """The largest result of `elsewhere` for some places; each length of a begun prefix is looked at once."""
+    """The largest result of `elsewhere` for some places; each length of a started prefix is examined once."""
     begun = {_begun(place, rows[0]): place for place in places} if rows else {}
     return max((elsewhere(place, rows) for place in begun.values()), default=0)
 
 
 def _begun(place: bytes, row: Waiting) -> int:
-    """Bytes of a job's prefix that are shared with the job at a place."""
+    """Prefix bytes that a job shares with the job at a place."""
     return worth_bytes(min(_shared(place, row.place), row.prompt_bytes))
 
 
 def halved(rows: Sequence[Waiting], *, speed: float = 0.5) -> int | None:
-    """How many of the pending jobs of a shard stay when another worker takes the rest; None: it should take none.
+    """Number of a shard's pending jobs that stay when another worker takes the rest; None if it should take none.
 
-    `speed`: the other worker's part of the speed of both. The choice ends soonest, with a prefix that is computed again
+    `speed` is the other worker's share of the speed of both. Minimises the finishing time, with a recomputed prefix
     counted twice: for the time it takes, and for the work that could have been done in it.
     """
     if len(rows) < 2:
@@ -208,6 +208,6 @@ def halved(rows: Sequence[Waiting], *, speed: float = 0.5) -> int | None:
 
 
 def _cost(row: Waiting, found: int) -> int:
-    """Bytes to compute and to write for a job whose prefix is cached."""
+    """Bytes to compute and decode for a job whose prefix is cached."""
     tokens = _ANSWER_TOKENS if row.max_tokens is None else min(_MOST_ANSWER_TOKENS, row.max_tokens)
     return row.prompt_bytes - min(found, row.prompt_bytes) + max(1, tokens) * _TOKEN_BYTES

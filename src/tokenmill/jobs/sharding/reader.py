@@ -1,4 +1,4 @@
-"""Pending jobs between two positions of the queue, for many spans of it."""
+"""Reads pending jobs between two positions of the queue, for several spans per query."""
 
 import json
 from collections.abc import Collection, Sequence
@@ -33,9 +33,9 @@ class PendingJobs(Protocol):
 
 
 class ShardReader:
-    """Reads pending jobs that lie inside of spans, without those in `unfit`.
+    """Reads pending jobs inside spans, without those in `unfit`.
 
-    A server is asked once for all spans; SQLite for each of them, because a query there takes microseconds.
+    A server is queried once for all spans; SQLite once per span, because a query takes microseconds there.
     """
 
     def __init__(self, store: PendingJobs, database: DatabaseBackend) -> None:
@@ -61,7 +61,7 @@ class ShardReader:
         return found
 
     def counts(self, spans: Sequence[Span], unfit: Collection[int], limit: int) -> list[int]:
-        """How many jobs each span has, counted up to a limit; every span must lie within one priority."""
+        """Number of jobs in each span, counted up to a limit; every span must lie within one priority."""
         if self._database.shared:
             rows = self._database.all("count_between", limit=limit, **self._values_of_all(spans, unfit))
         else:

@@ -1,4 +1,4 @@
-"""Where a store is: a folder, or a PostgreSQL server. Written out anywhere, a server's password is not shown."""
+"""Address of a store: a folder or a PostgreSQL server. The server's password is never displayed."""
 
 import re
 from dataclasses import dataclass, field
@@ -10,14 +10,14 @@ from tokenmill.errors import UsageError
 SCHEMES = ("postgresql", "postgres")
 _HIDDEN = "***"
 _SECRET = re.compile(r"password|passwd|sslpassword|secret|token", re.IGNORECASE)
-_ALMOST = re.compile(r"\s*(postgres\w*)(:(?!//)|//)", re.IGNORECASE)  # a URL that would pass for a folder
-# What psql takes beside a URL, and what would pass for a folder with a password in its name.
+_ALMOST = re.compile(r"\s*(postgres\w*)(:(?!//)|//)", re.IGNORECASE)  # a URL that would be mistaken for a folder
+# psql keywords, which would be mistaken for a folder with a password in its name.
 _WORDS = re.compile(r"(?:^|\s)(?:host|hostaddr|port|dbname|user|password|passfile|service|ssl\w+)\s*=", re.IGNORECASE)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 _HOST = r"(?:\[[^\]@/?]*\]|[^@/?:\[\],]*)(?::\d*)?"
 _HOSTS = rf"{_HOST}(?:,{_HOST})*(?:/[^@?]*)?"
 _KEYS = r"user|password|passfile|host|hostaddr|port|dbname|options|service|ssl\w+|connect_timeout|application_name"
-# As it should be, every special sign of the password quoted; without an owner an @ is only in values of known keys.
+# A valid URL quotes special characters in the password; without user info, an @ occurs only in values of known keys.
 _PLAIN = re.compile(rf"{_HOSTS}(?:\?(?:(?:{_KEYS})=.*|[^@]*))?", re.DOTALL)
 _OWNED = re.compile(rf"[^@/?]*@{_HOSTS}(?:\?[a-z_]*=.*|\?[^@]*)?", re.DOTALL)
 _MEANT = "postgresql://user@host:5432/database"
@@ -27,7 +27,7 @@ _MEANT = "postgresql://user@host:5432/database"
 class PostgresAddress:
     """A store on PostgreSQL."""
 
-    url: str = field(repr=False)  # as libpq takes it
+    url: str = field(repr=False)  # as passed to libpq
 
     def __str__(self) -> str:
         return self.shown
@@ -37,7 +37,7 @@ class PostgresAddress:
 
     @property
     def shown(self) -> str:
-        """The URL for people, without what nobody is to read."""
+        """The URL with secrets hidden."""
         scheme, owner, place = _parts(self.url)
         where, mark, query = place.partition("?")
         pairs = (pair.partition("=") for pair in query.split("&"))
@@ -47,8 +47,8 @@ class PostgresAddress:
         name, secret = _owner(owner)
         return f"{scheme}://{name}{'' if secret is None else ':' + _HIDDEN}@{where}{mark}{shown}"
 
-    def unsaid(self, words: str) -> str:
-        """The same words without the secrets of the URL."""
+    def redacted(self, words: str) -> str:
+        """Replace the secrets of the URL in a text."""
         for secret in sorted(self._secrets(), key=len, reverse=True):
             words = words.replace(secret, _HIDDEN)
         return words
@@ -59,13 +59,15 @@ class PostgresAddress:
         pairs = (pair.partition("=") for pair in place.partition("?")[2].split("&"))
         found = [password, *(value for key, _, value in pairs if _SECRET.search(key))]
         spelled = {form for secret in found for form in (secret, unquote(secret), quote(secret, safe=""))}
-        # libpq ends a password at the first of these, and may say the rest as the name of a host.
+        # libpq ends a password at the first of these, and may report the rest as a host name.
         return {secret for secret in (*spelled, *re.split("[@/?]", password)) if secret}
 
 
 def _parts(url: str) -> tuple[str, str | None, str]:
-    """Scheme, owner and the rest of a URL. A password may hold any sign that was not quoted: in doubt, all up to the
-    last @ is the owner's."""
+    """Scheme, user info and the rest of a URL.
+
+    A password may contain unquoted characters, so in doubt everything up to the last @ is the user info.
+    """
     scheme, _, rest = url.partition("://")
     if _PLAIN.fullmatch(rest):
         return scheme, None, rest
@@ -74,7 +76,7 @@ def _parts(url: str) -> tuple[str, str | None, str]:
 
 
 def _owner(owner: str) -> tuple[str, str | None]:
-    """Name and password; None: there is none."""
+    """Name and password, if there is one."""
     name, mark, _ = re.split("([:/?@])", owner, maxsplit=1) if re.search("[:/?@]", owner) else (owner, "", "")
     return name, owner[len(name) + 1 :] if mark else None
 
@@ -83,7 +85,7 @@ Address = Path | PostgresAddress
 
 
 def address_of(text: str) -> Address:
-    """What a person wrote: a folder, or the URL of a server."""
+    """Parse a folder or a server URL."""
     if almost := _ALMOST.match(text):
         raise UsageError(
             f"a URL of a server begins with {almost[1]}://", hint=f"{_MEANT}, or ./ before a folder's name"
@@ -96,14 +98,14 @@ def address_of(text: str) -> Address:
         )
     if not mark:
         return Path(text)
-    if scheme.lower() in SCHEMES:  # libpq knows it in small letters only
+    if scheme.lower() in SCHEMES:  # libpq accepts it in lower case only
         text = f"{scheme.lower()}://{rest}"
     else:
         what = f"{scheme}://" if _SCHEME.fullmatch(scheme) else "such a URL"
         raise UsageError(f"a store cannot be at {what}", hint="a folder, or postgresql://user@host/database")
     server = PostgresAddress(text)
     _, owner, place = _parts(text)
-    # Before a bare / libpq sees no password: it would look for a host or a database of that name.
+    # libpq would not see a password before a bare /: it would take it for a host or database name.
     if not _OWNED.fullmatch(rest) and ("/" in (owner or "") or not _PLAIN.fullmatch(place) or (rest and not place)):
         raise UsageError(f"{server} is no URL of a server", hint=f"{_MEANT}; quote what is special with %XX")
     return server

@@ -1,4 +1,4 @@
-"""The protocol of a store's database, SQLite or PostgreSQL: named queries and transactions."""
+"""The database protocol of the store, implemented by SQLite and PostgreSQL: named queries and transactions."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -12,30 +12,30 @@ T = TypeVar("T")
 
 
 class Shutdown(threading.Event):
-    """Set when this process is to end: the store then stops waiting for a database server that does not answer."""
+    """Set when this process must exit: the store then stops waiting for a server that does not answer."""
 
     def __init__(self) -> None:
         super().__init__()
         self.exit_code = 1
 
     def request(self, exit_code: int) -> None:
-        """Ask for the end of the process; from any thread."""
+        """Request the exit; from any thread."""
         self.exit_code = exit_code
         self.set()
 
 
 class QueryResult(Protocol):
-    """What a query found or changed."""
+    """The result of a query."""
 
     @property
     def rowcount(self) -> int:
-        """Rows that were changed."""
+        """Number of changed rows."""
 
     def fetchone(self) -> Any:
-        """The next row; None: there is none."""
+        """The next row, or None."""
 
     def fetchall(self) -> list[Any]:
-        """All of them."""
+        """All remaining rows."""
 
 
 class DatabaseBackend(Protocol):
@@ -43,32 +43,32 @@ class DatabaseBackend(Protocol):
 
     @property
     def shared(self) -> bool:
-        """Whether it is a server's: others write to it, too, and it may crash while this process goes on."""
+        """Whether it is a server: other processes write too, and it may crash while this process continues."""
 
     @property
     def ahead_s(self) -> float:
-        """How far its clock is ahead of the one here."""
+        """How far its clock is ahead of the local one."""
 
     def run(self, name: str, /, **values: Any) -> QueryResult:
-        """Run a named query; inside `writing`, or reading."""
+        """Run a named query, inside `writing` or for reading."""
 
     def many(self, name: str, rows: Iterable[tuple[Any, ...]]) -> int:
-        """Run a named query for many rows; how many rows it changed."""
+        """Run a named query for many rows; returns the number of changed rows."""
 
     def all(self, name: str, /, **values: Any) -> list[Any]:
-        """All rows of a query that reads, at one moment."""
+        """All rows of a reading query, from one snapshot."""
 
     def one(self, name: str, /, **values: Any) -> Any:
-        """The first row of a query that reads; None: there is none."""
+        """The first row of a reading query, or None."""
 
     @property
     def deferred(self) -> bool:
-        """Whether changes wait for the next transaction or `flush`."""
+        """Whether uncommitted changes wait for the next transaction or `flush`."""
 
     def writing(self, *, durable: bool, deferred: bool = False) -> AbstractContextManager[None]:
-        """A transaction: committed at the end, undone by any exception.
+        """A transaction: committed at the end, rolled back by any exception.
 
-        `durable`: on the disk when this returns. `deferred`: this process sees the changes immediately, others when the
+        `durable`: on disk when this returns. `deferred`: this process sees the changes immediately, others when the
         next transaction commits or after `flush`; call that soon, because other processes cannot write until then.
         """
 
@@ -76,10 +76,10 @@ class DatabaseBackend(Protocol):
         """Commit deferred changes."""
 
     def whole(self, work: Callable[[], T]) -> T:
-        """Do what may be done again from its beginning: it is, where others came in between or a connection broke."""
+        """Run a function that can be repeated; repeats it after a conflict, a lost connection or a full disk."""
 
     def problems(self) -> list[str]:
-        """What the database itself finds damaged, in its own words; a server checks its pages when they are read."""
+        """Damage reported by the database itself; a server checks its pages when they are read."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the database."""

@@ -1,7 +1,7 @@
-"""Takes over `desk.db`, in which gateways up to version 0.1 kept files and batches, into the store.
+"""Migrates `desk.db`, in which gateways up to version 0.1 kept files and batches, into the store.
 
-The rows are added in one transaction, those that are there already are left as they are, and the file is renamed only
-after that. So an interrupted takeover is repeated at the next start.
+The rows are added in one transaction, existing rows stay unchanged, and the file is renamed only after that. So an
+interrupted migration is repeated at the next start.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenmill.errors import StoreError
 from tokenmill.jobs.store.http_batches import FINAL, HttpBatches
-from tokenmill.jobs.store.sqlite_errors import told, unusable
+from tokenmill.jobs.store.sqlite_errors import mapped_errors, unusable
 from tokenmill.storage.atomic import sync_folder
 
 DESK = "desk.db"
@@ -23,14 +23,14 @@ _BUSY_S = 10.0
 
 
 def take_over_desk(folder: Path, into: HttpBatches) -> bool:
-    """Move what desk.db in a folder holds into the store; whether there was one."""
+    """Migrate desk.db in a folder into the store; returns whether there was one."""
     path = folder / DESK
     if not path.is_file():
         return False
-    with told(path), closing(sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)) as desk:
+    with mapped_errors(path), closing(sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)) as desk:
         desk.row_factory = sqlite3.Row
         desk.execute("PRAGMA locking_mode = EXCLUSIVE")
-        desk.execute("PRAGMA journal_mode = DELETE")  # nothing is left in a log, and no other process uses the file
+        desk.execute("PRAGMA journal_mode = DELETE")  # no log remains, and no other process uses the file
         version = desk.execute("PRAGMA user_version").fetchone()[0]
         if version > _VERSION:
             raise StoreError(
@@ -52,7 +52,7 @@ def take_over_desk(folder: Path, into: HttpBatches) -> bool:
 
 
 def _columns(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of desk.db as one of `http_batches`."""
+    """Convert a row of desk.db to one of `http_batches`."""
     times = json.loads(row["times"])
     status = row["status"]
     kept = {key: row[key] for key in row if key not in ("seq", "window", "status", "times")}

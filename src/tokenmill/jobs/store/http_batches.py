@@ -1,7 +1,7 @@
-"""Files and batches that were submitted by HTTP, as rows of the store: `HttpBatches`.
+"""Files and batches submitted over HTTP, as rows of the store: `HttpBatches`.
 
-An HTTP batch and its job batch have the same name. The row of the HTTP batch has what the client asked for; how far its
-jobs are is derived from the job batch until it ends. The bytes of files are not kept here.
+An HTTP batch and its job batch have the same name. The row of the HTTP batch has the client's request; its progress is
+derived from the job batch until it ends. File contents are stored elsewhere.
 """
 
 import json
@@ -25,7 +25,7 @@ MOST_METADATA, LONGEST_KEY, LONGEST_VALUE = 16, 64, 512
 WINDOW = r"^[1-9][0-9]{0,8}(s|m|h|d)$"
 LONGEST_WINDOW_S = 366 * 86400
 _LAST = 1 << 62  # above every `seq`
-_SCANNED = 500  # rows that are read together while looking for metadata
+_SCANNED = 500  # rows read together while searching for metadata
 _UPGRADE_WAIT_S = 10.0  # for another process that creates or migrates the store
 _UPGRADE_LOOK_S = 0.1
 
@@ -73,8 +73,8 @@ class RefusedLine:
 class Outcome:
     """Counts and totals of a batch."""
 
-    completed: int  # lines of its output
-    failed: int  # lines of its errors
+    completed: int  # lines of the output file
+    failed: int  # lines of the error file
     total: int
     totals: BatchTotals
 
@@ -139,9 +139,9 @@ _COLUMNS = (
 
 
 class HttpBatches:
-    """Files and HTTP batches of a store. Any process may write them, also while another one works on the jobs.
+    """Files and HTTP batches of a store. Any process may write them, even while another one runs the jobs.
 
-    Methods block and may be called from several threads. Those that write return when the change is on the disk.
+    Methods block and may be called from several threads. Those that write return when the change is on disk.
     """
 
     def __init__(self, address: Address, *, clock: Callable[[], float] = time.time) -> None:
@@ -163,7 +163,7 @@ class HttpBatches:
     # Files.
 
     def add_file(self, file: StoredFile) -> None:
-        """Add a file; one that is there already is left as it is."""
+        """Add a file, unless it exists."""
         self._write(lambda run: run("add_file", **asdict(file)))
 
     def file(self, file: str) -> StoredFile | None:
@@ -237,7 +237,7 @@ class HttpBatches:
         return self.batch(batch) if self._write(work) else None
 
     def take_over(self, files: Sequence[Mapping[str, Any]], batches: Sequence[Mapping[str, Any]]) -> None:
-        """Add rows of another database in one transaction; those that are there already are left as they are."""
+        """Add rows of another database in one transaction; existing rows stay unchanged."""
 
         def work(run: Callable[..., Any]) -> None:
             for file in files:
@@ -280,11 +280,11 @@ class HttpBatches:
         self._write(lambda run: run("set_http_batch_model", id=batch, model=model))
 
     def cancel(self, batch: str) -> bool:
-        """Ask for a batch to be cancelled; whether it could be."""
+        """Request the cancellation of a batch; returns whether that was possible."""
         return self._write(lambda run: bool(run("cancel_http_batch", id=batch, now=self.now_s()).rowcount))
 
     def finalize(self, batch: str) -> bool:
-        """Note that the results of a batch are being written; False if that was known, or it is to be cancelled."""
+        """Note that results are being written; False if that was known or the batch is being cancelled."""
         return self._write(lambda run: bool(run("finalize_http_batch", id=batch, now=self.now_s()).rowcount))
 
     def end(
@@ -296,7 +296,7 @@ class HttpBatches:
         errors: Sequence[RefusedLine] = (),
         outcome: Outcome | None = None,
     ) -> bool:
-        """End a batch, once; whether that changed it. Not `even_cancelling`: nor if it is to be cancelled."""
+        """End a batch, once; returns whether that changed it. One being cancelled ends only if `even_cancelling`."""
         values = {
             "ended": status,
             "errors": json.dumps([[bad.code, bad.message, bad.line, bad.param] for bad in errors]) if errors else None,
@@ -372,7 +372,7 @@ def _batch_of(row: Sequence[Any]) -> HttpBatch:
 
 
 def _outcome_of(columns: Mapping[str, Any]) -> Outcome | None:
-    """As it was at the end of a batch, else as it is."""
+    """The outcome stored at the end of a batch, else the current one."""
     if columns["outcome"] is not None:
         completed, failed, total, totals = json.loads(columns["outcome"])
         return Outcome(completed, failed, total, BatchTotals(**totals))

@@ -51,10 +51,10 @@ class Damage:
 class CheckReport:
     """What `check_store` found."""
 
-    problems: tuple[str, ...]  # of the database itself, in its own words
+    problems: tuple[str, ...]  # reported by the database itself
     damage: Damage
     answers: int = 0
-    without_checksum: int = 0  # stored before there were checksums: their bodies cannot be verified
+    without_checksum: int = 0  # stored before checksums existed: their bodies cannot be verified
     batches: Mapping[int, str] = field(default_factory=dict)  # names
 
     @property
@@ -64,7 +64,7 @@ class CheckReport:
 
 
 def check_store(database: DatabaseBackend, batches: Mapping[int, str]) -> CheckReport:
-    """Check the database and every answer. What cannot be read at all is a problem, not an error."""
+    """Check the database and every answer. Unreadable data is a problem in the report, not an error."""
     problems = database.problems()
     answers = without_checksum = 0
     damage = Damage()
@@ -84,7 +84,7 @@ def check_store(database: DatabaseBackend, batches: Mapping[int, str]) -> CheckR
 
 
 def affected(database: DatabaseBackend, damaged: set[int]) -> Damage:
-    """The finished jobs of all batches whose answer is one of these, is missing, or belongs to another request."""
+    """The finished jobs whose answer is one of these, is missing, or belongs to another request."""
     jobs = list[int]()
     after = -1
     while rows := database.all("answered", after=after, limit=_PAGE_JOBS):

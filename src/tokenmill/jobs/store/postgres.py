@@ -1,8 +1,8 @@
-"""PostgreSQL under the store, for runners on several hosts: the same queries, transactions that hold or never were.
+"""PostgreSQL backend of the store, for processes on several hosts.
 
-A transaction is acknowledged before it is on the server's disk, or only then (durable). Of two that are in each other's
-way one is undone and done again; a connection that breaks is made anew, and a server that is away is waited for once,
-whoever asks. Which tables there are is not known here.
+A durable transaction is acknowledged when it is on the server's disk, others before. A transaction that conflicts with
+another is rolled back and repeated. A lost connection is made again; waiting for an unavailable server is limited in
+total, not per caller. Does not know the tables.
 """
 
 import logging
@@ -29,19 +29,26 @@ except ImportError as error:
 from tokenmill.errors import StoreError
 from tokenmill.jobs.store.address import PostgresAddress
 from tokenmill.jobs.store.backend import AccessMode, QueryResult, Shutdown
-from tokenmill.jobs.store.postgres_errors import Conflict, ConnectionLost, ServerUnreachable, Stopped, told, unreachable
+from tokenmill.jobs.store.postgres_errors import (
+    Conflict,
+    ConnectionLost,
+    ServerUnreachable,
+    Stopped,
+    mapped_errors,
+    unreachable,
+)
 from tokenmill.jobs.store.postgres_session import Connection, PostgresBackend, ask, backend_of, end, lives
 from tokenmill.jobs.store.queries import postgres_migrations, postgres_queries, postgres_schema
 
-VERSION, OLDEST = 4, 1  # that is written, and that can be brought there
+VERSION, OLDEST = 4, 1  # version that is written, and the oldest that can be migrated
 OLDEST_SERVER = 120000  # 12
-PATIENCE_S = 60.0  # for a server that is away; longer than it takes to start one again
+PATIENCE_S = 60.0  # for an unavailable server; longer than a restart takes
 _FIRST_WAIT_S = 0.1
 _LONGEST_WAIT_S = 5.0
 _MOST_CONFLICTS = 10
-_SET_UP = 0x746D696C  # "tmil": whoever makes the tables
-# A network that drops packets without a word is noticed within half a minute.
-_LINE: dict[str, Any] = {
+_SET_UP = 0x746D696C  # "tmil": lock of the process that creates the tables
+# Detects a network that drops packets silently within half a minute.
+_CONNECTION_SETTINGS: dict[str, Any] = {
     "connect_timeout": 10,
     "tcp_user_timeout": 25_000,
     "keepalives": 1,
@@ -50,20 +57,20 @@ _LINE: dict[str, Any] = {
     "keepalives_count": 3,
     "application_name": "tokenmill",
 }
-# The server lets go of what a host holds that sleeps or is gone, well before its lease is over.
+# The server releases what a sleeping or lost host holds, well before its lease expires.
 IDLE_S = 20
-_SERVER_LINE = {
+_SERVER_SETTINGS = {
     "tcp_keepalives_idle": "10",
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "3",
     "tcp_user_timeout": "25s",
 }
 _DURABLE = "BEGIN; SET LOCAL synchronous_commit TO on"
-_SOON = "BEGIN; SET LOCAL synchronous_commit TO off"
+_NOT_DURABLE = "BEGIN; SET LOCAL synchronous_commit TO off"
 _COMING = ("int8", "text", "bytea", "bytea", "int8", "int8", "int8", "float8", "text", "text", "int8")
 
-# PostgreSQL has no text with U+0000 in it, which JSON has: it is written as a noncharacter and a sign, and that
-# noncharacter as itself twice.
+# PostgreSQL text cannot contain U+0000, which JSON can: it is stored as a noncharacter and a sign, and that
+# noncharacter itself is doubled.
 _MARK = "\uffff"
 _NUL = _MARK + "0"
 
@@ -71,32 +78,32 @@ T = TypeVar("T")
 _log = logging.getLogger("tokenmill")
 
 
-def _kept(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace(_MARK, _MARK * 2).replace("\0", _NUL) if "\0" in text or _MARK in text else text
 
 
-def _meant(text: str) -> str:
+def _unescape(text: str) -> str:
     return _MARK.join(part.replace(_NUL, "\0") for part in text.split(_MARK * 2)) if _MARK in text else text
 
 
-class _Text(StrDumperUnknown):
+class _DumpText(StrDumperUnknown):
     def dump(self, obj: str) -> Any:
-        return super().dump(_kept(obj))
+        return super().dump(_escape(obj))
 
 
-class _TextInRows(StrBinaryDumper):
+class _DumpRowText(StrBinaryDumper):
     def dump(self, obj: str) -> Any:
-        return super().dump(_kept(obj))
+        return super().dump(_escape(obj))
 
 
-class _Said(TextLoader):
+class _LoadText(TextLoader):
     def load(self, data: Any) -> Any:
-        return _meant(str(super().load(data)))
+        return _unescape(str(super().load(data)))
 
 
-class _SaidInBinary(TextBinaryLoader):
+class _LoadBinaryText(TextBinaryLoader):
     def load(self, data: Any) -> Any:
-        return _meant(str(super().load(data)))
+        return _unescape(str(super().load(data)))
 
 
 class Postgres:
@@ -111,32 +118,34 @@ class Postgres:
         self._mode = mode
         self._guard = threading.RLock()
         self._writing = self._closed = False
-        self._heard_s = time.monotonic()
-        self._away_s: float | None = None  # since when the server is; None: it is there
-        self._given_up = False  # it was waited for long enough
-        self._tried_s = 0.0  # when it was last looked for in vain
-        self.connected: list[Callable[[], None]] = []  # to be done on a connection that was made anew
+        self._last_reply_s = time.monotonic()
+        self._unavailable_since_s: float | None = None  # when it became unavailable; None: it is available
+        self._timed_out = False  # the time limit for waiting was reached
+        self._last_attempt_s = 0.0  # last failed attempt to reach it
+        self.connected: list[Callable[[], None]] = []  # called after a reconnect
         self._connection = _waited_for(server, lambda: _connected(server, mode), shutdown)
-        with told(server, self._connection):
+        with mapped_errors(server, self._connection):
             self._backend = backend_of(self._connection)
-        self._ghosts = list[PostgresBackend]()  # others that served us, and may not know that we are gone
+        self._ghosts = list[
+            PostgresBackend
+        ]()  # earlier server processes of ours, which may not have noticed the lost connection
 
     @property
     def ahead_s(self) -> float:
-        """As it was when the connection was made."""
+        """As measured when the connection was made."""
         return self._backend.ahead_s
 
     def run(self, name: str, /, **values: Any) -> QueryResult:
-        """Run a named query; inside `writing`, or reading."""
-        with told(self.server, self._connection):
+        """Run a named query, inside `writing` or for reading."""
+        with mapped_errors(self.server, self._connection):
             found = self._connection.execute(postgres_queries()[name], values, binary=True)
-        self._heard_s = time.monotonic()
+        self._last_reply_s = time.monotonic()
         return found
 
     def many(self, name: str, rows: Iterable[tuple[Any, ...]]) -> int:
-        """Run a named query for many rows; how many rows it changed. Where there is a way to copy them, they are."""
+        """Run a named query for many rows, with COPY if it supports that; returns the number of changed rows."""
         texts = postgres_queries()
-        with told(self.server, self._connection), self._connection.cursor() as cursor:
+        with mapped_errors(self.server, self._connection), self._connection.cursor() as cursor:
             if f"{name}_rows" not in texts:
                 cursor.executemany(texts[name], rows)
                 return cursor.rowcount
@@ -147,43 +156,43 @@ class Postgres:
             return cursor.execute(texts[name]).rowcount
 
     def all(self, name: str, /, **values: Any) -> list[Any]:
-        """All rows of a query that reads, at one moment."""
+        """All rows of a reading query, from one snapshot."""
         with self._guard:
             if self._writing:
                 return self.run(name, **values).fetchall()
             return self.whole(lambda: self.run(name, **values).fetchall())
 
     def one(self, name: str, /, **values: Any) -> Any:
-        """The first row of a query that reads; None: there is none."""
+        """The first row of a reading query, or None."""
         rows = self.all(name, **values)
         return rows[0] if rows else None
 
     def flush(self) -> None:
-        """Nothing to do: what one runner starts must be visible to the others, so no transaction is deferred."""
+        """Nothing to do: started jobs must be visible to other processes, so no transaction is deferred."""
 
     @contextmanager
     def writing(self, *, durable: bool, deferred: bool = False) -> Iterator[None]:
-        """A transaction: committed at the end, undone by any exception. `durable`: on the disk when this returns."""
+        """A transaction: committed at the end, rolled back by any exception. `durable`: on disk when this returns."""
         del deferred
-        with self._guard, told(self.server, self._connection):
+        with self._guard, mapped_errors(self.server, self._connection):
             if self._writing:
                 raise AssertionError("a transaction within another")
-            self._connection.execute(_DURABLE if durable else _SOON)  # a role may have its own idea of it
+            self._connection.execute(_DURABLE if durable else _NOT_DURABLE)  # the role may have another default
             self._writing = True
             try:
                 yield
                 self._connection.execute("COMMIT")
             except BaseException:
-                with suppress(psycopg.Error):  # it is gone with its connection
+                with suppress(psycopg.Error):  # the transaction ended with its connection
                     self._connection.execute("ROLLBACK")
                 raise
             finally:
                 self._writing = False
 
     def whole(self, work: Callable[[], T], *, patient: bool = True) -> T:
-        """Do what may be done again from its beginning: it is, where others came in between or a connection broke.
+        """Run a function that can be repeated; repeats it after a conflict or a lost connection.
 
-        Not `patient`: a server that is away is looked for once, and not waited for.
+        Unless `patient`, an unavailable server is tried once and not waited for.
         """
         with self._guard:
             if self._writing:
@@ -198,26 +207,26 @@ class Postgres:
                     if conflicts > _MOST_CONFLICTS:
                         raise
                 except ConnectionLost as lost:
-                    self._connect_again(lost, max(began_s, self._heard_s), patient=patient)
+                    self._connect_again(lost, max(began_s, self._last_reply_s), patient=patient)
 
     def problems(self) -> list[str]:
         """Nothing: the server reports a damaged page when it is read."""
         return []
 
     def close(self) -> None:
-        """Let go of the server, for good."""
+        """Close the connection for good."""
         with self._guard, suppress(psycopg.Error):
             self._closed = True
             self._connection.close()
 
-    def _connect_again(self, why: ConnectionLost, heard_s: float, *, patient: bool) -> None:
-        """Within the time that a server is waited for in all, since it was last heard."""
-        if self._away_s is None:
-            self._away_s = heard_s
-        until_s = self._away_s + PATIENCE_S
+    def _connect_again(self, why: ConnectionLost, last_reply_s: float, *, patient: bool) -> None:
+        """Reconnect, within the total time that an unavailable server is waited for."""
+        if self._unavailable_since_s is None:
+            self._unavailable_since_s = last_reply_s
+        until_s = self._unavailable_since_s + PATIENCE_S
         wait_s = _FIRST_WAIT_S
-        lately = time.monotonic() - self._tried_s < _LONGEST_WAIT_S
-        if self._closed or (self._given_up and lately):
+        lately = time.monotonic() - self._last_attempt_s < _LONGEST_WAIT_S
+        if self._closed or (self._timed_out and lately):
             raise why
         if lately and self._shutdown.is_set():
             raise Stopped(self.server, self._shutdown.exit_code)
@@ -225,25 +234,25 @@ class Postgres:
             try:
                 self._reconnect()
             except ConnectionLost:
-                self._tried_s = time.monotonic()
-                self._given_up |= self._tried_s + wait_s > until_s
-                if self._given_up or not patient:
+                self._last_attempt_s = time.monotonic()
+                self._timed_out |= self._last_attempt_s + wait_s > until_s
+                if self._timed_out or not patient:
                     raise why from None
                 self.pause(wait_s)
                 wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
             else:
-                self._away_s = None
-                self._given_up = False
-                self._heard_s = time.monotonic()
+                self._unavailable_since_s = None
+                self._timed_out = False
+                self._last_reply_s = time.monotonic()
                 return
 
     def pause(self, wait_s: float) -> None:
-        """Wait before the server is tried again; Stopped if this process is to end."""
+        """Wait before the server is tried again; raises Stopped if this process must exit."""
         _pause(self.server, wait_s, self._shutdown)
 
-    def haunted(self) -> bool:
-        """Whether a connection that broke here is still there for the server, with all that it holds."""
-        with told(self.server, self._connection):
+    def has_ghosts(self) -> bool:
+        """Whether the server still has a process for one of our lost connections, with all its locks."""
+        with mapped_errors(self.server, self._connection):
             self._ghosts = [ghost for ghost in self._ghosts if lives(self._connection, ghost)]
         return bool(self._ghosts)
 
@@ -252,24 +261,24 @@ class Postgres:
             self._connection.close()
         self._connection = _connected(self.server, self._mode)
         try:
-            with told(self.server, self._connection):
+            with mapped_errors(self.server, self._connection):
                 self._ghosts.append(self._backend)
                 self._backend = backend_of(self._connection)
                 for ghost in self._ghosts:
                     end(self._connection, ghost)
-                self.haunted()
+                self.has_ghosts()
             for again in self.connected:
                 again()
-        except BaseException:  # whoever comes next is told the same
+        except BaseException:  # the next caller gets the same error
             self._connection.close()
             raise
 
 
 def has_tables(server: PostgresAddress) -> bool:
-    """Whether a store is there."""
+    """Whether a store exists there."""
     connection = _waited_for(server, lambda: _reached(server), Shutdown())
     try:
-        with told(server, connection):
+        with mapped_errors(server, connection):
             return _version(connection, server) is not None
     finally:
         connection.close()
@@ -281,9 +290,9 @@ def _pause(server: PostgresAddress, wait_s: float, shutdown: Shutdown) -> None:
 
 
 def _waited_for(server: PostgresAddress, connect: Callable[[], Connection], shutdown: Shutdown) -> Connection:
-    """The first connection to a server; one that is starting up or shutting down is retried for `PATIENCE_S`.
+    """Connect for the first time; a server that is starting up or shutting down is retried for `PATIENCE_S`.
 
-    A server that does not answer at all is an error at once, because its address may be wrong.
+    A server that does not answer at all is an error immediately, because its address may be wrong.
     """
     until_s = time.monotonic() + PATIENCE_S
     wait_s = _FIRST_WAIT_S
@@ -293,7 +302,7 @@ def _waited_for(server: PostgresAddress, connect: Callable[[], Connection], shut
             return connect()
         except ConnectionLost as lost:
             state = _ping(server) if isinstance(lost, ServerUnreachable) else Ping.REJECT
-            # it may have become ready in between; one that refuses us when it is ready does so for good
+            # it may have become ready meanwhile; a server that refuses when it is ready does so permanently
             again = {Ping.REJECT: True, Ping.OK: not ready, Ping.NO_RESPONSE: waiting}.get(state, False)
             if not again or time.monotonic() + wait_s > until_s:
                 raise
@@ -306,36 +315,36 @@ def _waited_for(server: PostgresAddress, connect: Callable[[], Connection], shut
 
 
 def _ping(server: PostgresAddress) -> Ping:
-    """What a server says that refused a connection; REJECT: it is starting up or shutting down (SQLSTATE 57P03).
+    """State of a server that refused a connection; REJECT: it is starting up or shutting down (SQLSTATE 57P03).
 
-    libpq does not pass the SQLSTATE of a refused connection on, and its message may be translated.
+    libpq does not expose the SQLSTATE of a refused connection, and its message may be translated.
     """
-    return Ping(PGconn.ping(make_conninfo(server.url, **_line(server)).encode()))
+    return Ping(PGconn.ping(make_conninfo(server.url, **_connection_settings(server)).encode()))
 
 
-def _line(server: PostgresAddress) -> dict[str, Any]:
-    """How the connection is kept, but for what the URL itself says about that."""
+def _connection_settings(server: PostgresAddress) -> dict[str, Any]:
+    """Default connection parameters that the URL does not set."""
     given = conninfo_to_dict(server.url)
-    return {name: value for name, value in _LINE.items() if name not in given}
+    return {name: value for name, value in _CONNECTION_SETTINGS.items() if name not in given}
 
 
 def _connected(server: PostgresAddress, mode: AccessMode) -> Connection:
     connection = _reached(server)
     try:
-        with told(server, connection):
+        with mapped_errors(server, connection):
             _check_server(connection, server)
-            limits = {"idle_in_transaction_session_timeout": f"{IDLE_S}s", **_SERVER_LINE}
+            limits = {"idle_in_transaction_session_timeout": f"{IDLE_S}s", **_SERVER_SETTINGS}
             connection.execute("; ".join(f"SET {name} = '{value}'" for name, value in limits.items()))
             adapters = connection.adapters
-            for dumper in (_TextInRows, _Text):  # the last is for values, the first for rows that are copied
+            for dumper in (_DumpRowText, _DumpText):  # the last one is for values, the first for copied rows
                 adapters.register_dumper(str, dumper)
-            for loader in (_Said, _SaidInBinary):
+            for loader in (_LoadText, _LoadBinaryText):
                 adapters.register_loader("text", loader)
             if mode == "work":
                 _bring_up(connection, server)
                 ask(connection, "coming")
             else:
-                _look_into(connection, server)
+                _check_version(connection, server)
             if mode == "read":
                 connection.execute("SET default_transaction_read_only = on")
     except BaseException:
@@ -346,9 +355,9 @@ def _connected(server: PostgresAddress, mode: AccessMode) -> Connection:
 
 def _reached(server: PostgresAddress) -> Connection:
     try:
-        return psycopg.connect(server.url, autocommit=True, **_line(server))
+        return psycopg.connect(server.url, autocommit=True, **_connection_settings(server))
     except psycopg.Error as error:
-        raise unreachable(server, error) from None  # what libpq says of a URL may hold the password
+        raise unreachable(server, error) from None  # libpq's message about a URL may contain the password
 
 
 def _check_server(connection: Connection, server: PostgresAddress) -> None:
@@ -364,14 +373,14 @@ def _check_server(connection: Connection, server: PostgresAddress) -> None:
 
 
 def _version(connection: Connection, server: PostgresAddress) -> int | None:
-    """The version of the store, None where there is none; refuses what is not ours to touch."""
+    """The version of the store, or None; raises StoreError for the database of another program."""
     found = [name for (name,) in ask(connection, "tables").fetchall()]
     if not found:
         return None
     if "tokenmill" not in found:
-        said = f"{server} has tables of another program"
+        message = f"{server} has tables of another program"
         own = "?options=-csearch_path%3Dtokenmill"
-        raise StoreError(said, hint=f"give tokenmill a database of its own, or a schema: {own}")
+        raise StoreError(message, hint=f"give tokenmill a database of its own, or a schema: {own}")
     version = max((int(number) for (number,) in ask(connection, "version").fetchall()), default=0)
     if version > VERSION:
         raise StoreError(
@@ -387,7 +396,7 @@ def _version(connection: Connection, server: PostgresAddress) -> int | None:
     return version
 
 
-def _look_into(connection: Connection, server: PostgresAddress) -> None:
+def _check_version(connection: Connection, server: PostgresAddress) -> None:
     version = _version(connection, server)
     if version is None:
         raise StoreError(f"there are no batches in {server}", hint="tokenmill run starts one")
@@ -398,7 +407,7 @@ def _look_into(connection: Connection, server: PostgresAddress) -> None:
 
 
 def _bring_up(connection: Connection, server: PostgresAddress) -> None:
-    """Create the tables, or bring older ones up to date; of several that come at once, one does."""
+    """Create or migrate the tables; of several processes, one does it."""
     if _version(connection, server) == VERSION:
         return
     with connection.transaction():

@@ -1,6 +1,6 @@
-"""What can go wrong with a store on PostgreSQL, in words; the driver's errors are mapped here once.
+"""Maps the errors of the PostgreSQL driver to StoreErrors, once, with the cause and a hint.
 
-No message shows a password: the server and libpq quote what they were given, so what they say is searched for it.
+No message shows a password: it is removed from messages of the server and libpq, which quote their input.
 """
 
 from collections.abc import Iterator
@@ -16,11 +16,11 @@ _GO_ON = "everything that was acknowledged is kept, and the same command goes on
 
 
 class Conflict(StoreError):
-    """Two transactions were in each other's way, and this one was undone: done again, it goes through."""
+    """A transaction was rolled back because it conflicted with another; repeating it succeeds."""
 
 
 class ConnectionLost(StoreError):
-    """The connection is gone, and what was not acknowledged may be lost with it or not."""
+    """The connection was lost; unacknowledged changes may or may not be stored."""
 
 
 class ServerUnreachable(ConnectionLost):
@@ -28,26 +28,26 @@ class ServerUnreachable(ConnectionLost):
 
 
 class Stopped(ConnectionLost):
-    """The server is away, and this process is to end rather than to wait for it."""
+    """The server is unavailable, and this process must exit instead of waiting for it."""
 
     def __init__(self, server: PostgresAddress, code: int) -> None:
         super().__init__(f"stopped while {server} was away", hint=_GO_ON)
-        # A signal's, not the class's.
+        # The exit code of a signal, not of the class.
         self.exit_code = code  # type: ignore[misc]
 
 
 class Taken(StoreInUse):
-    """A row with this key is there already."""
+    """A row with this key exists already."""
 
 
-# Beside those of class 08: ended by the server, or about to be, among them for being idle in a transaction (25P03).
+# In addition to class 08: ended by the server, or about to be, for example while idle in a transaction (25P03).
 _ENDED = ("57P01", "57P02", "57P03", "57P05", "25P03", "25P04")
 _CAUSES: tuple[tuple[tuple[type[psycopg.Error], ...], type[StoreError], str], ...] = (
     ((errors.DeadlockDetected, errors.SerializationFailure), Conflict, "the same command goes on from there"),
     (
         (errors.QueryCanceled, errors.LockNotAvailable),
         StoreError,
-        "somebody ended it, or a statement_timeout or lock_timeout is too short for it: "
+        "another session cancelled it, or a statement_timeout or lock_timeout is too short for it: "
         "ALTER ROLE ... SET statement_timeout = 0 allows any time",
     ),
     ((errors.InsufficientPrivilege,), StoreError, "the user needs to create and change tables in the schema"),
@@ -56,8 +56,10 @@ _CAUSES: tuple[tuple[tuple[type[psycopg.Error], ...], type[StoreError], str], ..
 
 
 @contextmanager
-def told(server: PostgresAddress, connection: "psycopg.Connection[tuple[object, ...]] | None" = None) -> Iterator[None]:
-    """The driver's errors as ours."""
+def mapped_errors(
+    server: PostgresAddress, connection: "psycopg.Connection[tuple[object, ...]] | None" = None
+) -> Iterator[None]:
+    """Map the driver's errors."""
     try:
         yield
     except psycopg.Error as error:
@@ -65,13 +67,13 @@ def told(server: PostgresAddress, connection: "psycopg.Connection[tuple[object, 
 
 
 def mapped(error: psycopg.Error, server: PostgresAddress, *, connected: bool) -> StoreError:
-    """An error in our words."""
-    words = server.unsaid(" ".join(str(error).split()))
+    """Map one error."""
+    words = server.redacted(" ".join(str(error).split()))
     if not connected or error.sqlstate in _ENDED or (error.sqlstate or "").startswith("08"):
         return ConnectionLost(f"the connection to {server} was lost: {words}", hint=_GO_ON)
     if isinstance(error, errors.DiskFull | errors.OutOfMemory):
         return StoreFull(f"no room is left on the server of {server}", hint=f"free some space: {_GO_ON}")
-    if isinstance(error, errors.UniqueViolation):  # the server's words are about an index
+    if isinstance(error, errors.UniqueViolation):  # the server's message is about an index
         return Taken(f"another process stores the same in {server}", hint="the same command finds it")
     for causes, kind, hint in _CAUSES:
         if isinstance(error, causes):
@@ -80,13 +82,13 @@ def mapped(error: psycopg.Error, server: PostgresAddress, *, connected: bool) ->
 
 
 def unreachable(server: PostgresAddress, error: psycopg.Error) -> StoreError:
-    """No connection could be made."""
-    if isinstance(error, psycopg.ProgrammingError):  # its words quote pieces of the URL, whichever it took for what
+    """The error for a connection that could not be made."""
+    if isinstance(error, psycopg.ProgrammingError):  # its message quotes parts of the URL
         return StoreError(
             f"{server} is no URL that can be connected to",
             hint="postgresql://user@host:5432/database; what is special is written as %XX",
         )
-    words = server.unsaid(" ".join(str(error).split())).removeprefix("connection failed: ")
+    words = server.redacted(" ".join(str(error).split())).removeprefix("connection failed: ")
     return ServerUnreachable(
         f"cannot connect to {server}: {words}",
         hint="check the URL, that the server runs, and whether it lets this host and user in",

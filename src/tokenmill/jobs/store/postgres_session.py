@@ -1,7 +1,7 @@
-"""The other end of a connection to PostgreSQL: which of the server's processes it is, and how its clock goes.
+"""The server process of a PostgreSQL connection, and the server's clock.
 
-A connection can be gone here and not there: a cable was cut, a router forgot it. The server's process then holds its
-locks until the network says so, and would keep us from what is ours.
+A connection can be lost here but not on the server, after a cable was cut or a router dropped it. The server process
+then keeps its locks until the network reports the loss, which would lock us out of our own jobs.
 """
 
 import time
@@ -26,12 +26,12 @@ class PostgresBackend:
     """A process of the server."""
 
     pid: int
-    began: datetime | None  # with the number it is this one and no other; None: the server does not say
-    ahead_s: float  # its clock before ours, in whole seconds: clocks that are kept in step are the same
+    began: datetime | None  # identifies the process together with the number; None: unknown
+    ahead_s: float  # server clock minus local clock in whole seconds; 0 for synchronised clocks
 
 
 def backend_of(connection: Connection) -> PostgresBackend:
-    """Whom a connection leads to."""
+    """The server process of a connection."""
     before_s = time.time()
     row = ask(connection, "backend").fetchone()
     after_s = time.time()
@@ -42,7 +42,7 @@ def backend_of(connection: Connection) -> PostgresBackend:
 
 
 def end(connection: Connection, ghost: PostgresBackend) -> None:
-    """See to it that a process which served us before is gone; where that is not for us to do, the server will."""
+    """Terminate an earlier server process of ours; without the privilege, the server does so eventually."""
     until_s = time.monotonic() + _LONGEST_END_S
     with suppress(errors.InsufficientPrivilege):
         ask(connection, "end_backend", pid=ghost.pid, began=ghost.began)
@@ -51,7 +51,7 @@ def end(connection: Connection, ghost: PostgresBackend) -> None:
 
 
 def lives(connection: Connection, ghost: PostgresBackend) -> bool:
-    """Whether it is still there, as far as the server says."""
+    """Whether the server process still exists."""
     return ask(connection, "backend_there", pid=ghost.pid, began=ghost.began).fetchone() is not None
 
 

@@ -1,6 +1,6 @@
-"""Reads sql/: the schema, its migrations and the named queries. Nothing else in the program holds SQL.
+"""Reads sql/: the schema, its migrations and the named queries. No other module contains SQL.
 
-Queries are written for both databases, values as :name; the few that PostgreSQL says otherwise are in postgres.sql.
+Queries are written for both databases, with values as :name; those that differ on PostgreSQL are in postgres.sql.
 """
 
 import re
@@ -21,7 +21,7 @@ def queries() -> Mapping[str, str]:
 
 @cache
 def postgres_queries() -> Mapping[str, str]:
-    """Every query by name as psycopg takes it."""
+    """Every query by name, in psycopg's syntax."""
     both = {**queries(), **_named("postgres.sql")}
     return {name: _VALUE.sub(r"%(\1)s", text.replace("%", "%%")).replace("?", "%s") for name, text in both.items()}
 
@@ -34,19 +34,19 @@ def schema() -> str:
 
 @cache
 def postgres_schema() -> str:
-    """The same on PostgreSQL."""
+    """The newest schema for PostgreSQL."""
     return _text("postgres_schema.sql")
 
 
 @cache
 def postgres_migrations() -> Mapping[int, str]:
-    """What leads from the version before to each version on PostgreSQL; the first is the schema as it was then."""
+    """Scripts that migrate to each version on PostgreSQL; the first is the original schema."""
     return _migrations("postgres_migrations")
 
 
 @cache
 def migrations() -> Mapping[int, str]:
-    """What leads from the version before to each version."""
+    """Scripts that migrate to each version."""
     return _migrations("migrations")
 
 

@@ -1,4 +1,4 @@
-"""Looking on: batches, jobs and results as they are in the store, without a lock and without waiting."""
+"""Read access to a store: batches, jobs and results. Takes no lock and does not wait for writers."""
 
 import json
 import time
@@ -17,7 +17,7 @@ from tokenmill.jobs.store.backend import AccessMode, Shutdown
 from tokenmill.jobs.store.integrity import CheckReport, check_store, is_intact
 from tokenmill.jobs.store.open import opened
 
-_FEW = 20  # batches that are asked for one by one
+_FEW = 20  # read one by one; more are read together
 _START = (-(1 << 62), 0, b"", -1)
 _BATCH_COLUMNS = (
     "id",
@@ -46,7 +46,7 @@ _BATCH_COLUMNS = (
 
 
 class StoreReader:
-    """An open store of batches; other processes may be at work on them."""
+    """An open store; other processes may be running its jobs."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class StoreReader:
         mode: AccessMode = "read",
         shutdown: Shutdown | None = None,
     ) -> None:
-        """`clock`: instead of the database's, which is that of its server. `shutdown` ends the wait for a server."""
+        """`clock` replaces the database's, which is the server's. `shutdown` ends the wait for a server."""
         self._database = opened(address, mode, shutdown)
         self._clock = clock
 
@@ -69,7 +69,7 @@ class StoreReader:
         self.close()
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the store."""
         self._database.close()
 
     @property
@@ -78,19 +78,19 @@ class StoreReader:
         return self._database.shared
 
     def now_s(self) -> float:
-        """The time that everything here is measured by, on a server the same on all hosts."""
+        """The store's time; on a server, the same for all hosts."""
         return time.time() + self._database.ahead_s if self._clock is None else self._clock()
 
     def batches(self) -> list[Batch]:
         """Every batch, oldest first."""
         rows = self._database.all("batches")
         counts = dict[int, dict[int, int]]()
-        for batch, state, jobs in self._database.all("counts_of_all"):  # second: one that is sealed has all its lines
+        for batch, state, jobs in self._database.all("counts_of_all"):  # read second: a sealed batch has all its lines
             counts.setdefault(batch, {})[state] = jobs
         return [self._batch(row, counts.get(row[0], {})) for row in rows]
 
     def open_batches(self, model_id: str | None = None) -> list[Batch]:
-        """Those with every line stored and jobs that wait, oldest first; of a model, or of all."""
+        """Sealed batches with pending jobs, oldest first; of one model or of all."""
         found = {row[0] for row in self._database.all("open_batches", model_id=model_id)}
         if len(found) > _FEW:
             return [batch for batch in self.batches() if batch.id in found]
@@ -98,7 +98,7 @@ class StoreReader:
         return [self._batch(row, dict(self._database.all("counts", batch=batch))) for batch, row in rows if row]
 
     def batch(self, batch: int) -> Batch:
-        """One batch as it is now."""
+        """One batch; raises StoreError if it does not exist."""
         row = self._database.one("batch", batch=batch)
         if row is None:
             raise StoreError(f"there is no batch {batch}", hint="tokenmill status lists them")
@@ -106,39 +106,39 @@ class StoreReader:
         return self._batch(row, dict(counts))
 
     def pending(self, batch: int) -> int:
-        """Jobs of a batch that wait; none of one that somebody has removed."""
+        """Number of pending jobs; 0 for a batch that was removed."""
         return sum(jobs for state, jobs in self._database.all("counts", batch=batch) if state == State.PENDING)
 
     def named(self, name: str) -> Batch:
-        """One batch by its name."""
+        """One batch by name; raises UsageError if it does not exist."""
         row = self._database.one("batch_named", name=name)
         if row is None:
             raise UsageError(f"there is no batch {name!r}", hint="tokenmill status lists them")
         return self.batch(row[0])
 
     def find(self, key: bytes) -> Batch | None:
-        """The batch that the same command made before."""
+        """The batch that the same command created before, if any."""
         row = self._database.one("batch_by_key", key=key)
         return self.batch(row[0]) if row else None
 
     def job(self, job: int) -> Job | None:
-        """One job; None: there is none."""
+        """One job, or None."""
         row = self._database.one("job", job=job)
         return self._job(row) if row else None
 
     def has_answer(self, identity: bytes) -> bool:
-        """Whether a request has been answered, in whichever batch."""
+        """Whether a request has been answered, in any batch."""
         return self._database.one("has_answer", identity=identity) is not None
 
     def answer_to(self, identity: bytes) -> bytes | None:
-        """The body of that answer; None: there is none, or it is damaged."""
+        """The body of the answer to a request; None if it is missing or damaged."""
         row = self._database.one("answer_to", identity=identity)
         return row[0] if row and is_intact(*row) else None
 
     def waiting(self, batches: Sequence[int], *, after: SortKey | None = None, limit: int) -> list[Waiting]:
-        """The next pending jobs by priority, batch and place, behind the key of the last one seen.
+        """The next pending jobs by priority, batch and place, after the key of the last one seen.
 
-        A job that becomes pending again behind that key is found by the next walk from the start.
+        A job that becomes pending again before that key is found by the next walk from the start.
         """
         pages = [
             map(
@@ -156,7 +156,7 @@ class StoreReader:
         return [*map(Waiting._make, self._database.all("due", before=before_s, now=self.now_s(), limit=limit))]
 
     def next_retry_s(self, batches: Sequence[int] | None = None) -> float | None:
-        """When the first job that waits out a failure may be started, of these batches or of all."""
+        """When the first job with a pending retry may start, of these batches or of all."""
         if batches is None:
             rows = self._database.all("next_retry")
         else:
@@ -164,7 +164,7 @@ class StoreReader:
         return min((row[0] for row in rows if row[0] is not None), default=None)
 
     def results(self, batch: int, after: int, limit: int) -> list[Result]:
-        """The jobs behind a line, in the order of the file, finished or not.
+        """Jobs after a line, in file order, finished or not.
 
         A job whose answer is damaged is returned as pending, without a body; see `Store.requeue_damaged`.
         """
@@ -174,16 +174,16 @@ class StoreReader:
         return [_result(*row) for row in rows]
 
     def failures(self, batch: int, after: int, limit: int) -> list[Result]:
-        """Failed jobs and those set aside, in the order of the file."""
+        """Failed and quarantined jobs in file order."""
         rows = self._database.all("failures", batch=batch, after=JobId.of(batch, after), limit=limit)
         return [Result(row[0], State(row[1]), *row[2:]) for row in rows]
 
     def failures_by_code(self, batch: int) -> dict[str, int]:
-        """How many jobs failed or were set aside, by why."""
+        """Number of failed and quarantined jobs by failure code."""
         return {code or "failed": count for code, count in self._database.all("failures_by_code", batch=batch)}
 
     def check(self) -> CheckReport:
-        """Read everything that is stored and report what is damaged; changes nothing."""
+        """Check everything that is stored; changes nothing."""
         try:
             names = {batch.id: batch.name for batch in self.batches()}
         except StoreError:  # reported by the check, too
@@ -191,17 +191,16 @@ class StoreReader:
         return check_store(self._database, names)
 
     def runners(self, batch: int | None = None) -> list[Runner]:
-        """Those that work with a store which several may work with, or that have jobs of one batch, with how many of
-        these run; one in a folder does not know."""
+        """Processes that use a shared store, or run jobs of one batch, with their running jobs. Empty for SQLite."""
         rows = self._database.all("runners") if batch is None else self._database.all("runners_of", batch=batch)
         return [Runner(*row) for row in rows]
 
     def being_written(self, batch: int) -> bool:
-        """Whether a process that writes the output of a batch lives; only a server knows."""
+        """Whether a live process writes the output of a batch; known only on a server."""
         return self._database.one("claimed", key=batch) is not None
 
     def ask_cancel(self, batch: int) -> None:
-        """Leave word that a batch is to be cancelled; needs the mode for it."""
+        """Request the cancellation of a batch; needs mode "ask"."""
 
         def work() -> None:
             with self._database.writing(durable=True):
@@ -247,7 +246,7 @@ def _result(number: int, state: int, custom_id: str | None, identity: bytes | No
 
 
 def _behind(after: SortKey, batch: int) -> dict[str, Any]:
-    """Where a batch goes on: older ones have had their turn at this priority, newer ones have not."""
+    """Where reading a batch resumes: older batches are done at this priority, newer ones are not."""
     rank, reached, place, last = after
     if batch == reached:
         return {"rank": rank, "place": place, "id": last}

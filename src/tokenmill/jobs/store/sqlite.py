@@ -1,11 +1,11 @@
 """The SQLite file of a store: one writer, any number of readers.
 
 `store.db` is in WAL mode, so readers and the writer do not wait for each other. The working process holds `store.lock`.
-A transaction is durable (answers: on the disk before they count), not durable (it can be derived again), or deferred
-(committed together with the next one). A process without the lock may write, too, such as a gateway that gets a file;
-while it waits for its turn it locks `store.wait`, and then nothing is deferred. The log is written back to the file and
+A transaction is durable (answers: on disk before they count), not durable (can be derived again), or deferred
+(committed together with the next one). A process without the lock may write too, such as a gateway that receives a
+file; while it waits it locks `store.wait`, and then nothing is deferred. The log is written back to the file and
 truncated when the store is opened and closed, when the disk is full, and when it exceeds a limit that depends on the
-free space. Knows nothing of the tables.
+free space. Does not know the tables.
 """
 
 import fcntl
@@ -22,7 +22,7 @@ from urllib.parse import quote
 from tokenmill.errors import StoreError, StoreInUse
 from tokenmill.jobs.store.backend import AccessMode
 from tokenmill.jobs.store.queries import migrations, newest, queries, schema
-from tokenmill.jobs.store.sqlite_errors import gone, is_disk_full, told, unusable
+from tokenmill.jobs.store.sqlite_errors import gone, is_disk_full, mapped_errors, unusable
 from tokenmill.units import KIB, MIB
 
 FILE = "store.db"
@@ -31,12 +31,12 @@ WAIT = "store.wait"
 APPLICATION_ID = 0x746D696C  # "tmil"
 OLDEST_SQLITE = (3, 35, 0)  # RETURNING
 BUSY_WAIT_S = 10.0
-PAGE_BYTES = 4 * KIB  # of a new store; every page that a transaction changes is written to the log as a whole
+PAGE_BYTES = 4 * KIB  # of a new store; every page that a transaction changes is logged as a whole
 CACHE_BYTES = 96 * MIB
 MAX_LOG_BYTES = 128 * MIB  # size at which the log is written back to the file, where the disk has room for it
-LOG_SHARE_OF_FREE = 4  # the log gets this part of the free space, so that the file can take up what is in it
+LOG_SHARE_OF_FREE = 4  # the log gets this share of the free space, so that the file can absorb it
 MIN_LOG_PAGES = 64
-CLOSE_WAIT_S = 1.0  # for readers, before the log is left as it is
+CLOSE_WAIT_S = 1.0  # for readers, before the log is left unmerged
 
 T = TypeVar("T")
 
@@ -69,29 +69,29 @@ class Database:
             stack.pop_all()
 
     def run(self, name: str, /, **values: Any) -> sqlite3.Cursor:
-        """Run a named query; inside `writing`, or reading."""
-        with told(self.path):
+        """Run a named query, inside `writing` or for reading."""
+        with mapped_errors(self.path):
             return self._connection.execute(queries()[name], values)
 
     def many(self, name: str, rows: Iterable[tuple[Any, ...]]) -> int:
-        """Run a named query for many rows; how many rows it changed."""
-        with told(self.path):
+        """Run a named query for many rows; returns the number of changed rows."""
+        with mapped_errors(self.path):
             return self._connection.executemany(queries()[name], rows).rowcount
 
     def all(self, name: str, /, **values: Any) -> list[Any]:
-        """All rows of a query that reads, at one moment."""
-        with self._guard, told(self.path):
+        """All rows of a reading query, from one snapshot."""
+        with self._guard, mapped_errors(self.path):
             return self._connection.execute(queries()[name], values).fetchall()
 
     def one(self, name: str, /, **values: Any) -> Any:
-        """The first row of a query that reads; None: there is none."""
+        """The first row of a reading query, or None."""
         rows = self.all(name, **values)
         return rows[0] if rows else None
 
     @contextmanager
     def writing(self, *, durable: bool, deferred: bool = False) -> Iterator[None]:
         """See `backend.DatabaseBackend`."""
-        with self._guard, told(self.path), self._in_turn():
+        with self._guard, mapped_errors(self.path), self._announced():
             self._check_here()
             deferred = deferred and not self._is_awaited()
             if not durable and not deferred:
@@ -115,8 +115,8 @@ class Database:
                 raise
 
     @contextmanager
-    def _in_turn(self) -> Iterator[None]:
-        """Without the lock: let the process that has it know that a transaction waits."""
+    def _announced(self) -> Iterator[None]:
+        """Without the lock: signal to its holder that a transaction waits."""
         if self._lock is not None or self._wait is None:
             yield
             return
@@ -127,7 +127,7 @@ class Database:
             fcntl.flock(self._wait, fcntl.LOCK_UN)
 
     def _is_awaited(self) -> bool:
-        """Whether a process without the lock waits to write; it would get no turn between deferred transactions."""
+        """Whether a process without the lock waits to write; deferred transactions would starve it."""
         if self._wait is None:
             return False
         try:
@@ -148,7 +148,7 @@ class Database:
 
     def flush(self) -> None:
         """Commit deferred changes."""
-        with self._guard, told(self.path):
+        with self._guard, mapped_errors(self.path):
             if self.deferred:
                 self.deferred = False
                 try:
@@ -163,17 +163,17 @@ class Database:
         except StoreError as error:
             if not is_disk_full(error) or (self._connection.in_transaction and not self.deferred):
                 raise
-            with self._guard, told(self.path):
+            with self._guard, mapped_errors(self.path):
                 with suppress(StoreError):
-                    self.flush()  # what is lost with it is which jobs run, and that is known here
+                    self.flush()  # this loses only which jobs run, which is known here
                 checkpoint(self._connection)
                 self._limit_log()
             return work()
 
     def problems(self) -> list[str]:
-        """What SQLite's integrity check finds, a line for each."""
+        """Messages of SQLite's integrity check."""
         try:
-            with self._guard, told(self.path):
+            with self._guard, mapped_errors(self.path):
                 found = [row[0] for row in self._connection.execute("PRAGMA integrity_check").fetchall()]
         except StoreError as error:
             return [error.message]
@@ -182,7 +182,7 @@ class Database:
     def close(self) -> None:
         """Write the log back, and close the file and the lock."""
         try:
-            with self._guard, told(self.path):
+            with self._guard, mapped_errors(self.path):
                 try:
                     if self._lock is not None:
                         self._connection.execute(f"PRAGMA busy_timeout = {CLOSE_WAIT_S * 1000:.0f}")
@@ -203,7 +203,7 @@ class Database:
             self._connection.execute(f"PRAGMA journal_size_limit = {allowed}")
 
     def _check_here(self) -> None:
-        # SQLite would go on writing into a file that has no name any more, and every answer in it would be lost.
+        # SQLite would continue to write into an unlinked file, and every answer in it would be lost.
         try:
             here = self.path.stat().st_ino == self._inode
         except OSError:
@@ -219,7 +219,7 @@ class Database:
 
 
 def _locked(folder: Path) -> int:
-    """The lock file, held; the system lets go of it when the process ends, however it ends."""
+    """Acquire the lock file; the system releases it when the process ends."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -237,7 +237,7 @@ def _locked(folder: Path) -> int:
             raise
     except OSError as error:
         raise unusable(folder, error) from error
-    with suppress(OSError):  # who holds it is only said for people; the disk may be full
+    with suppress(OSError):  # only informs users; the disk may be full
         os.ftruncate(lock, 0)
         os.pwrite(lock, b"%d\n" % os.getpid(), 0)
     return lock
@@ -247,7 +247,7 @@ def _connected(path: Path, mode: AccessMode) -> sqlite3.Connection:
     if mode != "work" and not path.is_file():
         raise _no_batches(path)
     access = {"work": "rwc", "ask": "rw", "read": "ro"}[mode]
-    with told(path):
+    with mapped_errors(path):
         connection = sqlite3.connect(
             f"file:{quote(str(path))}?mode={access}",
             uri=True,
@@ -256,7 +256,7 @@ def _connected(path: Path, mode: AccessMode) -> sqlite3.Connection:
             check_same_thread=False,
         )
         try:
-            version = _version(connection, path)  # before anything is changed: it may not be ours
+            version = _version(connection, path)  # before anything is changed: it may belong to another program
             if mode == "work":
                 connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
                 if connection.execute("PRAGMA journal_mode = WAL").fetchone() != ("wal",):
@@ -289,7 +289,7 @@ def _refuse_disk(path: Path) -> NoReturn:
 
 
 def _version(connection: sqlite3.Connection, path: Path) -> int:
-    """The version of the store, 0 for a new one; refuses what is not ours to touch."""
+    """The version of the store, 0 for a new one; raises StoreError for the database of another program."""
     version: int = connection.execute("PRAGMA user_version").fetchone()[0]
     application: int = connection.execute("PRAGMA application_id").fetchone()[0]
     empty = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0] == 0
@@ -304,7 +304,7 @@ def _version(connection: sqlite3.Connection, path: Path) -> int:
 
 
 def _bring_up(connection: sqlite3.Connection, path: Path, version: int, *, work: bool) -> None:
-    """Create or migrate."""
+    """Create or migrate the tables."""
     if version == newest():
         return
     if not work and version == 0:  # its creation failed, perhaps on a full disk
@@ -319,7 +319,7 @@ def _bring_up(connection: sqlite3.Connection, path: Path, version: int, *, work:
 
 
 def migrate(connection: sqlite3.Connection, steps: Iterable[str], version: int) -> None:
-    """Run scripts in one transaction and note the version they lead to."""
+    """Run scripts in one transaction and set the version that they lead to."""
     script = "\n".join(
         (
             "BEGIN IMMEDIATE;",

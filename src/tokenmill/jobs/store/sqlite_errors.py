@@ -1,4 +1,4 @@
-"""SQLite's and the system's errors with the store's folder, as StoreErrors with the cause and what to do."""
+"""Maps errors of SQLite and the file system to StoreErrors with a cause and a hint."""
 
 import errno
 import os
@@ -18,13 +18,13 @@ STORE_DAMAGED = "store_damaged"
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _READ_ONLY = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH)
 _GO_ON = "everything that was acknowledged is kept, and the same command goes on from there"
-_FULL_BYTES = 64 * KIB  # SQLite cannot begin a transaction with less: its index of the log alone takes 32 KiB
+_FULL_BYTES = 64 * KIB  # SQLite cannot begin a transaction with less: its log index alone takes 32 KiB
 
 _WORDS = dict.fromkeys(
     _READ_ONLY, ("cannot be written to", "check who owns the folder and whether its file system is read-only")
 ) | {
     sqlite3.SQLITE_CANTOPEN: ("cannot be opened", "check that its folder is there and who may use it"),
-    # SQLite does not pass errno on: a quota or a limit on file sizes ends here, as does a dying disk.
+    # SQLite hides errno: quotas, file size limits and failing disks all end here.
     sqlite3.SQLITE_IOERR: ("could not be read or written", f"see dmesg and df; {_GO_ON}"),
     sqlite3.SQLITE_NOMEM: ("could not be used", f"the machine is out of memory: free some; {_GO_ON}"),
     sqlite3.SQLITE_PROTOCOL: ("could not be locked", "put the state folder on a local disk"),
@@ -32,7 +32,7 @@ _WORDS = dict.fromkeys(
 
 
 def full(where: Path) -> StoreFull:
-    """No room is left."""
+    """The error for a full disk."""
     return StoreFull(f"no room is left on the disk of {where}", hint=f"free some space: {_GO_ON}")
 
 
@@ -43,7 +43,7 @@ def is_disk_full(error: StoreError) -> bool:
 
 
 def gone(where: Path) -> StoreError:
-    """The file under our feet is not there any more."""
+    """The error for a file that was removed or replaced."""
     return StoreError(
         f"{where} was removed or replaced while it was in use",
         hint="put the folder back if it was moved; without it the batch starts anew",
@@ -51,8 +51,8 @@ def gone(where: Path) -> StoreError:
 
 
 @contextmanager
-def told(path: Path) -> Iterator[None]:
-    """SQLite's errors as ours."""
+def mapped_errors(path: Path) -> Iterator[None]:
+    """Map SQLite's errors to StoreErrors."""
     try:
         yield
     except sqlite3.Error as error:
@@ -60,7 +60,7 @@ def told(path: Path) -> Iterator[None]:
 
 
 def _mapped(error: sqlite3.Error, path: Path) -> StoreError:
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # the rest of it is detail
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # the upper bits are details
     if code == sqlite3.SQLITE_FULL:
         return full(path)
     if code in _DAMAGED:
@@ -92,7 +92,7 @@ def start_over(folder: Path) -> str:
 
 
 def _cause(path: Path) -> StoreError | None:
-    """Why a store cannot be used, where the file system tells; None: it does not."""
+    """The cause that the file system reveals, if any."""
     folder = path.parent
     with suppress(OSError):
         if shutil.disk_usage(folder).free < _FULL_BYTES:
@@ -120,7 +120,7 @@ def _not_permitted(path: Path) -> StoreError:
 
 
 def unusable(folder: Path, error: OSError) -> StoreError:
-    """The folder itself."""
+    """The error for a folder that cannot be used."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return full(folder)
     hint = "check the path and who may write there"

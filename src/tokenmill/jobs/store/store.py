@@ -1,8 +1,8 @@
-"""The durable half of the jobs room: batches, jobs and answers, written to by one process or, on a server, by several.
+"""The durable store of batches, jobs and answers, written by one process or, on a server, by several.
 
 What is acknowledged (a sealed batch, a committed answer) survives the end of the process and of the machine. An answer
-is stored once for its identity and never changes. Which job runs when, and on what, is not decided here; nor is the
-form of an answer known. Methods may be called from several threads.
+is stored once per identity and never changes. Does not decide which job runs when, and does not interpret answers.
+Methods may be called from several threads.
 """
 
 import logging
@@ -35,58 +35,58 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _in_turn(method: "Callable[Concatenate[Store, P], T]") -> "Callable[Concatenate[Store, P], T]":
-    """What is at work and what is held change with the tables, for one thread after another.
+def _serialized(method: "Callable[Concatenate[Store, P], T]") -> "Callable[Concatenate[Store, P], T]":
+    """Serialise a method between threads, and repeat it after conflicts.
 
-    They change behind the transaction, so that it can be done again.
+    The sets of running and held jobs change after the transaction, so that it can be repeated.
     """
 
     @wraps(method)
     def alone(self: "Store", /, *args: P.args, **named: P.kwargs) -> T:
-        with self._turn:
+        with self._lock:
             return self._database.whole(lambda: method(self, *args, **named))
 
     return alone
 
 
 class Store(StoreReader):
-    """An open store of batches that this process works on; what one that is gone left running is pending again."""
+    """An open store whose jobs this process runs; jobs that an ended process left running become pending."""
 
     def __init__(
         self, address: Address, *, clock: Callable[[], float] | None = None, shutdown: Shutdown | None = None
     ) -> None:
         super().__init__(address, clock=clock, mode="work", shutdown=shutdown)
-        self._turn = threading.RLock()
-        self._at_work: dict[int, bytes] = {}  # running jobs of this process and their identities
-        self._held: dict[bytes, dict[int, None]] = {}  # jobs that wait for an equal one that runs, in their order
-        self._standing = _coordinator(self._database, self._at_work.keys)
-        self.submissions = Submissions(self._database, self._standing, self)
+        self._lock = threading.RLock()
+        self._running: dict[int, bytes] = {}  # running jobs of this process and their identities
+        self._held: dict[bytes, dict[int, None]] = {}  # jobs that wait for an equal running job, in order
+        self._coordinator = _coordinator(self._database, self._running.keys)
+        self.submissions = Submissions(self._database, self._coordinator, self)
         self._recover()
 
     def close(self) -> None:
-        """Let go of it; on a server, what is at work here is pending again."""
+        """Close the store; on a server, running jobs of this process become pending."""
         try:
-            self._standing.leave()
+            self._coordinator.leave()
         finally:
             super().close()
 
-    def tend(self) -> None:
-        """From time to time, while jobs run: this process lives."""
-        self._standing.tend()
+    def renew_lease(self) -> None:
+        """Renew the lease; call it periodically while jobs run."""
+        self._coordinator.renew_lease()
 
     def claim_output(self, batch: int) -> bool:
-        """Whether this process may write the output of a batch; of several one may, until it closes the store."""
-        return self._standing.claim_output(batch)
+        """Whether this process may write the output of a batch; only one process may, until it closes the store."""
+        return self._coordinator.claim_output(batch)
 
     def shards(self, slots: int) -> ShardView:
-        """The pending jobs that a worker of this process may take: all, or its shards where others use the store."""
-        return self._standing.shards(self, slots)
+        """The pending jobs that a worker of this process may take: all, or its shards if others use the store."""
+        return self._coordinator.shards(self, slots)
 
     def announce(self, spec: WorkerSpec) -> None:
-        """Let other workers know what this process will do once its engine is loaded."""
+        """Announce to other workers what this process will run once its engine is loaded."""
         shards = self.shards(1)
         shards.ready(spec, 1)
-        shards.close()  # it takes no jobs yet; what was announced holds until it leaves the store
+        shards.close()  # it takes no jobs yet; the announcement stays until it leaves the store
 
     def local_shards(
         self,
@@ -94,24 +94,24 @@ class Store(StoreReader):
         clock: Callable[[], float] = time.monotonic,
         coming: Callable[[], Iterable[int | None]] = tuple,
     ) -> LocalShards:
-        """A table for several workers of this process; see `LocalShards`."""
+        """A shard table for several workers of this process; see `LocalShards`."""
         return LocalShards(self, ShardReader(self, self._database), clock=clock, coming=coming)
 
-    # Working.
+    # -- jobs --
 
-    @_in_turn
+    @_serialized
     def start(self, jobs: Iterable[int]) -> Started:
-        """Mark jobs as running. Those with an answer are done instead; those whose equal runs are held for it.
+        """Mark jobs as running. Jobs with an answer are done instead; those with a running equal are held for it.
 
-        Jobs that are not pending any more, or that another runner takes in this moment, are in none of the lists. What
-        is held for another runner's job is not told when that ends: start it again from time to time.
+        Jobs that are no longer pending, or that another process takes at the same time, are in none of the lists. There
+        is no notification for jobs held for another process's job: start them again periodically.
         """
         running = dict[bytes, Job]()
         answered = list[JobOutcome]()
         held = list[tuple[bytes | None, int]]()
-        here = set(self._at_work.values())
+        here = set(self._running.values())
         with self._database.writing(durable=False, deferred=True):
-            self._standing.stand()
+            self._coordinator.extend_lease()
             for number in jobs:
                 row = self._database.run("take", job=number).fetchone()
                 job = self._job(row) if row else None
@@ -122,24 +122,24 @@ class Store(StoreReader):
                     answered.append(JobOutcome(number, State.DONE, reused=True))
                 elif job.identity in here:
                     held.append((job.identity, number))
-                elif self._standing.busy(job.identity):
+                elif self._coordinator.busy(job.identity):
                     held.append((None, number))
                 else:
-                    self._database.run("start", job=number, runner=self._standing.id)
+                    self._database.run("start", job=number, runner=self._coordinator.id)
                     here.add(job.identity)
                     running[job.identity] = job
-        self._at_work.update((job.id, identity) for identity, job in running.items())
+        self._running.update((job.id, identity) for identity, job in running.items())
         for identity, number in held:
             if identity is not None:
                 self._held.setdefault(identity, {})[number] = None
         return Started(tuple(running.values()), tuple(answered), tuple(number for _, number in held))
 
-    @_in_turn
+    @_serialized
     def commit(self, finished: Sequence[FinishedJob]) -> tuple[JobOutcome, ...]:
-        """Store answers in one transaction, on the disk when this returns; their jobs and held equals are done.
+        """Store answers in one transaction, on disk when this returns; their jobs and held equals are done.
 
         An identity that has an answer keeps it: committing again changes nothing. The answer of a job that was
-        cancelled meanwhile is kept for others: its batch has paid for it, and is not done with it.
+        cancelled meanwhile is kept for others: its batch is charged for it, but the job is not done.
         """
         outcomes = list[JobOutcome]()
         with self._database.writing(durable=True):
@@ -149,7 +149,7 @@ class Store(StoreReader):
                     "add_answer", job=item.job, body=item.body, checksum=checksum(item.body), now=self.now_s(), **values
                 ).rowcount
                 computed = 0
-                for job in (item.job, *self._held.get(self._at_work.get(item.job, b""), ())):
+                for job in (item.job, *self._held.get(self._running.get(item.job, b""), ())):
                     reused = job != item.job or not new
                     if self._database.run("answer_job", job=job).rowcount:
                         outcomes.append(JobOutcome(job, State.DONE, reused=reused))
@@ -166,27 +166,27 @@ class Store(StoreReader):
                         **values,
                     )
         for item in finished:
-            self._held.pop(self._at_work.pop(item.job, b""), None)
+            self._held.pop(self._running.pop(item.job, b""), None)
         return tuple(outcomes)
 
-    @_in_turn
+    @_serialized
     def fail(self, job: int, failure: Failure, *, retry_at_s: float | None = None) -> tuple[JobOutcome, ...]:
-        """No answer: for good, or to be tried again from a time on. Held equals are free again."""
+        """Fail a job, permanently or until a retry. Held equals are released."""
         with self._database.writing(durable=retry_at_s is None):
-            # Another runner's by now, if the lease here was over for a while, it is not ours to change.
-            values = {"job": job, "code": failure.code, "message": failure.message, "runner": self._standing.id}
+            # If this process's lease had expired, the job may belong to another process, and stays unchanged.
+            values = {"job": job, "code": failure.code, "message": failure.message, "runner": self._coordinator.id}
             if retry_at_s is None:
                 changed = self._database.run("fail", **values).rowcount
             else:
                 changed = self._database.run("retry_later", not_before=retry_at_s, **values).rowcount
         state = State.FAILED if retry_at_s is None else State.PENDING
-        return (*((JobOutcome(job, state),) if changed else ()), *self._freed([job]))
+        return (*((JobOutcome(job, state),) if changed else ()), *self._release_held([job]))
 
-    @_in_turn
+    @_serialized
     def died(
         self, jobs: Iterable[int], failure: Failure, *, retry_at_s: float, most_deaths: int = MOST_DEATHS
     ) -> tuple[JobOutcome, ...]:
-        """The engine died with these at work: to be tried again, or set aside when it was once too often."""
+        """Count an engine crash against jobs in flight: they are retried, or quarantined after `most_deaths`."""
         outcomes = list[JobOutcome]()
         suspects = list(jobs)
         with self._database.writing(durable=True):
@@ -194,27 +194,27 @@ class Store(StoreReader):
                 values = {
                     "code": failure.code,
                     "message": failure.message,
-                    "runner": self._standing.id,
+                    "runner": self._coordinator.id,
                     "not_before": retry_at_s,
                 }
                 if row := self._database.run("died", job=job, most=most_deaths, **values).fetchone():
                     outcomes.append(JobOutcome(job, State(row[0])))
-        return (*outcomes, *self._freed(suspects))
+        return (*outcomes, *self._release_held(suspects))
 
-    @_in_turn
+    @_serialized
     def release(self, jobs: Iterable[int]) -> tuple[JobOutcome, ...]:
-        """Jobs that were put back unfinished; this was no attempt."""
+        """Return unfinished jobs to the queue without counting an attempt."""
         released = list(jobs)
         with self._database.writing(durable=False):
             for job in released:
-                self._database.run("release", job=job, runner=self._standing.id)
-        return self._freed(released)
+                self._database.run("release", job=job, runner=self._coordinator.id)
+        return self._release_held(released)
 
-    @_in_turn
+    @_serialized
     def cancel(self, batch: int) -> int:
-        """Nothing more of this batch is to be done; how many jobs that ends.
+        """Cancel a batch; returns the number of jobs that this ends.
 
-        What runs is to be stopped and released by who runs it; an answer that comes all the same is kept.
+        The worker must stop and release running jobs; an answer that arrives anyway is kept.
         """
         with self._database.writing(durable=True):
             count = self._database.run("cancel_waiting", batch=batch).rowcount
@@ -225,13 +225,13 @@ class Store(StoreReader):
     def asked_to_cancel(self) -> list[int]:
         """Batches that other processes asked to cancel, or cancelled while jobs of theirs run here."""
         asked = [row[0] for row in self._database.all("asked")]
-        return [*asked, *(self._standing.cancelled(list(self._at_work)) - set(asked))]
+        return [*asked, *(self._coordinator.cancelled(list(self._running)) - set(asked))]
 
-    @_in_turn
+    @_serialized
     def retry(self, batch: int, *, cancelled: bool = False) -> int:
-        """Failed jobs and those set aside are pending again, bad lines excepted; how many.
+        """Make failed and quarantined jobs pending again, except bad lines; returns their number.
 
-        An output is to be opened after this, not before: their lines are in it.
+        Open the output after this, not before: it already contains their lines.
         """
         with self._database.writing(durable=True):
             count = self._database.run("retry_failed", batch=batch).rowcount
@@ -241,9 +241,9 @@ class Store(StoreReader):
                 self._database.run("reopen_batch", batch=batch)
         return count
 
-    @_in_turn
+    @_serialized
     def expire(self) -> int:
-        """Pending jobs whose deadline, or whose batch's, has passed fail; how many."""
+        """Fail pending jobs whose deadline, or whose batch's deadline, has passed; returns their number."""
         now = self.now_s()
         with self._database.writing(durable=True):
             count = len(self._database.run("expire_jobs", now=now).fetchall())
@@ -254,7 +254,7 @@ class Store(StoreReader):
     def requeue_damaged(self, batch: int) -> int:
         """Make jobs of a batch with a damaged answer pending again, and those of other batches that share it.
 
-        Returns how many of this batch; each is logged. Reads every answer of the batch.
+        Returns the number of jobs of this batch; each is logged. Reads every answer of the batch.
         """
         damaged = set[int]()
         after = 0
@@ -275,16 +275,16 @@ class Store(StoreReader):
         )
         return len(lines)
 
-    @_in_turn
+    @_serialized
     def requeue(self, damage: Damage) -> int:
-        """Remove damaged answers and make their jobs pending again; how many jobs."""
+        """Remove damaged answers and make their jobs pending again; returns the number of jobs."""
         with self._database.writing(durable=True):
             for answer in damage.answers:
                 self._database.run("forget_answer", answer=answer)
             return sum(self._database.run("requeue", job=job).rowcount for job in damage.jobs)
 
     def flush(self) -> None:
-        """Let other processes see which jobs were started; `commit` and others do so by themselves."""
+        """Make started jobs visible to other processes; `commit` and other writes do so too."""
         self._database.flush()
 
     @property
@@ -293,9 +293,9 @@ class Store(StoreReader):
         return self._database.deferred
 
     def _recover(self) -> None:
-        """What ran when a process ended did not finish; halves of batches that nobody can find again go."""
+        """Requeue jobs that ended processes left running, and finish interrupted removals of batches."""
         try:
-            self._standing.recover()
+            self._coordinator.recover()
             for (batch,) in self._database.all("doomed"):
                 self.submissions.forget(batch)
         except StoreError:
@@ -303,13 +303,13 @@ class Store(StoreReader):
                 self.close()
             raise
 
-    def _freed(self, jobs: Iterable[int]) -> tuple[JobOutcome, ...]:
-        held = [job for ended in jobs for job in self._held.pop(self._at_work.pop(ended, b""), ())]
+    def _release_held(self, jobs: Iterable[int]) -> tuple[JobOutcome, ...]:
+        held = [job for ended in jobs for job in self._held.pop(self._running.pop(ended, b""), ())]
         return tuple(JobOutcome(job, State.PENDING) for job in held)
 
 
 def ask_to_cancel(address: Address, name: str, *, clock: Callable[[], float] | None = None) -> None:
-    """Leave word for the process that works: this batch is to be cancelled."""
+    """Ask the working process to cancel a batch."""
     with StoreReader(address, clock=clock, mode="ask") as reader:
         batch = reader.named(name)
         reader.ask_cancel(batch.id)

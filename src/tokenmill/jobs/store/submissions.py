@@ -1,8 +1,7 @@
-"""Submitted batches on their way into the store: `Submissions` stores their lines in groups, then seals them.
+"""Stores submitted batches: `Submissions` stores their lines in groups, then seals them.
 
 A group is acknowledged when it is committed; on a server, which may crash while this process continues, when it is on
-the server's disk. Lines are stored only after those before them. A submission that is repeated continues where the
-store ends.
+the server's disk. Lines are stored only after those before them. A repeated submission continues where the store ends.
 """
 
 import json
@@ -61,7 +60,7 @@ class Submissions:
                 if row is None:
                     raise BeingStored("another process has begun the same batch", hint="the same command finds it")
                 batch: int = row[0]
-                self._coordinator.take_up(batch)
+                self._coordinator.claim_storing(batch)
             return batch
 
         return self._database.whole(work)
@@ -81,7 +80,7 @@ class Submissions:
         """
         if not rows:
             return
-        self._coordinator.tend()
+        self._coordinator.renew_lease()
         texts = list(blocks)
         tries = count()
         self._database.whole(lambda: self._add(batch, rows, texts, after, again=next(tries) > 0))
@@ -98,13 +97,13 @@ class Submissions:
         last = JobId.line(rows[-1][-1])
         with self._database.writing(durable=self._database.shared):
             run = self._database.run
-            self._coordinator.take_up(batch)
+            self._coordinator.claim_storing(batch)
             if again and self.last_line(batch) >= last:  # committed, but the connection broke before the reply
                 return
             if after is not None:
                 self._check_lines(batch, after)
             if self._database.many("add_job", rows) != len(rows):
-                raise self._twice(batch, rows)
+                raise self._duplicate(batch, rows)
             self._database.many("add_block", blocks)
             for state, jobs in run("added", first=rows[0][-1], last=rows[-1][-1]).fetchall():
                 run("count_added", batch=batch, state=state, jobs=jobs)
@@ -212,7 +211,7 @@ class Submissions:
             yield row
             after = row[0]
 
-    def _twice(self, batch: int, rows: Sequence[tuple[Any, ...]]) -> UsageError:
+    def _duplicate(self, batch: int, rows: Sequence[tuple[Any, ...]]) -> UsageError:
         for row in rows:
             custom_id = row[1]
             job = row[-1]

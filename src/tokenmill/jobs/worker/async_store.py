@@ -178,7 +178,7 @@ class AsyncStore:
             due = tuple(self._store.due(self._clock() + DUE_S, DUE_JOBS))
             if due or any(self._batches[batch].deadline_s is not None for batch in self.open):
                 self._store.expire()
-            self._store.tend()
+            self._store.renew_lease()
             self._shards.refresh()
             self._count()
             self._advance()
