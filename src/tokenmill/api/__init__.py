@@ -2,8 +2,10 @@
 
     options, run_options, tune_options   what a caller may ask for
     planning       model + machine + options -> `Plan`, with the operating point and calibration applied
+    command_plan   the plan of a command line; download_outlook: of a model before it is downloaded
     inspecting     `probe` and `inspect`: machine facts and model facts
     engines        which engine a batch runs on: a running one, one behind a URL, or a new one
+    single_engine  an engine that serves its own interface
     batch_engine   the engine of a run, opened when needed; slots: its slots and KV layout, fitted to a batch
     sources        jobs in every form -> a file that can be submitted
     batches        jobs -> durable batch -> results: `run` and `submit`

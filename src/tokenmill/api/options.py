@@ -158,6 +158,18 @@ class PlanOptions:
             tensor_parallel=self.tensor_parallel,
         )
 
+    def beside_command(self, read: Goal) -> Goal:
+        """A command's goal with what the user adds to it; UsageError where the command decides."""
+        own = ("engine", "reserve_ram", "margin")
+        given = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
+        decided = [name for name in given if name not in own]
+        if decided:
+            raise UsageError(
+                f"--{decided[0].replace('_', '-')} is set by the command itself",
+                hint="change it in the command; only --engine, --reserve-ram and --margin go with --from-command",
+            )
+        return replace(read, reserve_ram_bytes=self.reserve_ram or 0, gpu_margin_bytes=self.margin)
+
     def _check(self) -> None:
         for name in ("context", "sequences", "ubatch", "batch", "threads", "threads_batch", "tensor_parallel"):
             value = getattr(self, name)

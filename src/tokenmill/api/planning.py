@@ -69,6 +69,34 @@ def plan(
     return replace(made.plan, command=command_for(made, str(model), asked) if made.plan.fits else None)
 
 
+@dataclass(frozen=True, slots=True)
+class DescribedModel:
+    """A model and a machine; `plan` is None for a running server."""
+
+    path: str  # a file's, or the catalogue name
+    here: bool  # its files are on this machine
+    machine: Machine
+    profile: Profile
+    plan: Plan | None
+
+
+def describe_or_plan(model: str, options: EngineOptions, config: Config) -> DescribedModel:
+    """The plan of a model whose files are here, as `plan_engine` makes it; of any other, a plan from its description.
+
+    The latter has no operating point, no calibration and no default number of sequences.
+    """
+    path = locate(model, config)
+    here = Path(path).exists()
+    kind = options.engine_config(config).kind
+    machine = find(options.machine or config.machine)
+    profile = read(path)
+    plan = None
+    if kind in ENGINES:
+        goal = options.goal_for(ENGINES[kind])
+        plan = plan_engine(model, options, config).plan if here else make(machine, profile, goal)
+    return DescribedModel(path, here, plan.machine if plan else machine, profile, plan)
+
+
 def configuration(config: Config | str | Path | None) -> Config:
     """The configuration itself, or the one in a file, or the one that is found as the command line finds it."""
     from tokenmill.config import load  # noqa: PLC0415  the name of another function in this package

@@ -2,7 +2,7 @@
 
 import json
 import time
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, get_args
 
 from cyclopts import Parameter
@@ -11,7 +11,7 @@ from tokenmill.api import options as api
 from tokenmill.api.options import engine_name, known_engines
 from tokenmill.api.run_options import check_defaults
 from tokenmill.errors import UsageError
-from tokenmill.planner.goal import DialectName, Goal
+from tokenmill.planner.goal import DialectName
 from tokenmill.units import MIB, parse_bytes
 
 
@@ -77,18 +77,6 @@ class GoalOptions(Knobs):
     engine: Annotated[str | None, Parameter(converter=_planned_engine)] = None
     """native (llama.cpp in a worker process, what run and serve start by default), llama-server, ik_llama, vllm, or an
     older version: llama.cpp-2025 (stores K and V of a latent cache apart), ik_llama-2025, ..."""
-
-    def beside_command(self, read: Goal) -> Goal:
-        """A command's goal with what the user adds to it; UsageError where the command decides."""
-        own = ("engine", "reserve_ram", "margin")
-        given = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
-        decided = [name for name in given if name not in own]
-        if decided:
-            raise UsageError(
-                f"--{decided[0].replace('_', '-')} is set by the command itself",
-                hint="change it in the command; only --engine, --reserve-ram and --margin go with --from-command",
-            )
-        return replace(read, reserve_ram_bytes=self.reserve_ram or 0, gpu_margin_bytes=self.margin)
 
 
 @Parameter(name="*")

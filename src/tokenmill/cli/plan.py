@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from rich.table import Table
 from rich.text import Text
 
+from tokenmill.api.command_plan import plan_command
 from tokenmill.api.options import ENGINES, EngineOptions
 from tokenmill.api.planning import EnginePlan, command_for, does_not_fit, locate, plan_engine
 from tokenmill.cli.options import GoalOptions
@@ -20,17 +21,14 @@ from tokenmill.config import Config
 from tokenmill.errors import DoesNotFit, UsageError
 from tokenmill.hardware.catalog import THIS, find, names
 from tokenmill.hardware.machine import Machine
-from tokenmill.launch import Finding, findings_for, flags_of, free_of, read_command, to_placement
+from tokenmill.launch import flags_of
 from tokenmill.launch.files import write_as
 from tokenmill.launch.tensor_patterns import tiers_by_pattern
 from tokenmill.model import catalog
-from tokenmill.model.read import read
 from tokenmill.model.synthetic import ghost
 from tokenmill.native.verify import Verification, verify_by_binary
 from tokenmill.native.verify import verify as verify_plan
 from tokenmill.planner.goal import DialectName
-from tokenmill.planner.make import make
-from tokenmill.planner.placement import host_tier
 from tokenmill.planner.plan import Command, Plan
 from tokenmill.units import format_bytes
 
@@ -168,45 +166,20 @@ def _write(kind: Written, command: Command | None, made: Plan, common: Common) -
 def _from_command(
     text: str, model: str | None, machine: Machine, options: GoalOptions, *, explain: bool, common: Common
 ) -> int:
-    """Cost a command line that somebody runs, and criticise it."""
-    found = read_command(text, None if options.engine is None else _server_dialect(options.engine))
-    goal = options.beside_command(found.goal)
-    placement = None
-    source = model or found.model
-    if source is None:
-        raise UsageError(
-            "the command names no model", hint="give the model too: tokenmill plan MODEL --from-command '...'"
-        )
-    if model is None and not Path(source).exists():
-        raise UsageError(
-            f"the command's model is not here: {source}",
-            hint="name it as a catalogue model: tokenmill plan kimi-k2.5:Q4_X --from-command '...'",
-        )
-    profile = read(source)
-    findings = findings_for(found, machine, profile)
-    if goal.context is None and not goal.own_fit:
-        goal = replace(goal, context=profile.training_context)  # what engines take where nothing is said
-    if not goal.own_fit:
-        free = free_of(found, machine)
-        placement = to_placement(found, profile, len(machine.gpus), free_bytes=free, host=host_tier(machine))
-    elif not goal.engine.startswith("ik_llama"):
-        goal = replace(goal, own_fit=False)
-        note = Finding("note", "the engine places layers by itself; its rule is not known here, so ours is shown", None)
-        findings = (*findings, note)
-    elif goal.engine == "ik_llama":
-        words = "counted as today's ik_llama.cpp does; its --fit was another in spring 2026"
-        findings = (*findings, Finding("note", words, "--engine ik_llama-2026-03 or ik_llama-2026-04 for such a build"))
-    made = make(machine, profile, goal, placement=placement)
+    """Show what a command line costs, and what is wrong with it."""
+    dialect = None if options.engine is None else _server_dialect(options.engine)
+    found = plan_command(text, model, machine, options, dialect)
+    made = found.plan
     if common.json:
-        body = document(made, tiers_by_pattern(made.placement, profile), None)
-        show_json(body | {"findings": jsonable(findings), "unknown_flags": jsonable(found.unknown)})
+        body = document(made, tiers_by_pattern(made.placement, made.profile), None)
+        show_json(body | {"findings": jsonable(found.findings), "unknown_flags": jsonable(found.unknown_flags)})
     else:
         show(*render(made), *(explained(made) if explain else ()), Text())
-        for finding in findings:
+        for finding in found.findings:
             show(Text(f"{finding.severity}: {finding.text}", style=SEVERITY.get(finding.severity, "")))
             if finding.hint:
                 show(Text(f"  hint: {finding.hint}"))
-        if not findings:
+        if not found.findings:
             show(Text("nothing wrong was found in the command"))
     return 0 if made.fits else DoesNotFit.exit_code
 

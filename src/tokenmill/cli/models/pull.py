@@ -2,18 +2,16 @@
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenmill.cli.output import Common, byte_report, say, show, show_json
-from tokenmill.errors import ModelError, ProbeError
-from tokenmill.hardware.machine import Machine
 from tokenmill.model import pull as pulling
-from tokenmill.model.profile import Profile
 from tokenmill.model.pull.store import check_space
 from tokenmill.units import format_bytes, format_count
 
-_CONTEXT_TOKENS = 16384  # what the first comparison with memory allows for
+if TYPE_CHECKING:
+    from tokenmill.api.download_outlook import DownloadOutlook
+    from tokenmill.planner.plan import Plan
 
 
 def pull(
@@ -74,43 +72,10 @@ def pull(
         sys.stdout.write(f"{pulled.path}\n")  # one line whatever its length, for $(tokenmill models pull smollm2)
 
 
-@dataclass(frozen=True, slots=True)
-class _Outlook:
-    """What is known of model and machine before the download; None where it could not be read."""
+def _outlook(offer: pulling.Offer) -> "DownloadOutlook":
+    from tokenmill.api.download_outlook import download_outlook  # noqa: PLC0415  most pulls do not need it
 
-    profile: Profile | None
-    unread: str | None  # why there is no profile
-    machine: Machine | None
-
-    @property
-    def needed_bytes(self) -> int | None:
-        """Weights and cache."""
-        return self.profile.bytes + self.profile.cache_bytes(_CONTEXT_TOKENS) if self.profile else None
-
-    @property
-    def free_bytes(self) -> dict[str, int]:
-        """Memory a model can live in, by tier; disks are not memory."""
-        tiers = self.machine.tiers() if self.machine else ()
-        return {tier.name: tier.free_bytes for tier in tiers if tier.kind != "disk" and tier.free_bytes is not None}
-
-
-def _outlook(offer: pulling.Offer) -> _Outlook:
-    # Most pulls need neither; both take their time to import.
-    from tokenmill.hardware.probe import probe  # noqa: PLC0415
-    from tokenmill.model.read import read  # noqa: PLC0415
-
-    profile = None
-    unread = None
-    try:
-        source = offer.url or (offer.folder / offer.files[0] if offer.remaining_bytes == 0 else None)
-        profile = read(source, headers=offer.headers) if source else None
-    except ModelError as error:
-        unread = error.message
-    try:
-        machine = probe()
-    except ProbeError:
-        machine = None
-    return _Outlook(profile, unread, machine)
+    return download_outlook(offer)
 
 
 def _announce(offer: pulling.Offer) -> None:
@@ -118,7 +83,7 @@ def _announce(offer: pulling.Offer) -> None:
         say(line)
 
 
-def _sentences(offer: pulling.Offer, outlook: _Outlook) -> Iterator[str]:
+def _sentences(offer: pulling.Offer, outlook: "DownloadOutlook") -> Iterator[str]:
     files = "1 file" if len(offer.files) == 1 else f"{len(offer.files)} files"
     left = "all of it is here" if not offer.remaining_bytes else f"{format_bytes(offer.remaining_bytes)} to download"
     yield f"{offer.name}: {format_bytes(offer.bytes)} in {files}, {left}"
@@ -132,7 +97,7 @@ def _sentences(offer: pulling.Offer, outlook: _Outlook) -> Iterator[str]:
     yield from _fit(offer, outlook)
 
 
-def _fit(offer: pulling.Offer, outlook: _Outlook) -> Iterator[str]:
+def _fit(offer: pulling.Offer, outlook: "DownloadOutlook") -> Iterator[str]:
     tiers = outlook.free_bytes
     needed = outlook.needed_bytes
     if not tiers:
@@ -141,23 +106,16 @@ def _fit(offer: pulling.Offer, outlook: _Outlook) -> Iterator[str]:
     free = sum(tiers.values())
     by_tier = ", ".join(f"{name} {format_bytes(size)}" for name, size in tiers.items())
     yield f"this machine has {format_bytes(free)} of memory free ({by_tier})"
-    what = f"weights and {_CONTEXT_TOKENS} tokens of cache" if needed else "the weights alone"
+    what = f"weights and {outlook.context_tokens} tokens of cache" if needed else "the weights alone"
     needed = needed or offer.bytes
     yield f"{what} take {format_bytes(needed)}: they {'fit' if needed <= free else 'do not fit'}"
-    if outlook.profile and outlook.machine and outlook.profile.format == "gguf":
-        yield _planned(outlook.machine, outlook.profile)
+    if plan := outlook.plan():
+        yield _planned(plan)
 
 
-def _planned(machine: Machine, profile: Profile) -> str:
+def _planned(plan: "Plan") -> str:
     """The plan for this machine in one line."""
-    from tokenmill.planner.goal import Goal  # noqa: PLC0415
-    from tokenmill.planner.make import make  # noqa: PLC0415
-
-    plan = make(
-        machine, profile, Goal(context=min(_CONTEXT_TOKENS, profile.training_context or _CONTEXT_TOKENS), sequences=1)
-    )
-    settings = plan.settings
-    words = f"plan here, llama.cpp with {settings.context} tokens of context"
+    words = f"plan here, llama.cpp with {plan.settings.context} tokens of context"
     if not plan.fits:
         lacking = ", ".join(f"{item.tier} lacks {format_bytes(item.missing_bytes)}" for item in plan.shortfalls)
         return f"{words}: does not fit, {lacking}"
@@ -166,7 +124,7 @@ def _planned(machine: Machine, profile: Profile) -> str:
     return f"{words}: fits, about {plan.forecast.decode[0].tok_s:.3g} tok/s ({plan.forecast.decode[0].confidence})"
 
 
-def _offer_json(offer: pulling.Offer, outlook: _Outlook) -> dict[str, Any]:
+def _offer_json(offer: pulling.Offer, outlook: "DownloadOutlook") -> dict[str, Any]:
     profile = outlook.profile
     tiers = outlook.free_bytes
     needed = outlook.needed_bytes or offer.bytes
@@ -179,7 +137,7 @@ def _offer_json(offer: pulling.Offer, outlook: _Outlook) -> dict[str, Any]:
         "parameters": profile.parameters if profile else None,
         "active_parameters": profile.active_parameters if profile else None,
         "read_bytes_per_token": round(profile.read_bytes()) if profile else None,
-        "context_tokens": _CONTEXT_TOKENS if profile else None,
+        "context_tokens": outlook.context_tokens if profile else None,
         "needed_memory_bytes": needed,
         "free_memory_bytes": tiers or None,
         "fits_memory": needed <= sum(tiers.values()) if tiers else None,

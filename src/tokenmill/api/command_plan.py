@@ -1,0 +1,66 @@
+"""The plan of an engine's command line that somebody else wrote: what it costs, and what is wrong with it."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tokenmill.api.options import PlanOptions
+from tokenmill.errors import UsageError
+from tokenmill.hardware.machine import Machine
+from tokenmill.launch import Finding, findings_for, free_of, read_command, to_placement
+from tokenmill.launch.parse.parsed import ReadCommand
+from tokenmill.model.read import read
+from tokenmill.planner.goal import DialectName
+from tokenmill.planner.make import make
+from tokenmill.planner.placement import host_tier
+from tokenmill.planner.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class CommandPlan:
+    """A command's plan and the findings about it."""
+
+    plan: Plan
+    findings: tuple[Finding, ...]
+    unknown_flags: tuple[str, ...]
+
+
+def plan_command(
+    text: str, model: str | None, machine: Machine, options: PlanOptions, dialect: DialectName | None = None
+) -> CommandPlan:
+    """Plan a command as its engine would run it.
+
+    `model`: replaces the command's. `dialect`: default: recognised from the command. `options`: only reserves and
+    margins may be set. UsageError where no model is known.
+    """
+    found = read_command(text, dialect)
+    goal = options.beside_command(found.goal)
+    profile = read(_source(found, model))
+    findings = findings_for(found, machine, profile)
+    placement = None
+    if goal.context is None and not goal.own_fit:
+        goal = replace(goal, context=profile.training_context)  # the default of the engines
+    if not goal.own_fit:
+        free = free_of(found, machine)
+        placement = to_placement(found, profile, len(machine.gpus), free_bytes=free, host=host_tier(machine))
+    elif not goal.engine.startswith("ik_llama"):
+        goal = replace(goal, own_fit=False)
+        note = Finding("note", "the engine places layers by itself; its rule is not known here, so ours is shown", None)
+        findings = (*findings, note)
+    elif goal.engine == "ik_llama":
+        words = "counted as today's ik_llama.cpp does; its --fit was another in spring 2026"
+        findings = (*findings, Finding("note", words, "--engine ik_llama-2026-03 or ik_llama-2026-04 for such a build"))
+    return CommandPlan(make(machine, profile, goal, placement=placement), findings, found.unknown)
+
+
+def _source(found: ReadCommand, model: str | None) -> str:
+    source = model or found.model
+    if source is None:
+        raise UsageError(
+            "the command names no model", hint="give the model too: tokenmill plan MODEL --from-command '...'"
+        )
+    if model is None and not Path(source).exists():
+        raise UsageError(
+            f"the command's model is not here: {source}",
+            hint="name it as a catalogue model: tokenmill plan kimi-k2.5:Q4_X --from-command '...'",
+        )
+    return source

@@ -1,0 +1,94 @@
+"""The subject of a report from a model's name and options: machine, model, plan, and the commands to run."""
+
+import shlex
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import fields
+
+from tokenmill.api.engines import DEFAULT_MODEL
+from tokenmill.api.options import ENGINES, EngineOptions
+from tokenmill.api.planning import describe_or_plan
+from tokenmill.config import Config
+from tokenmill.engine import load_history
+from tokenmill.errors import FlagUnknown, ModelError, NotSpellable
+from tokenmill.hardware.catalog import find, names
+from tokenmill.launch import spell
+from tokenmill.launch.files.launch import grouped
+from tokenmill.launch.files.services import joined, words
+from tokenmill.model.identity import identity_of
+from tokenmill.model.pull.store import pulled
+from tokenmill.planner.plan import Plan
+from tokenmill.report.collect import Subject
+from tokenmill.report.report import CommandText
+from tokenmill.tuner import history
+
+_NOT_REPEATED = ("engine", "binary", "port", "warm", "point", "machine")
+
+
+def subject(model: str | None, options: EngineOptions, config: Config) -> Subject:
+    """What to report on; without a model, the machine alone."""
+    machine = options.machine or config.machine
+    elsewhere = machine in names()
+    if model is None:
+        return Subject(find(machine), elsewhere=elsewhere)
+    found = describe_or_plan(model, options, config)
+    return Subject(
+        found.machine,
+        model,
+        identity_of(found.path) if found.here else None,
+        found.profile,
+        found.plan,
+        elsewhere=elsewhere,
+        commands=tuple(_commands(model, found.path, found.plan, options)),
+    )
+
+
+def usual_model(config: Config) -> str | None:
+    """The pulled model that was measured last, else the default model; None if neither is on this machine."""
+    here: dict[str, str] = {}
+    for each in pulled(config.models_path):
+        with suppress(ModelError):  # a damaged one is not reported on
+            here |= {identity_of(each.path): each.name} if each.complete else {}
+    state = config.state_path
+    seen = sorted(
+        [(load.when, load.model_id) for load in load_history.read(state)]
+        + [(speed.when, speed.model_id) for speed in history.read(state)],
+        reverse=True,
+    )
+    last = next((here[model_id] for _, model_id in seen if model_id in here), None)
+    return last or next((name for name in here.values() if name == DEFAULT_MODEL), None)
+
+
+def _commands(model: str, place: str, plan: Plan | None, options: EngineOptions) -> Iterator[CommandText]:
+    name = shlex.quote(model)
+    given = shlex.join(_flags(options))
+    machine = f" --machine {shlex.quote(options.machine)}" if options.machine else ""
+    dialect = ENGINES.get(options.engine or "", "llama.cpp")
+    engine = "" if dialect == "llama.cpp" else f" --engine {dialect}"
+    own = f" --engine {shlex.quote(options.engine)}" if options.engine else ""
+    tail = f" {given}" if given else ""
+    yield CommandText("Plan it", f"tokenmill plan {name}{machine}{engine}{tail} --explain")
+    yield CommandText("Run a batch", f"tokenmill run jobs.jsonl --output results.jsonl --model {name}{own}{tail}")
+    yield CommandText("Serve it", f"tokenmill serve {name}{own}{tail}")
+    if plan is not None and plan.fits:
+        try:
+            command = spell(plan, model=place)
+        except (NotSpellable, FlagUnknown) as error:
+            yield CommandText("The plan's command", f"# {error.message}")
+            return
+        program, *flags = grouped(list(command.argv))
+        lines = [f"{key}={shlex.quote(value)} " for key, value in command.env.items()]
+        text = "".join(lines) + joined([shlex.join(program), *map(words, flags)])
+        yield CommandText("The plan, spelled for its engine", text, command.notes)
+
+
+def _flags(options: EngineOptions) -> list[str]:
+    """The options of the plan as they are written on a command line."""
+    flags: list[str] = []
+    for field in fields(options):
+        value = getattr(options, field.name)
+        if field.name in _NOT_REPEATED or value == field.default:
+            continue
+        flag = field.name.replace("_", "-")
+        flags += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+    return flags
