@@ -241,11 +241,11 @@ def test_a_parser_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 ORPHAN = """
 import os, sys, pathlib, signal
-from tokenmill.jobs.line import Reading
+from tokenmill.jobs.line import ParseOptions
 from tokenmill.jobs.parsing import parsed
 from tokenmill.storage.lines import open_source
 with open_source(sys.argv[1]) as source:
-    rows = parsed(source.chunks(), Reading(1, "m"), 2)
+    rows = parsed(source.chunks(), ParseOptions(1, "m"), 2)
     next(rows)
     children = pathlib.Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text()
     print(children, flush=True)
