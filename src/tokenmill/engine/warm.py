@@ -137,13 +137,13 @@ async def warm(
     tell(WarmProgress("first decode", "a second request"))
     second = await _run(engine, SECOND)
     locked, notes = _locked(engine, plan, host)
-    held = await hold_told(engine, plan, heads, folder, slots, tell)
+    held = await hold_with_progress(engine, plan, heads, folder, slots, tell)
     return WarmReport(
         filled, locked, first, second, held.heads, (*(filled.notes if filled else ()), *notes, *held.notes)
     )
 
 
-async def hold_told(
+async def hold_with_progress(
     engine: Engine,
     plan: Plan,
     heads: Sequence[PinnedPrefix],

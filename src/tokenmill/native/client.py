@@ -199,7 +199,7 @@ class NativeEngine(Engine):
     async def set_context(self, **changes: object) -> None:
         """Build another context: cells, context, ubatch, batch, cache types, flash attention, threads, lanes, streams.
 
-        UsageError if the model or the cells do not allow it; the context is then as before.
+        UsageError if the model or the cells do not allow it; the context is then unchanged.
         """
         await self._change("context", **changes)
 

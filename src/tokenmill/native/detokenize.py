@@ -22,7 +22,7 @@ class Detokeniser:
 class Stops:
     """Looks for stop strings in text that comes in parts.
 
-    Of the text so far it gives out what cannot belong to a stop string any more, and after one nothing.
+    It returns text that cannot be part of a stop string, and nothing after a stop string.
     """
 
     def __init__(self, stops: Iterable[str]) -> None:
@@ -32,7 +32,7 @@ class Stops:
         self.met = False
 
     def add(self, text: str) -> tuple[str, bool]:
-        """Take text; give what may be shown of it and of what was held back, and whether a stop string was met."""
+        """Add text; return the text that can be shown now, and whether a stop string was found."""
         if self.met:
             return "", True
         if not self._stops:

@@ -17,7 +17,7 @@ from tokenmill.engine.loading.process import read_memory, this_driver
 from tokenmill.engine.loading.progress import LoadProgress
 from tokenmill.engine.page_cache import CacheFill
 from tokenmill.engine.pinned_prefixes import PinnedPrefix
-from tokenmill.engine.pinned_prefixes import hold as hold_heads
+from tokenmill.engine.pinned_prefixes import hold as pin_prefixes
 from tokenmill.engine.process import registry
 from tokenmill.engine.process.identity import descendants
 from tokenmill.engine.process.process import Process, refused
@@ -25,7 +25,7 @@ from tokenmill.engine.process.registry import log_path, slots_path
 from tokenmill.engine.reconcile import ObservedMemory, Reconciliation, observed, reconcile
 from tokenmill.engine.restart import RestartingEngine
 from tokenmill.engine.start import OnLoadProgress, Slow, adopt_server, start_server, starting, watch_load
-from tokenmill.engine.warm import WarmProgress, WarmReport, fill_ahead, hold_told, warm
+from tokenmill.engine.warm import WarmProgress, WarmReport, fill_ahead, hold_with_progress, warm
 from tokenmill.errors import EngineError, UsageError
 from tokenmill.hardware.host import LocalHost
 from tokenmill.planner.plan import Plan
@@ -42,7 +42,7 @@ class ReadyEngine:
     engine: Engine
     load_s: float  # from the start until it can answer, without reading ahead
     filled: CacheFill | None  # None: nothing was read ahead
-    warmth: WarmReport | None  # None: neither warming nor heads were requested
+    warmth: WarmReport | None  # None: neither warming nor pinned prefixes were requested
     held: Reconciliation
     refused: tuple[str, ...] = ()  # priority, cores or locks that the kernel did not grant
 
@@ -62,19 +62,19 @@ async def launch_engine(
 ) -> ReadyEngine:
     """Start an engine for a plan and make it ready; unless detached, it is restarted when it dies.
 
-    `heads` stay pinned, after a restart too. They are saved in `heads_dir` if it is given, those of a llama.cpp server
-    next to its record.
+    The prefixes in `heads` are pinned, also after a restart. They are saved in `heads_dir` if it is given; those of a
+    llama.cpp server are saved next to its record.
     """
-    say: Tell = tell or (lambda _: None)
+    report: Tell = tell or (lambda _: None)
     paths = [Path(file.path) for file in plan.profile.files] or [model_path]
-    filled = await fill_ahead(plan, paths, progress=say) if config.warm and config.kind != "vllm" else None
+    filled = await fill_ahead(plan, paths, progress=report) if config.warm and config.kind != "vllm" else None
     slots = slots_path(state, name)
     loop = asyncio.get_running_loop()
     began_s = loop.time()
     engine: Engine
     if detach:
         engine = await start(
-            plan, model_path=model_path, config=config, state=state, name=name, progress=say, slow=slow, detach=True
+            plan, model_path=model_path, config=config, state=state, name=name, progress=report, slow=slow, detach=True
         )
     else:
         engine = await start_restarting(
@@ -83,23 +83,23 @@ async def launch_engine(
             config=config,
             state=state,
             name=name,
-            progress=say,
+            progress=report,
             slow=slow,
-            again_ready=lambda engine: hold_heads(engine, heads, heads_dir, slots=slots),
+            again_ready=lambda engine: pin_prefixes(engine, heads, heads_dir, slots=slots),
         )
     load_s = loop.time() - began_s
     try:
         warmth: WarmReport | None = None
         if config.warm:
             warmth = await warm(
-                engine, plan, paths, heads=heads, folder=heads_dir, slots=slots, progress=say, filled=filled
+                engine, plan, paths, heads=heads, folder=heads_dir, slots=slots, progress=report, filled=filled
             )
         elif heads:
-            done = await hold_told(engine, plan, heads, heads_dir, slots, say)
+            done = await hold_with_progress(engine, plan, heads, heads_dir, slots, report)
             warmth = WarmReport(None, None, None, None, done.heads, done.notes)
         held = await asyncio.to_thread(hold, plan, engine, log_path(state, name))
-        kept = load_history.record(plan, held, model_id=engine.identity.model_id, load_s=load_s)
-        await asyncio.to_thread(load_history.append, state, kept)
+        entry = load_history.record(plan, held, model_id=engine.identity.model_id, load_s=load_s)
+        await asyncio.to_thread(load_history.append, state, entry)
     except BaseException:
         await engine.stop()
         raise
@@ -188,13 +188,13 @@ async def start_restarting(
 ) -> RestartingEngine:
     """Start an engine that is restarted when it dies; `again_ready` prepares each process but the first."""
 
-    async def again() -> Engine:
+    async def start_again() -> Engine:
         return await start(
             plan, model_path=model_path, config=config, state=state, name=name, progress=progress, slow=slow
         )
 
-    async def anew() -> Engine:
-        engine = await again()
+    async def restart() -> Engine:
+        engine = await start_again()
         try:
             if again_ready is not None:
                 await again_ready(engine)
@@ -203,11 +203,11 @@ async def start_restarting(
             raise
         return engine
 
-    return RestartingEngine(await again(), anew, most_restarts=config.most_restarts)
+    return RestartingEngine(await start_again(), restart, most_restarts=config.most_restarts)
 
 
 async def adopt(state: Path, name: str, *, progress: OnLoadProgress | None = None) -> Engine | None:
-    """Connect to an engine that outlived the process that started it; None if no engine of that name runs.
+    """Connect to a detached engine; None if no engine of that name runs.
 
     Its pid and start time must be those of the record. An engine that is still loading is waited for.
     """
@@ -236,7 +236,7 @@ def hold(plan: Plan, engine: Engine, log: Path) -> Reconciliation:
         return reconcile(
             plan, ObservedMemory(buffers, plan.settings.mmap, memory=memory, vram_bytes=vram, build=identity.build)
         )
-    said = logs.read(identity.kind, log.read_text(encoding="utf-8", errors="replace")) if log.is_file() else None
-    if said is None:
+    parsed = logs.read(identity.kind, log.read_text(encoding="utf-8", errors="replace")) if log.is_file() else None
+    if parsed is None:
         return reconcile(plan, ObservedMemory(memory=memory, vram_bytes=vram, build=identity.build))
-    return reconcile(plan, replace(observed(said, memory=memory, vram_bytes=vram), build=identity.build))
+    return reconcile(plan, replace(observed(parsed, memory=memory, vram_bytes=vram), build=identity.build))

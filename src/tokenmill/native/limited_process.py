@@ -26,7 +26,7 @@ _REAP_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ProcessLimits:
-    """What one question may take."""
+    """Resource limits of one request to the child process."""
 
     memory_bytes: int  # on top of what the child has allocated before
     cpu_s: int

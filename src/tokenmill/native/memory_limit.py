@@ -5,8 +5,8 @@ caches and compute buffers. It does not count a model file mapped read-only or t
 reserve, which RLIMIT_AS would. Measured on an H200 with driver 580 (2026-11-16): a CUDA context counts 37 MB, and
 device, pinned, managed and reserved memory count nothing.
 
-The limit is what the worker holds once the plan's model and context are allocated plus headroom, because a limit
-computed in advance would have to know what each GPU driver allocates.
+The limit is the usage after the model and the context are allocated, plus headroom, because a limit computed in advance
+would depend on what each GPU driver allocates.
 """
 
 import resource

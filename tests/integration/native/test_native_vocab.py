@@ -104,7 +104,7 @@ def test_pieces(model: LlamaModel) -> None:
     for text in ("héllo", "🦆", " two  spaces"):
         assert b"".join(map(vocab.piece, vocab.tokenise(text))).decode() == text
     for wrong in (-1, vocab.n_tokens):
-        with pytest.raises(RequestRefused, match="is no token"):
+        with pytest.raises(RequestRefused, match="is not a token"):
             vocab.piece(wrong)
 
 

@@ -12,7 +12,15 @@ from support.doctor_machines import captured, planned
 from support.fake_engine import FakeEngine
 from tokenmill.engine.page_cache import CacheFill
 from tokenmill.engine.pinned_prefixes import HeldPrefixes, PinnedPrefix
-from tokenmill.engine.warm import ColdAgainstWarm, WarmProgress, WarmReport, WarmRun, fill_ahead, hold_told, room_bytes
+from tokenmill.engine.warm import (
+    ColdAgainstWarm,
+    WarmProgress,
+    WarmReport,
+    WarmRun,
+    fill_ahead,
+    hold_with_progress,
+    room_bytes,
+)
 from tokenmill.hardware.machine import Measurements, Rate
 from tokenmill.launch.binding import mapped_bytes
 from tokenmill.planner.plan import Forecast, LedgerRow, Plan, Speed
@@ -32,7 +40,7 @@ def test_a_head_is_announced_with_what_it_will_take() -> None:
     heads = (PinnedPrefix("digest", "text", 8000), PinnedPrefix("rules", "text"))
 
     async def told() -> HeldPrefixes:
-        return await hold_told(FakeEngine(), plan(), heads, None, None, seen.append)
+        return await hold_with_progress(FakeEngine(), plan(), heads, None, None, seen.append)
 
     held = asyncio.run(told())
     assert [(head.name, head.how) for head in held.heads] == [("digest", "computed"), ("rules", "computed")]

@@ -72,11 +72,11 @@ class DecodeBatch:
 
     @property
     def outputs(self) -> Mapping[int, int]:
-        """Which row of logits a token has, by its place; those that were to have none are not in it."""
+        """The row of logits by position of the token in the batch, for tokens with logits."""
         return self._outputs
 
     def fill(self, rows: Sequence[BatchRow]) -> None:
-        """Put rows in, in place of what was there."""
+        """Replace the contents of the batch."""
         tokens = self._tokens
         positions = self._positions
         owners = self._owners

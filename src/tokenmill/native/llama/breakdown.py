@@ -6,8 +6,8 @@
   | (empty)  | .. root, first, last|       |   | left, right         | type   |       |         |         |
   +----------+---------------------+-------+   +---------------------+--------+-------+---------+---------+
 
-That is libstdc++'s std::map on 64-bit Linux; there is no C function for it. What is read is checked as far as it can
-be (few nodes, printable names), and the caller compares the compute sizes with the log.
+That is libstdc++'s std::map on 64-bit Linux; llama.cpp has no C function for it. `read` checks the values as far as
+possible (few nodes, printable names), and the caller compares the compute sizes with the log.
 """
 
 from collections.abc import Iterator

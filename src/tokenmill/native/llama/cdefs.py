@@ -129,7 +129,7 @@ ANCHORS = frozenset(
         "check_tensors",
     }
 )
-"""Defaults that have not changed in years: what a library of another version is checked by."""
+"""Defaults that have not changed in years, used to check a library of another version."""
 
 RUNNING_FUNCTIONS = """
 typedef struct llama_vocab llama_vocab;

@@ -1,8 +1,8 @@
-"""A llama.cpp context: one cache of cells for all sequences, or a stream of cells for each, and batches over them.
+"""A llama.cpp context: the KV cache, unified or with a stream per sequence, and decoding of batches.
 
-Only the thread that decodes may use it; `abort` alone is for others. In models with sliding or chunked attention every
-cell belongs to two ids, its sequence's and a twin's: llama.cpp takes cells that have slid out of the window of their
-only owner for new tokens, and a head that others are to share would lose them. Cells of two owners it leaves alone.
+Only the compute thread may use a `LlamaContext`; only `abort` may be called from other threads. In models with sliding
+or chunked attention every cell has two owners, its sequence and a twin id: llama.cpp reuses cells that have slid out of
+the window of their only owner, so a shared prefix would lose them. It does not reuse cells with two owners.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,11 +27,11 @@ Logits = NDArray[np.float32]
 
 
 class Decoded(Enum):
-    """What became of a batch."""
+    """Result of decoding a batch."""
 
     OK = "ok"
     NO_ROOM = "no room"  # nothing was computed: too few free cells
-    ABORTED = "aborted"  # nothing is left of it, except in `Context.lost`
+    ABORTED = "aborted"  # its cells were removed; `LlamaContext.lost` lists sequences that were emptied
 
 
 class LlamaContext:
@@ -44,17 +44,17 @@ class LlamaContext:
         self._ffi = model.library.ffi
         self._lib = model.library.lib
         self._twins = model.facts.window is not None
-        self._spare = settings.sequences  # an id of our own, for probing and saving; streams have none
+        self._spare = settings.sequences  # an extra id for probing and saving; there is none with streams
         if settings.sequences not in range(1, most_sequences(model) + 1):
             raise EngineError(
                 f"a context of {settings.sequences} sequences is not possible here",
-                hint=f"1 to {most_sequences(model)} are",
+                hint=f"use 1 to {most_sequences(model)}",
             )
         self._ids = _even(settings.sequences + 1, settings.ubatch, most_sequences(model) + 1) * (1 + self._twins)
         if settings.streams:
             check_streams(model.facts)
             self._ids = settings.sequences
-        self._flag = self._ffi.new("char[2]")  # read by C as a string: its length, 0 or 1, is whether to abort
+        self._flag = self._ffi.new("char[2]")  # a C string whose length, 0 or 1, tells llama.cpp whether to abort
         self._context = self._create()
         self._memory = self._lib.llama_get_memory(self._context)
         if self._memory == self._ffi.NULL:
@@ -68,9 +68,9 @@ class LlamaContext:
         named = settings.sequences + (not settings.streams)
         self._owners = [(id_, id_ + twin) if self._twins else (id_,) for id_ in range(named)]
         self._batch = DecodeBatch(self._ffi, self.batch, self._owners, most_rows=self._ids)
-        self._logits: list[Logits] = []  # row by row, beginning at ...
+        self._logits: list[Logits] = []  # by row, as views of the memory at `_logits_at`
         self._logits_at = self._ffi.NULL
-        self._rows = 0  # that the last batch has of them
+        self._rows = 0  # rows of logits in the last batch
 
     def _create(self) -> Any:
         wanted = self.settings
@@ -86,7 +86,7 @@ class LlamaContext:
         params.flash_attn_type = int(wanted.flash_attention)
         params.abort_callback = self._ffi.cast("void *", _strlen_address())
         params.abort_callback_data = self._flag
-        known = {name for name, _ in self._ffi.typeof(params).fields}  # a library of one's own may lack some
+        known = {name for name, _ in self._ffi.typeof(params).fields}  # a library of another version may lack some
         needed: dict[str, Any] = {"kv_unified": not wanted.streams, "swa_full": True}
         if wanted.moe_cache_bytes:
             needed["moe_cache_size"] = wanted.moe_cache_bytes
@@ -95,7 +95,7 @@ class LlamaContext:
                 f"this llama.cpp has no {', '.join(sorted(needed.keys() - known))}",
                 hint="plan without --moe-cache" if "kv_unified" in known else INSTALL_HINT,
             )
-        # Rows of logits at once: llama.cpp wants one for every id, and by itself takes one for every token.
+        # Maximum rows of logits per batch: llama.cpp needs one per id, and by default allocates one per token.
         wishes = {"n_outputs_max": self._ids, "op_offload": wanted.op_offload, "no_perf": True}
         for name, value in {**needed, **{name: wishes[name] for name in wishes.keys() & known}}.items():
             setattr(params, name, value)
@@ -111,7 +111,7 @@ class LlamaContext:
         return context
 
     def decode(self, rows: Sequence[BatchRow]) -> Decoded:
-        """Compute a batch: all rows, or none of them. Anything but room or an abort going wrong raises."""
+        """Decode a batch: all rows or none. Raises EngineError for failures other than missing room or an abort."""
         self._rows = 0
         self._batch.fill(rows)
         mark = self.model.log.mark()
@@ -123,7 +123,7 @@ class LlamaContext:
             return Decoded.NO_ROOM
         if code == 2:
             self._flag[0] = b"\0"
-            # Micro-batches computed before the abort are still there.
+            # Cells of micro-batches that were computed before the abort still exist.
             emptied = [row.sequence for row in rows if not self.cut(row.sequence, row.position)]
             for sequence in emptied:
                 self.cut(sequence, 0)
@@ -136,14 +136,14 @@ class LlamaContext:
         )
 
     def logits(self, row: int) -> Logits:
-        """Logits of a token of the last batch, by its place in it: a view that the next batch overwrites."""
+        """Return the logits of token `row` of the last batch, as a view that the next batch overwrites."""
         at = self._batch.outputs.get(row, self._rows)
         if at >= self._rows:
             raise EngineError(f"there are no logits of place {row} of the batch")
         return self._logits[at]
 
     def _read_logits(self) -> None:
-        """Find those of the batch just computed; waits for devices, which compute on after the call."""
+        """Locate the logits of the last batch; waits for GPUs, which are still computing after llama_decode."""
         rows = len(self._batch.outputs)
         if not rows:
             self._lib.llama_synchronize(self._context)
@@ -151,16 +151,16 @@ class LlamaContext:
         found = self._lib.llama_get_logits(self._context)
         if found == self._ffi.NULL:
             raise EngineError(f"llama.cpp has no logits of {rows} tokens", hint=self.model.log.last())
-        if found != self._logits_at or rows > len(self._logits):  # mostly they are where they were
+        if found != self._logits_at or rows > len(self._logits):  # the address rarely changes
             values = np.frombuffer(self._ffi.buffer(found, 4 * rows * self.model.vocab.n_tokens), np.float32)
             self._logits_at = found
             self._logits = list(values.reshape(rows, -1))
         self._rows = rows
 
     def copy(self, source: int, target: int, end: int) -> None:
-        """Let a sequence have another's cells before position `end`, without computing them.
+        """Give sequence `target` the cells of `source` before position `end`.
 
-        In one cache it shares them. A stream gets a copy of the other's, made with the next batch, and is cut.
+        A unified cache shares the cells. With streams, the next batch copies the whole stream, which is cut at `end`.
         """
         if self.settings.streams:
             self._lib.llama_memory_seq_cp(self._memory, source, target, -1, -1)
@@ -170,7 +170,7 @@ class LlamaContext:
             self._lib.llama_memory_seq_cp(self._memory, source, owner, 0, end)
 
     def cut(self, sequence: int, start: int) -> bool:
-        """Let go of a sequence's cells from a position on; False where the model's memory cannot, and nothing went."""
+        """Release a sequence's cells from position `start` on; False, without effect, if the model cannot do that."""
         done = True
         for owner in self._owners[sequence]:
             done = bool(self._lib.llama_memory_seq_rm(self._memory, owner, start, -1)) and done
@@ -181,33 +181,33 @@ class LlamaContext:
         self._lib.llama_memory_clear(self._memory, False)
 
     def length(self, sequence: int) -> int:
-        """Tokens that a sequence has."""
+        """Return how many tokens a sequence has."""
         return int(self._lib.llama_memory_seq_pos_max(self._memory, sequence)) + 1
 
     def set_threads(self, decode: int, prefill: int) -> None:
-        """Threads from the next batch on, for one token and for more."""
+        """Set the threads for decode and prefill from the next batch on."""
         self._lib.llama_set_n_threads(self._context, decode, prefill)
 
     def abort(self) -> None:
-        """Stop the batch that is being computed, from another thread; the next one where none is.
+        """Abort the current batch, or the next one, from another thread.
 
-        The processors look for it before every operation; devices do not, and finish theirs.
+        CPUs check for it before every operation; GPUs complete their part.
         """
         self._flag[0] = b"\1"
 
     def buffers(self) -> tuple[Buffer, ...]:
-        """Bytes of model, context and compute by buffer type; empty where llama.cpp does not say."""
+        """Return the bytes of model, context and compute by buffer type; empty if llama.cpp does not report them."""
         return breakdown.read(self._library, self._context) or ()
 
     def can_cut_and_share(self) -> tuple[bool, str | None]:
-        """Whether heads can be cut and shared, found by doing it; and why not. The context must be empty."""
+        """Test whether prefixes can be cut and shared, and return the reason if not. The context must be empty."""
         facts = self.model.facts
         if self.settings.streams:
             return False, "every slot has cells of its own"
         if not facts.shares:
             return False, facts.why_not
-        *head, last = (min(token, self.model.vocab.n_tokens - 1) for token in (1, 2, 3))
-        self._probe(_Probe(self._spare, head, 0))
+        *first, last = (min(token, self.model.vocab.n_tokens - 1) for token in (1, 2, 3))
+        self._probe(_Probe(self._spare, first, 0))
         own = self._probe(_Probe(self._spare, [last], 2))
         if not self.cut(self._spare, 2):
             self.clear()
@@ -215,13 +215,13 @@ class LlamaContext:
         self.copy(self._spare, 0, 2)
         shared = self._probe(_Probe(0, [last], 2))
         self.clear()
-        # The same token alone, after the same two: batches of another size round differently, and a mixture of experts
-        # may then choose others. A head that was not there at all changes everything.
+        # Both times the token is decoded alone after the same two: batch sizes round differently, and a mixture of
+        # experts may then choose other experts. A missing prefix changes the logits far more.
         off = float(np.abs(own - shared).max())
         largest = float(np.abs(own).max())
         if off <= 0.05 * largest + 1e-6:
             return True, None
-        return False, f"a shared head gave other logits than a computed one: off by {off:.3g}, at most {largest:.3g}"
+        return False, f"a shared prefix gave other logits than a computed one: off by {off:.3g}, at most {largest:.3g}"
 
     def _probe(self, row: "_Probe") -> Logits:
         if self.decode([row]) is not Decoded.OK:
@@ -229,12 +229,12 @@ class LlamaContext:
         return self.logits(len(row.tokens) - 1).copy()
 
     def save_sequence(self, sequence: int, path: Path, tokens: Sequence[int], identity: Mapping[str, str]) -> int:
-        """Write the cells of a sequence's first tokens to a file; the bytes it takes."""
+        """Write the cells of a sequence's first tokens to a file, and return its size."""
         window = self.model.facts.window
         if window is not None and len(tokens) > window:
-            # llama.cpp leaves out cells beyond the window of the last token; a shorter head could not be shared.
+            # llama.cpp omits cells outside the window of the last token, so a part of the prefix could not be shared.
             raise EngineError(
-                f"a head of {len(tokens)} tokens cannot be saved: layers of this model see {window} tokens",
+                f"a prefix of {len(tokens)} tokens cannot be saved: layers of this model see {window} tokens",
                 hint="it stays in memory while the engine runs",
             )
         if not 0 < len(tokens) <= self.length(sequence):
@@ -251,29 +251,29 @@ class LlamaContext:
         try:
             size = int(self._lib.llama_state_seq_get_size(self._context, self._spare))
             if self._lib.llama_state_seq_get_data(self._context, target + offset, size, self._spare) != size:
-                raise EngineError("llama.cpp did not give the state of a head", hint=self.model.log.last())
+                raise EngineError("llama.cpp did not return the state of a prefix", hint=self.model.log.last())
         finally:
             self._ffi.release(target)
 
     def restore_sequence(self, sequence: int, path: Path, identity: Mapping[str, str]) -> tuple[int, ...]:
-        """Fill an empty sequence with a saved head; its tokens. ForeignState if it is another model's or build's."""
-        with state_file.opened(path, self._identity(identity)) as head:
-            source = self._ffi.from_buffer("uint8_t[]", head.state)
+        """Load a saved prefix into an empty sequence; return its tokens. ForeignState for another model or build."""
+        with state_file.opened(path, self._identity(identity)) as prefix:
+            source = self._ffi.from_buffer("uint8_t[]", prefix.state)
             try:
                 mark = self.model.log.mark()
-                read = int(self._lib.llama_state_seq_set_data(self._context, source, len(head.state), sequence))
+                read = int(self._lib.llama_state_seq_set_data(self._context, source, len(prefix.state), sequence))
             finally:
                 self._ffi.release(source)
-            if read != len(head.state) or self.length(sequence) != len(head.tokens):
+            if read != len(prefix.state) or self.length(sequence) != len(prefix.tokens):
                 self.cut(sequence, 0)
                 why = self.model.log.error(mark) or "it does not say why"
-                raise EngineError(f"llama.cpp cannot restore the head in {path}: {why}", hint=state_file.DAMAGED_HINT)
+                raise EngineError(f"llama.cpp cannot restore the prefix in {path}: {why}", hint=state_file.DAMAGED_HINT)
             if self._twins:
-                self.copy(sequence, sequence, len(head.tokens))
-            return head.tokens
+                self.copy(sequence, sequence, len(prefix.tokens))
+            return prefix.tokens
 
     def _identity(self, given: Mapping[str, str]) -> dict[str, str]:
-        """What must be the same for cells to mean the same."""
+        """Everything that must match for saved cells to be valid."""
         wanted = self.settings
         return {
             **given,
@@ -293,12 +293,12 @@ class LlamaContext:
 
 
 def most_sequences(model: LlamaModel) -> int:
-    """Ids that a context of a model can have: llama.cpp's limit, halved where cells have twins, less one of ours."""
+    """Return the maximum sequences of a context: llama.cpp's limit, halved if cells have twins, minus the spare id."""
     return MAX_SEQUENCES // (1 if model.facts.window is None else 2) - 1
 
 
 def _even(ids: int, ubatch: int, most: int) -> int:
-    """Somewhat more ids, where micro-batches divide by them better: llama.cpp rounds its compute buffers up to that."""
+    """Round up the number of ids so that it divides the micro-batch better; llama.cpp rounds its buffers up to it."""
     allowed = range(ids, min(ids + ids // 4, most) + 1)
     return min(allowed, key=lambda count: (-(-ubatch // count) * count, count))
 
@@ -312,7 +312,7 @@ class _Probe:
 
 
 def _strlen_address() -> int:
-    """C's strlen: a callback that needs no Python, and so no lock, between two operations."""
+    """Return the address of C's strlen: an abort callback that does not need the GIL."""
     from cffi import FFI  # noqa: PLC0415 - an extra
 
     if not _STRLEN:
@@ -328,7 +328,7 @@ _STRLEN: list[Any] = []
 
 
 def check_streams(facts: ModelMetadata) -> None:
-    """EngineError for models whose memory is not one plain cache of cells."""
+    """Raise EngineError for a model whose memory is not a single KV cache."""
     why = facts.why_not
     if why is None and facts.window is not None:
         why = f"some of its layers see {facts.window} tokens only, and their cells are stored differently"

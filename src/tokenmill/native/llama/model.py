@@ -15,15 +15,15 @@ from tokenmill.native.llama.settings import LOAD_MODES, ModelSettings, place
 from tokenmill.native.llama.vocab import Vocab
 
 OnWeightsProgress = Callable[[float], bool]
-"""Told the share that is loaded, 0 to 1; answers whether to go on."""
+"""Called with the loaded share, 0 to 1; returns whether to continue."""
 
-# Their caches copy whole sequences only, and stop the process when asked for a part.
+# Architectures whose caches copy whole sequences only; llama.cpp aborts if a part is requested.
 _WHOLE_SEQUENCES_ONLY = frozenset({"deepseek4"})
 
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """What a model says about itself."""
+    """Metadata of a loaded model."""
 
     description: str
     architecture: str
@@ -31,12 +31,12 @@ class ModelMetadata:
     parameters: int
     trained_context: int
     window: int | None  # tokens that layers with sliding or chunked attention see; None: all layers see everything
-    shares: bool  # sequences can share and cut the cells of a head
-    why_not: str | None  # in words, where they cannot
+    shares: bool  # sequences can share and cut the cells of a prefix
+    why_not: str | None  # the reason if they cannot
 
 
 class LlamaModel:
-    """Weights in memory. Closing it while a context of it lives is a crash: close contexts first."""
+    """Weights in memory. Close its contexts first: closing the model while one exists crashes the process."""
 
     def __init__(self, library: Library, log: LlamaLog, pointer: Any, path: Path, settings: ModelSettings) -> None:
         self.library = library

@@ -1,9 +1,9 @@
-"""Files that hold the cells of one head, so that it survives a restart.
+"""Files with the KV cells of one prefix, so that it survives a restart. Independent of llama.cpp.
 
     magic 16 B | version u32 | header length u32 | header: JSON | tokens: int32 each | llama.cpp's state | SHA-256
 
-Written under another name, flushed, then renamed: a file of the right name is whole. The state goes from and to the
-file through a mapping, so that however large it is, it takes no memory but the page cache. Knows no llama.cpp.
+`write` writes a temporary file, flushes and renames it, so a file with the final name is complete. The state is copied
+through a mapping of the file, so it needs no memory except the page cache.
 """
 
 import hashlib
@@ -27,13 +27,13 @@ VERSION = 1
 _FIXED = struct.Struct("<16sII")
 _DIGEST_BYTES = 32
 _BLOCK_BYTES = 8 * MIB
-_MOST_HEADER_BYTES = MIB
-DAMAGED_HINT = "remove it: the head is computed again when it is needed"
+_MAX_HEADER_BYTES = MIB
+DAMAGED_HINT = "remove it: the prefix is computed again when it is needed"
 
 
 @dataclass(frozen=True, slots=True)
 class SavedPrefix:
-    """A saved head: whose it is, its tokens, and where its state lies in the file."""
+    """A saved prefix: the identity of its model and build, its tokens, and a view of its state in the file."""
 
     identity: Mapping[str, str]
     tokens: tuple[int, ...]
@@ -47,14 +47,14 @@ def write(
     state_bytes: int,
     fill: Callable[[mmap.mmap, int], None],
 ) -> int:
-    """Save a head; `fill` writes its state into the mapping from an offset on. Returns the file's size."""
+    """Save a prefix, and return the size of the file; `fill` writes the state into the mapping from an offset on."""
     header = json.dumps({"identity": dict(identity), "tokens": len(tokens), "state_bytes": state_bytes}).encode()
     front = _FIXED.pack(MAGIC, VERSION, len(header)) + header + np.asarray(tokens, "<i4").tobytes()
     size = len(front) + state_bytes + _DIGEST_BYTES
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
-            os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here, and a dead process later
+            os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here; later it would be SIGBUS
             with mmap.mmap(file.fileno(), size) as mapped:
                 mapped[: len(front)] = front
                 fill(mapped, len(front))
@@ -62,7 +62,7 @@ def write(
                 mapped.flush()
     except OSError as error:
         raise EngineError(
-            f"the head cannot be saved to {path}: {error.strerror}",
+            f"the prefix cannot be saved to {path}: {error.strerror}",
             hint=f"it needs {-(-size // MIB)} MiB there",
         ) from error
     return size
@@ -70,47 +70,47 @@ def write(
 
 @contextmanager
 def opened(path: Path, identity: Mapping[str, str]) -> Iterator[SavedPrefix]:
-    """A saved head, checked to the last byte; ForeignState if it belongs to something else."""
+    """Open a saved prefix and verify its digest; ForeignState if it belongs to another model or build."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size < _FIXED.size:
-                raise ForeignState(f"{path} is no saved head", hint="tokenmill writes them as .head files")
+                raise ForeignState(f"{path} is not a saved prefix", hint="tokenmill saves prefixes as .head files")
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
-        raise EngineError(f"the head in {path} cannot be read: {error.strerror}") from error
+        raise EngineError(f"the prefix in {path} cannot be read: {error.strerror}") from error
     with mapped, memoryview(mapped) as view:
-        head = _parse(path, view, identity)
+        prefix = _parse(path, view, identity)
         try:
-            yield head
+            yield prefix
         finally:
-            head.state.release()
+            prefix.state.release()
 
 
 def tokens_in(path: Path) -> int:
-    """How many tokens a saved head says it has, for making room; nothing else is checked."""
+    """Return the number of tokens in the file's header, without verifying the rest."""
     try:
         with path.open("rb") as file:
             magic, _, header_bytes = _FIXED.unpack(file.read(_FIXED.size))
-            if magic != MAGIC or header_bytes > _MOST_HEADER_BYTES:
-                raise ForeignState(f"{path} is no saved head", hint="tokenmill writes them as .head files")
+            if magic != MAGIC or header_bytes > _MAX_HEADER_BYTES:
+                raise ForeignState(f"{path} is not a saved prefix", hint="tokenmill saves prefixes as .head files")
             return int(json.loads(file.read(header_bytes))["tokens"])
     except OSError as error:
-        raise EngineError(f"the head in {path} cannot be read: {error.strerror}") from error
+        raise EngineError(f"the prefix in {path} cannot be read: {error.strerror}") from error
     except (struct.error, ValueError, KeyError, TypeError) as error:
-        raise ForeignState(f"{path} is no saved head", hint="tokenmill writes them as .head files") from error
+        raise ForeignState(f"{path} is not a saved prefix", hint="tokenmill saves prefixes as .head files") from error
 
 
 def _parse(path: Path, view: memoryview, identity: Mapping[str, str]) -> SavedPrefix:
     magic, version, header_bytes = _FIXED.unpack(view[: _FIXED.size])
     if magic != MAGIC:
-        raise ForeignState(f"{path} is no saved head", hint="tokenmill writes them as .head files")
+        raise ForeignState(f"{path} is not a saved prefix", hint="tokenmill saves prefixes as .head files")
     if version != VERSION:
         raise ForeignState(
-            f"{path} is a saved head of version {version}, not {VERSION}", hint="it was saved by another tokenmill"
+            f"{path} is a saved prefix of version {version}, not {VERSION}", hint="it was saved by another tokenmill"
         )
-    damaged = EngineError(f"the saved head {path} is damaged", hint=DAMAGED_HINT)
-    if header_bytes > min(_MOST_HEADER_BYTES, len(view) - _FIXED.size):
+    damaged = EngineError(f"the saved prefix {path} is damaged", hint=DAMAGED_HINT)
+    if header_bytes > min(_MAX_HEADER_BYTES, len(view) - _FIXED.size):
         raise damaged
     start = _FIXED.size + header_bytes
     try:
@@ -123,11 +123,11 @@ def _parse(path: Path, view: memoryview, identity: Mapping[str, str]) -> SavedPr
     end = start + 4 * count
     if min(count, state_bytes) < 0 or end + state_bytes + _DIGEST_BYTES != len(view):
         raise damaged
-    # Before the digest, which reads all of a file that may be large and another's.
+    # Compare before the digest, which reads the whole file.
     differs = [name for name in {**identity, **found} if identity.get(name) != found.get(name)]
     if differs:
-        told = "; ".join(f"{name} {found.get(name)!r}, here {identity.get(name)!r}" for name in sorted(differs))
-        raise ForeignState(f"the saved head {path} belongs elsewhere: {told}", hint=DAMAGED_HINT)
+        differences = "; ".join(f"{name} {found.get(name)!r}, here {identity.get(name)!r}" for name in sorted(differs))
+        raise ForeignState(f"the saved prefix {path} belongs elsewhere: {differences}", hint=DAMAGED_HINT)
     if _digest(view, len(view) - _DIGEST_BYTES) != bytes(view[len(view) - _DIGEST_BYTES :]):
         raise damaged
     tokens = tuple(np.frombuffer(view[start:end], "<i4").tolist())

@@ -67,7 +67,7 @@ class Vocab:
         return self._pointer
 
     def close(self) -> None:
-        """Forget the handle: the model goes away."""
+        """Drop the handle before the model is freed."""
         self._pointer = None
 
     @cached_property
@@ -82,7 +82,7 @@ class Vocab:
         return found if found >= 0 else self.eos or 0
 
     def warm(self) -> None:
-        """Do now what the first requests would wait for: some tenths of a second for large vocabularies."""
+        """Fill the caches that the first requests would wait for, which takes up to 0.5 s for large vocabularies."""
         _ = self.ends, self._specials, self.suppressed
 
     def is_end(self, token: int) -> bool:
@@ -91,17 +91,17 @@ class Vocab:
 
     @cached_property
     def bos_text(self) -> str:
-        """The beginning-of-sequence token as text; empty where there is none."""
+        """The beginning-of-sequence token as text; empty if the vocabulary has no such token."""
         return "" if self.bos is None else self.library.text(self._lib.llama_vocab_get_text(self.pointer, self.bos))
 
     @cached_property
     def eos_text(self) -> str:
-        """The end-of-sequence token as text; empty where there is none."""
+        """The end-of-sequence token as text; empty if the vocabulary has no such token."""
         return "" if self.eos is None else self.library.text(self._lib.llama_vocab_get_text(self.pointer, self.eos))
 
     @cached_property
     def suppressed(self) -> tuple[int, ...]:
-        """Tokens that the model's makers never want drawn."""
+        """Tokens that must never be sampled, from the model's metadata."""
         count = self._ffi.new("int32_t *")
         found = self._lib.llama_vocab_get_suppress_tokens(self.pointer, count)
         return tuple(self._ffi.unpack(found, count[0])) if count[0] > 0 else ()
@@ -125,7 +125,7 @@ class Vocab:
         return found[0] if len(found) == 1 else None
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        """A token's bytes: part of a character, perhaps. Control tokens are nothing unless `special`."""
+        """Return a token's bytes, which may be part of a character; empty for control tokens unless `special`."""
         found = self._pieces.get((token, special))
         if found is None:
             found = self._pieces[token, special] = self._piece(token, special)
@@ -133,7 +133,9 @@ class Vocab:
 
     def _piece(self, token: int, special: bool) -> bytes:
         if not 0 <= token < self.n_tokens:
-            raise RequestRefused(f"{token} is no token of this model", hint=f"it has tokens 0 to {self.n_tokens - 1}")
+            raise RequestRefused(
+                f"{token} is not a token of this model", hint=f"it has tokens 0 to {self.n_tokens - 1}"
+            )
         size = 64
         while True:
             text = self._ffi.new("char[]", size)
@@ -144,7 +146,7 @@ class Vocab:
 
     @property
     def cached_bytes(self) -> int:
-        """What the parts that are kept take, about."""
+        """Approximate memory of the cached text parts."""
         return self._cache.held
 
     def tokenise(self, text: str, *, parse_special: bool = True, add_special: bool = True) -> tuple[int, ...]:

@@ -56,7 +56,7 @@ def test_the_head_of_something_else_is_refused(path: Path, mine: dict[str, str],
 def test_another_kind_of_file_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "some.head"
     path.write_bytes(content)
-    with pytest.raises(ForeignState, match="is no saved head"), state_file.opened(path, MINE):
+    with pytest.raises(ForeignState, match="is not a saved prefix"), state_file.opened(path, MINE):
         pass
 
 
