@@ -167,7 +167,7 @@ def tree(served: Served) -> list[Pid]:
     """Every process of the server, its minder's too."""
     process = served.server.process
     assert process is not None
-    numbers = (process.minder.pid, *descendants(process.minder.pid))
+    numbers = (process.supervisor.pid, *descendants(process.supervisor.pid))
     return [found for found in map(Pid.of, numbers) if found is not None]
 
 

@@ -132,7 +132,7 @@ async def start_server(
         name=name,
         kind=prepared.kind,
         engine=process.pid,
-        minder=process.minder,
+        minder=process.supervisor,
         address=f"http://{config.host}:{port}",
         model=plan.profile.name,
         model_id=model_id,

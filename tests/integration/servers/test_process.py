@@ -51,14 +51,14 @@ def test_a_killed_process_is_noticed_and_its_children_end(tmp_path: Path) -> Non
     async def scene() -> None:
         process = await Process.start(["sh", "-c", FAMILY], log=tmp_path / "log")
         await said(process, "ready")
-        family = [Pid.of(pid) for pid in descendants(process.minder.pid)]
+        family = [Pid.of(pid) for pid in descendants(process.supervisor.pid)]
         assert len(family) >= 5
         os.kill(process.pid.pid, signal.SIGKILL)
         end = await process.wait()
         assert (end.signal, end.asked) == (signal.SIGKILL, False)
         await process.stop()
         assert not [pid for pid in family if pid is not None and pid.alive]
-        assert not process.minder.alive
+        assert not process.supervisor.alive
 
     run(scene)
 
@@ -226,7 +226,7 @@ from tokenmill.engine.process.process import Process
 
 async def main():
     process = await Process.start(["sh", "-c", "sleep 60 & wait"], log=Path(sys.argv[1]), detach=sys.argv[2] == "detach")
-    both = [[pid.pid, pid.ticks, pid.boot] for pid in (process.pid, process.minder)]
+    both = [[pid.pid, pid.ticks, pid.boot] for pid in (process.pid, process.supervisor)]
     print(json.dumps(both), flush=True)
     await asyncio.Event().wait()
 
@@ -272,7 +272,7 @@ def test_it_dies_with_its_minder(tmp_path: Path) -> None:
         process = await Process.start(["sh", "-c", "sleep 60 & echo up; wait"], log=tmp_path / "log")
         await said(process, "up")
         family = [Pid.of(pid) for pid in descendants(process.pid.pid)]
-        os.kill(process.minder.pid, signal.SIGKILL)
+        os.kill(process.supervisor.pid, signal.SIGKILL)
         end = await process.wait()
         assert (end.supervisor_signal, end.from_outside) == (signal.SIGKILL, True)
         await process.stop()
@@ -296,12 +296,12 @@ def test_a_stopped_supervisor_is_resumed_when_the_process_is_to_end(
     async def scene() -> None:
         process = await Process.start(LOOP, log=tmp_path / "log")
         await said(process, "up")
-        os.kill(process.minder.pid, signal.SIGSTOP)
+        os.kill(process.supervisor.pid, signal.SIGSTOP)
         end = await process.stop()
         assert (end.signal, end.asked) == (signal.SIGTERM, True)
         assert not process.pid.alive
-        assert not process.minder.alive
-        assert f"(pid {process.minder.pid}) was stopped" in messages.text
+        assert not process.supervisor.alive
+        assert f"(pid {process.supervisor.pid}) was stopped" in messages.text
 
     run(scene)
 
@@ -310,11 +310,11 @@ def test_a_death_under_a_stopped_supervisor_is_reported(tmp_path: Path) -> None:
     async def scene() -> None:
         process = await Process.start(LOOP, log=tmp_path / "log")
         await said(process, "up")
-        os.kill(process.minder.pid, signal.SIGSTOP)
+        os.kill(process.supervisor.pid, signal.SIGSTOP)
         os.kill(process.pid.pid, signal.SIGSEGV)
         assert (await process.wait()).signal == signal.SIGSEGV
         await process.stop()
-        assert not process.minder.alive
+        assert not process.supervisor.alive
 
     run(scene)
 
@@ -331,15 +331,15 @@ def test_a_supervisor_that_cannot_be_resumed_is_killed_with_the_process(
     async def scene() -> None:
         process = await Process.start(LOOP, log=tmp_path / "log")
         await said(process, "up")
-        if ptrace(seize, process.minder.pid, None, None) != 0:
+        if ptrace(seize, process.supervisor.pid, None, None) != 0:
             await process.stop()
             pytest.skip(f"ptrace: {os.strerror(ctypes.get_errno())}")
-        assert ptrace(interrupt, process.minder.pid, None, None) == 0
+        assert ptrace(interrupt, process.supervisor.pid, None, None) == 0
         end = await process.stop()
         assert end.asked
         assert not process.pid.alive
-        assert not process.minder.alive
-        assert f"(pid {process.minder.pid}) has not exited" in messages.text
+        assert not process.supervisor.alive
+        assert f"(pid {process.supervisor.pid}) has not exited" in messages.text
 
     run(scene)
 

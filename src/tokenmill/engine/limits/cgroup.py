@@ -5,8 +5,8 @@
       tokenmill-engines         memory.max: all engines together leave the reserve
         NAME.N.PID.TICKS        cpuset.cpus: one engine and all it starts, the Nth of the process PID
 
-A group is removed by the engine's minder; one whose minder was killed is removed at the next start. Groups that a
-service manager keeps for itself are left alone, writable or not: it would undo what we do, or trip over it.
+The engine's supervisor removes its group; the next start removes the group of a supervisor that was killed. Groups
+that a service manager manages itself are left alone, writable or not, because it would undo the changes.
 """
 
 import os
@@ -27,7 +27,7 @@ ENGINES = "tokenmill-engines"
 COMMAND = "tokenmill-command"
 _PROC = Path("/proc")
 _MANAGED = Path("/run/systemd/system")
-_numbers = count()  # an engine that is started again must not get a group that its predecessor's minder removes
+_numbers = count()  # an engine that is started again must not get a group that its predecessor's supervisor removes
 _DELEGATED = ("user.delegate", "trusted.delegate")  # set by systemd on what it hands over
 
 

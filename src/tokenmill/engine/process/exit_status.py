@@ -1,6 +1,6 @@
 """How a process ended, in words; killed for memory is told from killed by somebody as far as the kernel lets us.
 
-Pure over a minder's report.
+Pure over a supervisor's report.
 """
 
 import json
@@ -110,7 +110,7 @@ def _name(number: int) -> str:
 
 
 def read_exit(path: Path) -> Exit | None:
-    """A minder's report; None where there is none that can be read."""
+    """Read a supervisor's report; None if it is missing or unreadable."""
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -36,7 +36,7 @@ class Record:
     name: str
     kind: EngineKind
     engine: Pid
-    minder: Pid
+    minder: Pid  # the supervisor; "minder" is its key in stored records
     address: str  # URL or socket
     model: str
     model_id: str

@@ -1,12 +1,13 @@
-"""The parent of one engine process: keeps its log small, notices its end, and leaves nothing of it behind.
+"""Supervisor of one engine process: rotates its log, reports its exit status, and kills whatever it leaves behind.
 
-    tokenmill -- minder -- engine -- workers of its own
-        The minder ends the engine when tokenmill dies (it watches tokenmill's pidfd), unless the engine was started to
-        outlive it. The engine dies with the minder (PR_SET_PDEATHSIG). Workers whose parent died become the minder's
-        children (it is a subreaper) and are ended before it leaves.
+    tokenmill -- supervisor -- engine -- the engine's own children
 
-Run as `python -m tokenmill.engine.process.supervisor ARGS_JSON COMMAND...`. Standard library only unless limits are
-asked for, so that it starts in 20 ms and needs about 10 MB. It knows nothing about engines.
+    tokenmill dies    -> the supervisor (watching a pidfd) stops the engine, unless it was started with --detach
+    supervisor dies   -> the kernel kills the engine (PR_SET_PDEATHSIG)
+    engine dies       -> its orphans are reparented to the supervisor (subreaper) and killed
+
+Run as `python -m tokenmill.engine.process.supervisor ARGS_JSON COMMAND...`. Standard library only, except if limits
+are set, so that it starts in 20 ms and needs about 10 MB. It contains nothing specific to engines.
 """
 
 import ctypes
@@ -28,30 +29,30 @@ from tokenmill.storage.atomic import replace_file
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-NOTE = "tokenmill: "  # before each line of a log that is ours: what the kernel refused
-KILL_NOW = signal.SIGUSR1  # SIGTERM asks politely first
+NOTE = "tokenmill: "  # prefix of log lines written by tokenmill: settings that the kernel refused
+KILL_NOW = signal.SIGUSR1  # kills without a grace period, unlike SIGTERM
 _CHUNK = 1 << 16
-_POLITE_S = 5.0  # for what an engine left to clean up: Python's resource tracker removes shared memory in it
-_LEFTOVERS_S = 20.0  # for killed processes to go; in uninterruptible sleep they cannot
+_TERM_S = 5.0  # grace period of orphans: Python's resource tracker removes shared memory in it
+_LEFTOVERS_S = 20.0  # time for killed orphans to exit; in uninterruptible sleep they cannot
 
 
 @dataclass(frozen=True, slots=True)
 class SupervisorArgs:
-    """What a minder is told."""
+    """Arguments of a supervisor, passed as JSON."""
 
     log: str
-    exit: str  # file for what became of the engine
-    ready_fd: int  # gets one line of JSON once the engine runs or cannot
+    exit: str  # file for the exit report
+    ready_fd: int  # receives one line of JSON when the engine has started or failed to start
     log_bytes: int
     grace_s: float
-    parent: int | None  # die with this process; None: outlive it
+    parent: int | None  # stop the engine when this process exits; None: keep it running
     preparation: str | None = None
     pass_fds: tuple[int, ...] = ()
-    afterwards: tuple[str, ...] = ()  # to run when the engine has ended: removes a container that outlived its client
+    afterwards: tuple[str, ...] = ()  # command to run after the engine has exited, e.g. to remove its container
 
 
 class RotatingLog:
-    """The log of one process: two files, together at most `most_bytes`. The previous process's files are kept aside."""
+    """The log of one process: two files of together at most `most_bytes`. The previous process's files are renamed."""
 
     def __init__(self, path: Path, most_bytes: int) -> None:
         self._path = path
@@ -64,7 +65,7 @@ class RotatingLog:
         self._open()
 
     def write(self, data: bytes) -> None:
-        """Append, moving to a new file when this one is full."""
+        """Append data, rotating to a new file when the current one is full."""
         with suppress(OSError):  # a full disk costs the log, not the engine
             if self._size and self._size + len(data) > self._half:
                 full = self._file
@@ -80,44 +81,44 @@ class RotatingLog:
 
 
 def older(log: Path) -> Path:
-    """Where a log's earlier part is."""
+    """Return the path of a log's rotated part."""
     return log.with_name(log.name + ".1")
 
 
 def previous(log: Path) -> Path:
-    """The log of the process that wrote to `log` before the current one."""
+    """Return the path of the log of the process before the current one."""
     return log.with_name(log.name + ".previous")
 
 
-class Minder:
-    """One engine and the loop around it."""
+class Supervisor:
+    """Starts one engine and supervises it until everything that it started has exited."""
 
-    def __init__(self, orders: SupervisorArgs, argv: list[str]) -> None:
-        self.orders = orders
+    def __init__(self, args: SupervisorArgs, argv: list[str]) -> None:
+        self.args = args
         self.argv = argv
-        self.log = RotatingLog(Path(orders.log), orders.log_bytes)
-        self.deadline: float | None = None  # of a polite stop
-        self.asked = self.hurried = False
-        self.status: int | None = None  # as waitpid gives it
+        self.log = RotatingLog(Path(args.log), args.log_bytes)
+        self.deadline: float | None = None  # when a stop with SIGTERM becomes SIGKILL
+        self.stop_requested = self.kill_requested = False
+        self.status: int | None = None  # wait status, as waitpid returns it
         self.most_rss_bytes: int | None = None
         self.kills_before = exit_status.kill_counts()
         self.began_s = time.monotonic()
 
     def run(self) -> None:
-        """Start the engine, watch it to its end, clean up."""
+        """Start the engine, wait until it exits, report, and clean up."""
         wake = _wake_on(signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, KILL_NOW)
-        parent = _watch(self.orders.parent)
-        if self.orders.parent is not None and parent is None:
-            return  # it died before we could watch it
+        parent = _watch(self.args.parent)
+        if self.args.parent is not None and parent is None:
+            return  # the parent has exited already
         output, child_end = os.pipe()
         self.pid = self._spawn(child_end)
         os.close(child_end)
-        # not reaped yet, so both are there
-        self._say({"engine": _known(self.pid), "minder": _known(os.getpid())})
+        # Both processes exist, because the engine has not been reaped yet.
+        self._report_start({"engine": _identify(self.pid), "supervisor": _identify(os.getpid())})
         waited = [wake, output] + ([parent] if parent is not None else [])
         while self.status is None:
-            ready, _, _ = select.select(waited, [], [], self._patience())
-            if output in ready and not self._take(output):
+            ready, _, _ = select.select(waited, [], [], self._time_left_s())
+            if output in ready and not self._copy_output(output):
                 waited.remove(output)
             if wake in ready:
                 self._signals(os.read(wake, 4096))
@@ -128,10 +129,10 @@ class Minder:
                 self._signal(signal.SIGKILL)
         self._drain(output)
         self._report(self.status)
-        self._leave_nothing(output)
+        self._kill_leftovers(output)
 
     def _spawn(self, output: int) -> int:
-        prepare = _preparation(self.orders.preparation)
+        prepare = _preparation(self.args.preparation)
         me = os.getpid()
 
         def in_child() -> None:
@@ -149,37 +150,37 @@ class Minder:
                 stderr=output,
                 start_new_session=True,
                 preexec_fn=in_child,  # noqa: PLW1509  one thread only
-                pass_fds=self.orders.pass_fds,
+                pass_fds=self.args.pass_fds,
             )
         except OSError as error:
-            self._say({"error": error.strerror or str(error), "errno": error.errno})
+            self._report_start({"error": error.strerror or str(error), "errno": error.errno})
             raise SystemExit(127) from error
-        for fd in self.orders.pass_fds:
+        for fd in self.args.pass_fds:
             os.close(fd)
         child.returncode = 0  # waited for below, by wait4
         return child.pid
 
-    def _say(self, what: dict[str, Any]) -> None:
+    def _report_start(self, report: dict[str, Any]) -> None:
         with suppress(OSError):
-            os.write(self.orders.ready_fd, (json.dumps(what) + "\n").encode())
-        os.close(self.orders.ready_fd)
+            os.write(self.args.ready_fd, (json.dumps(report) + "\n").encode())
+        os.close(self.args.ready_fd)
 
-    def _patience(self) -> float | None:
+    def _time_left_s(self) -> float | None:
         return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
 
     def _signals(self, numbers: bytes) -> None:
         if signal.SIGCHLD in numbers:
             self._reap()
         if KILL_NOW in numbers:
-            self.asked = self.hurried = True
+            self.stop_requested = self.kill_requested = True
             self._signal(signal.SIGKILL)
         elif {signal.SIGTERM, signal.SIGINT} & set(numbers):
             self._stop(signal.SIGTERM)
 
     def _stop(self, number: int) -> None:
-        self.asked = True
+        self.stop_requested = True
         if self.deadline is None:
-            self.deadline = time.monotonic() + self.orders.grace_s
+            self.deadline = time.monotonic() + self.args.grace_s
             self._signal(number)
 
     def _signal(self, number: int) -> None:
@@ -199,14 +200,14 @@ class Minder:
                 self.status = status
                 self.most_rss_bytes = usage.ru_maxrss * 1024
 
-    def _take(self, output: int) -> bool:
+    def _copy_output(self, output: int) -> bool:
         data = os.read(output, _CHUNK)
         self.log.write(data)
         return bool(data)
 
     def _drain(self, output: int) -> None:
-        """What lies in the pipe already; workers may still hold its other end."""
-        while select.select([output], [], [], 0)[0] and self._take(output):
+        """Copy the output that is in the pipe now; the engine's children may keep its other end open."""
+        while select.select([output], [], [], 0)[0] and self._copy_output(output):
             pass
 
     def _report(self, status: int) -> None:
@@ -217,25 +218,25 @@ class Minder:
             "pid": self.pid,
             "code": code if code >= 0 else None,
             "signal": -code if code < 0 else None,
-            "asked": self.asked,
+            "asked": self.stop_requested,
             "most_rss_bytes": self.most_rss_bytes,
             "memory_bytes": exit_status.memory_limit_bytes(),
             "kills": {name: count - self.kills_before.get(name, 0) for name, count in now.items()},
-            "kernel": exit_status.kernel_line(self.pid, self.began_s) if killed and not self.asked else None,
+            "kernel": exit_status.kernel_line(self.pid, self.began_s) if killed and not self.stop_requested else None,
         }
         with suppress(OSError):
-            replace_file(Path(self.orders.exit), json.dumps(report).encode())
+            replace_file(Path(self.args.exit), json.dumps(report).encode())
 
-    def _leave_nothing(self, output: int) -> None:
-        """End whatever the engine left, wherever it moved: every descendant is a child of ours sooner or later."""
-        polite = time.monotonic() + (0.0 if self.hurried else _POLITE_S)
-        asked: set[int] = set()
-        while (now := time.monotonic()) < polite + _LEFTOVERS_S:
+    def _kill_leftovers(self, output: int) -> None:
+        """Kill all remaining descendants, then run the `afterwards` command."""
+        term_until = time.monotonic() + (0.0 if self.kill_requested else _TERM_S)
+        signalled: set[int] = set()
+        while (now := time.monotonic()) < term_until + _LEFTOVERS_S:
             for pid in descendants(os.getpid()):
-                if now >= polite or pid not in asked:  # a second SIGTERM often means: at once
+                if now >= term_until or pid not in signalled:  # many programs take a second SIGTERM as a kill
                     with suppress(ProcessLookupError, PermissionError):
-                        os.kill(pid, signal.SIGKILL if now >= polite else signal.SIGTERM)
-                    asked.add(pid)
+                        os.kill(pid, signal.SIGKILL if now >= term_until else signal.SIGTERM)
+                    signalled.add(pid)
             self._drain(output)
             try:
                 if os.wait4(-1, os.WNOHANG)[0] == 0:
@@ -243,23 +244,23 @@ class Minder:
             except ChildProcessError:
                 break
         self._drain(output)
-        if self.orders.afterwards:
+        if self.args.afterwards:
             with suppress(OSError, subprocess.TimeoutExpired):
                 subprocess.run(
-                    self.orders.afterwards,
+                    self.args.afterwards,
                     stdin=subprocess.DEVNULL,
                     capture_output=True,
                     check=False,
-                    timeout=self.orders.grace_s + _LEFTOVERS_S,
+                    timeout=self.args.grace_s + _LEFTOVERS_S,
                 )
 
 
 def longest_stop_s(grace_s: float) -> float:
-    """The longest that a supervisor takes to exit after SIGTERM: engine, its leftovers, and the command afterwards."""
-    return 2 * grace_s + _POLITE_S + 2 * _LEFTOVERS_S
+    """Return the maximum time from SIGTERM to the supervisor's exit: engine, orphans and the `afterwards` command."""
+    return 2 * grace_s + _TERM_S + 2 * _LEFTOVERS_S
 
 
-def _known(pid: int) -> dict[str, Any]:
+def _identify(pid: int) -> dict[str, Any]:
     found = Pid.here(pid)
     if found is None:
         raise ProcessLookupError(pid)
@@ -277,25 +278,25 @@ def prctl(option: int, value: int) -> None:
 def _preparation(encoded: str | None) -> Any:
     if encoded is None:
         return lambda: ()
-    from tokenmill.engine.process.preparation import Preparation  # noqa: PLC0415  costs more than all else here
+    from tokenmill.engine.process.preparation import Preparation  # noqa: PLC0415  a slow import
 
     return Preparation.decode(encoded).apply
 
 
 def _watch(pid: int | None) -> int | None:
-    """A descriptor that becomes readable when the parent ends; None if it ended already."""
+    """Return a pidfd that becomes readable when the parent exits; None if it has exited."""
     if pid is None:
         return None
     try:
         watched = os.pidfd_open(pid)
     except ProcessLookupError:
         return None
-    # only now is it certain that the number is still the parent's: had it died, we would have another parent
+    # If the parent had exited, its pid could be reused, but this process would have another parent.
     return watched if os.getppid() == pid else None
 
 
 def _wake_on(*numbers: signal.Signals) -> int:
-    """A descriptor from which the numbers of signals are read."""
+    """Return a pipe from which the numbers of received signals are read."""
     reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     for number in numbers:
@@ -304,18 +305,20 @@ def _wake_on(*numbers: signal.Signals) -> int:
 
 
 def main() -> None:
-    """Mind one engine; see Orders."""
-    given = json.loads(sys.argv[1])
-    orders = SupervisorArgs(**{**given, "pass_fds": tuple(given["pass_fds"]), "afterwards": tuple(given["afterwards"])})
-    if orders.parent is None and os.fork():
-        os._exit(0)  # the one who outlives his parent is nobody's child
+    """Supervise one engine, with `SupervisorArgs` in the first argument."""
+    parsed = json.loads(sys.argv[1])
+    args = SupervisorArgs(
+        **{**parsed, "pass_fds": tuple(parsed["pass_fds"]), "afterwards": tuple(parsed["afterwards"])}
+    )
+    if args.parent is None and os.fork():
+        os._exit(0)  # a detached supervisor is reparented to init
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    Minder(orders, sys.argv[2:]).run()
+    Supervisor(args, sys.argv[2:]).run()
 
 
-def command(orders: SupervisorArgs, argv: list[str]) -> list[str]:
-    """What starts a minder."""
-    return [sys.executable, "-P", "-m", "tokenmill.engine.process.supervisor", json.dumps(asdict(orders)), *argv]
+def command(args: SupervisorArgs, argv: list[str]) -> list[str]:
+    """Return the command line that starts a supervisor."""
+    return [sys.executable, "-P", "-m", "tokenmill.engine.process.supervisor", json.dumps(asdict(args)), *argv]
 
 
 if __name__ == "__main__":
