@@ -1,8 +1,8 @@
-"""Which tensors an architecture has and what shape each is, from its GGUF keys alone.
+"""The tensors of an architecture and their shapes, derived from GGUF keys alone.
 
-The rules are those of llama.cpp's per-architecture loaders: given the same keys, llama.cpp asks for exactly
-these tensors. What the keys do not say (biases, head norms, a stored rope table) is an `Extras`.
-Knows no types and no bytes.
+The rules follow llama.cpp's per-architecture loaders: given the same keys, llama.cpp requests exactly these
+tensors. Facts that no key states (biases, head norms, a stored rope table) are `Extras`. Types and bytes are added
+elsewhere.
 """
 
 import re
@@ -50,9 +50,10 @@ def layer_of(name: str) -> int | None:
 def classify(
     name: str, shape: tuple[int, ...], *, experts: int | None = None, layers: int | None = None
 ) -> TensorClass:
-    """What a tensor is for.
+    """The class of a tensor.
 
-    `experts` is how many the model has, `layers` how many decode; layers from there on predict further tokens.
+    `experts` is the model's number of experts, `layers` the number of decoding layers; layers after them predict
+    further tokens.
     """
     match = _LAYER.search(name)
     if match is None:
@@ -62,7 +63,7 @@ def classify(
     known = _first(_IN_LAYER, match[2])
     if known is not None:
         return known
-    # A name nobody told us about: a stack of as many matrices as there are experts is the experts.
+    # An unknown name: a stack with one matrix per expert contains the experts.
     if experts and len(shape) == 3 and shape[2] == experts:
         return TensorClass.ROUTED_EXPERTS
     return TensorClass.OTHER
@@ -78,7 +79,7 @@ TensorSlot = tuple[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """What differs between models of one architecture and is in no key."""
+    """Differences between models of one architecture that no key states."""
 
     tied_output: bool = False  # the embedding table is the output matrix too
     head_norms: bool = False  # attn_q_norm, attn_k_norm: one norm over each head
@@ -192,7 +193,7 @@ def _experts(own: ArchitectureKeys, shared: int, extras: Extras) -> Iterator[Ten
 
 
 def _prediction(embed: int, vocabulary: int) -> Iterator[TensorSlot]:
-    """What a multi-token-prediction layer has beside an ordinary layer."""
+    """The additional tensors of a multi-token-prediction layer."""
     yield "eh_proj.weight", (2 * embed, embed)
     yield "embed_tokens.weight", (embed, vocabulary)
     yield "enorm.weight", (embed,)

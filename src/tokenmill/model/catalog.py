@@ -1,8 +1,7 @@
-"""Models by name: what `kimi-k2.5:Q4_K_S` is, with no file at hand.
+"""Models by name, such as `kimi-k2.5:Q4_K_S`, without a file.
 
-Each entry in entries/ states a model's GGUF keys; tensors follow from the keys (`shapes`) and types from
-the quantisation's name (`mixture`), so a name gives the very header a real file has. Only the vocabulary
-is a placeholder.
+Each entry in entries/ states a model's GGUF keys. Tensors follow from the keys (`architectures`) and types from the
+quantisation's name (`quant_mix`), so a name yields the header of the real file, except for a placeholder vocabulary.
 """
 
 import re
@@ -20,7 +19,7 @@ from tokenmill.model.synthetic import vocabulary
 
 _ENTRIES = resources.files("tokenmill.model") / "entries"
 GHOST_KEY = "tokenmill.ghost"
-"""Marks a file whose weights are a hole."""
+"""Key that marks a file without weights."""
 _QUANTISATION_VERSION = 2  # GGML_QNT_VERSION
 _TEMPLATE_MARK = "{#- minimal template by tokenmill, not the model's own -#}"
 _NAME = re.compile(r"[\w.-]+(:[\w.-]+)?")
@@ -28,23 +27,23 @@ _NAME = re.compile(r"[\w.-]+(:[\w.-]+)?")
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """The tokenizer: its kind, its size, and where its special tokens stand."""
+    """The tokenizer: kind, size and the ids of its special tokens."""
 
     pre: str  # llama.cpp's name for the splitting rules
     tokens: int
     special: dict[str, int]  # text -> id
     ids: dict[str, int]  # bos, eos, eot, ... -> id, as tokenizer.ggml.<name>_token_id
     add_bos: bool | None = None
-    template: str | None = None  # our own words, never a published template
+    template: str | None = None  # written for tokenmill, not a published template
 
 
 @dataclass(frozen=True, slots=True)
 class Mix:
     """A quantisation that llama-quantize does not make by name alone."""
 
-    base: str  # the mix that decides what no pattern matches
+    base: str  # mix of the tensors that match no pattern
     patterns: dict[str, str] = field(default_factory=dict)  # tensor name pattern -> type; the first match decides
-    scales: tuple[str, ...] = ()  # endings of names that have an f32 scale beside them, one for each expert
+    scales: tuple[str, ...] = ()  # endings of names with an additional f32 scale per expert
     file_type: int | None = None
     note: str | None = None
 
@@ -58,7 +57,7 @@ class CatalogEntry:
     sources: tuple[str, ...]
     keys: dict[str, Plain]  # without the architecture's prefix
     words: Words
-    listed: tuple[str, ...]  # quantisations worth showing; any that llama-quantize knows can be asked for
+    listed: tuple[str, ...]  # quantisations to list; any that llama-quantize knows can be requested
     extras: architectures.Extras = field(default_factory=architectures.Extras)
     mixes: dict[str, Mix] = field(default_factory=dict)
     pinned: dict[str, str] = field(default_factory=dict)  # patterns that hold in every quantisation
@@ -72,7 +71,7 @@ class CatalogEntry:
         return architectures.slots(self.architecture, self.full_keys(), self.words.tokens, self.extras)
 
     def traits(self) -> quant_mix.MixTraits:
-        """What the choice of types depends on."""
+        """The properties that the choice of types depends on."""
         own = architectures.ArchitectureKeys(self.architecture, self.full_keys())
         heads = own["attention.head_count"]
         kv_heads = own["attention.head_count_kv"]
@@ -91,7 +90,7 @@ def names() -> tuple[str, ...]:
 
 
 def listed() -> tuple[str, ...]:
-    """Every `model:quant` that is worth showing."""
+    """Every `model:quant` to list."""
     return tuple(f"{name}:{quant}" for name in names() for quant in entry(name).listed)
 
 
@@ -111,7 +110,7 @@ def quants(name: str) -> tuple[str, ...]:
 
 
 def resolve(name: str) -> tuple[str, str]:
-    """`Kimi-K2.5:q4_k_s` as (`kimi-k2.5`, `Q4_K_S`); UnknownModel says what is known."""
+    """Normalise `Kimi-K2.5:q4_k_s` to (`kimi-k2.5`, `Q4_K_S`); raises UnknownModel with the known names."""
     model, colon, quant = name.partition(":")
     model = model.lower()
     known = entry(model)
@@ -130,16 +129,16 @@ def looks_like_name(text: str) -> bool:
 
 
 def header(name: str, *, words: bool = True) -> GgufHeader:
-    """The header that a ghost of this model has on disk, but for the mark that makes it a ghost.
+    """The header of this model's ghost file, without the ghost mark.
 
-    Without `words` there is no vocabulary in it, which is most of the work.
+    `words=False` omits the vocabulary, which is most of the work.
     """
     ghost = encoded(name, words=words).header
     return replace(ghost, keys={key: value for key, value in ghost.keys.items() if key != GHOST_KEY})
 
 
 def encoded(name: str, *, words: bool = True) -> Encoded:
-    """The head of this model's ghost, with or without its vocabulary."""
+    """The encoded header of this model's ghost, with or without its vocabulary."""
     model, quant = resolve(name)
     found = entry(model)
     mix = found.mixes.get(quant, Mix(base=quant))

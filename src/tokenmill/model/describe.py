@@ -1,4 +1,4 @@
-"""From the headers of a model's GGUF files to its `Profile`: pure, whatever the headers came from."""
+"""Builds a model's `Profile` from the headers of its GGUF files. Pure."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from tokenmill.model.kv_layout import layout
 from tokenmill.model.profile import Experts, ModelFile, ModelFormat, Profile, Tensor, TensorClass, Tokenizer
 
 MOST_LAYERS = 4096
-LONGEST_NAME = 256  # of anything that is shown to a person
+LONGEST_NAME = 256  # limit of displayed names
 FILE_TYPES = {  # general.file_type, as the `gguf` package numbers them; importing that takes a quarter of a second
     0: "ALL_F32",
     1: "F16",
@@ -122,7 +122,7 @@ class _Numbers:
 
 
 def _layers(numbers: _Numbers, names: Sequence[str], source: str) -> tuple[int, list[str]]:
-    """Layers that decode; the last few may only predict further tokens and are left out."""
+    """Number of decoding layers; the last few may only predict further tokens and are excluded."""
     count = numbers.largest("block_count")
     guesses = []
     present = 1 + max((layer for name in names if (layer := layer_of(name)) is not None), default=-1)
@@ -163,6 +163,6 @@ def _short(text: str | None) -> str | None:
 
 
 def _quantisation(header: GgufHeader) -> str | None:
-    """The name llama.cpp gave the file's mix; ik_llama.cpp's own numbers stay unnamed."""
+    """llama.cpp's name of the file's mix; None for ik_llama.cpp's own numbers."""
     number = header.integer("general.file_type")
     return FILE_TYPES.get(number) if number is not None else None

@@ -1,7 +1,7 @@
-"""Reads GGUF headers: keys and tensor table, from one file, from splits, from a URL.
+"""Reads GGUF headers (keys and tensor table) from one file, from splits, or from a URL.
 
-Tensor data is never read or mapped. Long arrays (vocabularies, merges) are passed over and remembered by
-type and count. Everything a hostile file could claim is bounded before it is believed.
+Tensor data is never read or mapped. Long arrays (vocabularies, merges) are skipped and represented by type and
+count. All counts and lengths are checked against limits before they are used.
 """
 
 import re
@@ -22,7 +22,7 @@ LONGEST_KEY_BYTES = 65535  # the format's own limit
 LONGEST_TENSOR_NAME_BYTES = 1024
 MOST_DIMENSIONS = 4
 KEPT_ARRAY_ITEMS = 1024  # enough for one value per layer
-MOST_KEPT_ITEMS = 1 << 16  # in all arrays that are kept; the rest are passed over like long ones
+MOST_KEPT_ITEMS = 1 << 16  # in all stored arrays; further ones are skipped like long arrays
 DEFAULT_ALIGNMENT = 32
 
 _SCALARS = {
@@ -48,7 +48,7 @@ Scalar = int | float | bool | str
 
 @dataclass(frozen=True, slots=True)
 class LongArray:
-    """An array that was passed over: its element type, how many, and where its bytes lie."""
+    """A skipped array: element type, count and position of its bytes."""
 
     element: int
     count: int
@@ -61,7 +61,7 @@ MetadataValue = Scalar | tuple[Scalar, ...] | LongArray
 
 @dataclass(frozen=True, slots=True)
 class KeyBytes:
-    """Where one key's whole entry (name, type, value) lies in the file."""
+    """Position of one key's whole entry (name, type, value) in the file."""
 
     offset: int
     bytes: int
@@ -303,7 +303,7 @@ def _entry(cursor: HeaderCursor, index: int, alignment: int) -> _Entry:
 def _sizes(
     entries: list[_Entry], data_bytes: int, alignment: int, file: str
 ) -> tuple[tuple[TensorEntry, ...], tuple[str, ...]]:
-    """Give every tensor its bytes, by its type or, for types nobody told us about, by the room it has."""
+    """Compute every tensor's bytes from its type or, for unknown types, from the space up to the next tensor."""
     order = sorted(range(len(entries)), key=lambda index: entries[index][3])
     ends = [*(entries[index][3] for index in order[1:]), data_bytes]
     tensors: list[TensorEntry | None] = [None] * len(entries)

@@ -1,7 +1,7 @@
-"""Encodes the head of a GGUF file, keys and tensor table, and says what a reader will find in it.
+"""Encodes a GGUF header (keys and tensor table) and returns what a reader will find in it.
 
-Python's own types decide GGUF's: bool, str, int as u32, float as f32, lists of strings, of ints (i32) and
-of floats (f32); that is what convert_hf_to_gguf.py writes for every key in the catalogue.
+Python types map to GGUF types: bool, str, int to u32, float to f32, lists of strings, of ints (i32) and of floats
+(f32), as convert_hf_to_gguf.py does for every key in the catalogue.
 """
 
 import struct
@@ -41,7 +41,7 @@ class Encoded:
 
 
 def encode(keys: Mapping[str, Plain], rows: Iterable[TensorRow], source: str) -> Encoded:
-    """Encode the head of a file whose tensors lie one after another, each padded to the alignment."""
+    """Encode the header of a file whose tensors follow one another, each padded to the alignment."""
     parts: list[bytes] = []
     values: dict[str, MetadataValue] = {}
     places: dict[str, KeyBytes] = {}
@@ -60,7 +60,7 @@ def encode(keys: Mapping[str, Plain], rows: Iterable[TensorRow], source: str) ->
 
 
 def assemble(key_count: int, keys: bytes, tensors: Sequence[TensorEntry], alignment: int) -> bytes:
-    """The head's bytes from keys that are already encoded and tensors that have their places."""
+    """The header's bytes from encoded keys and placed tensors."""
     table = b"".join(
         text(tensor.name)
         + struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *tensor.shape)
@@ -72,7 +72,7 @@ def assemble(key_count: int, keys: bytes, tensors: Sequence[TensorEntry], alignm
 
 
 def data_bytes(tensors: Sequence[TensorEntry], alignment: int) -> int:
-    """How far the data reaches; the last tensor is padded too."""
+    """Length of the data section; the last tensor is padded, too."""
     return max((padded(tensor.offset + tensor.bytes, alignment) for tensor in tensors), default=0)
 
 
@@ -93,7 +93,7 @@ def text(value: str) -> bytes:
 
 
 def as_f32(value: float) -> float:
-    """The nearest number that a file's f32 can hold."""
+    """The nearest f32 value."""
     return float(struct.unpack("<f", struct.pack("<f", value))[0])
 
 
@@ -121,7 +121,7 @@ def _encoded(value: Plain) -> bytes:
 
 
 def _as_read(value: Plain, offset: int, length: int) -> MetadataValue:
-    """What the reader makes of a value encoded at `offset`: long arrays by reference, floats as f32."""
+    """The value as read back from `offset`: long arrays by reference, floats as f32."""
     if isinstance(value, float):
         return as_f32(value)
     if not isinstance(value, list):

@@ -1,9 +1,9 @@
-"""What makes a model the same model: a short name for its bytes, without reading them all.
+"""Identifies a model by a short hash, without reading all its bytes.
 
 sha256 over every file's length and header, and over 64 blocks of 4 KiB spread evenly over all tensor data: a fine-tune
-with an equal header has other weights almost everywhere. A change that spares all 64 blocks (a few rows of one tensor
-edited by hand) is not seen. The names of files and folders do not count; for safetensors, what lies beside the weights
-and changes what the model reads (config, tokenizer, chat template) does.
+with an equal header has other weights almost everywhere. A change outside all 64 blocks (a few rows of one tensor
+edited by hand) is not detected. Names of files and folders do not count; for safetensors, the config, tokenizer and
+chat template in the folder do.
 """
 
 import hashlib
@@ -62,7 +62,7 @@ def identity_of(path: str | Path) -> str:
 
 
 def _data_offset(file: FileSource) -> int:
-    """Where tensor data begins."""
+    """Offset of the tensor data."""
     first = file.read(0, 8)
     if first[:4] == b"GGUF":
         return min(read_header(file.name).data_offset, file.size)
@@ -72,7 +72,7 @@ def _data_offset(file: FileSource) -> int:
 
 
 def _sampled(files: Sequence[FileSource], starts: Sequence[int]) -> Iterator[bytes]:
-    """Blocks at even distances over the data of all files, as if it lay in one piece; first and last included."""
+    """Evenly spaced blocks over the concatenated data of all files, including the first and last."""
     sizes = [file.size - start for file, start in zip(files, starts, strict=True)]
     last = max(0, sum(sizes) - BLOCK_BYTES)
     for number in range(BLOCKS):

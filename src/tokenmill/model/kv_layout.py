@@ -1,7 +1,7 @@
-"""What each layer of an architecture keeps per token: the KV cache's layout, from the file's keys.
+"""The KV cache of each layer of an architecture, from the file's keys.
 
 Ordinary attention, multi-head latent attention, sliding windows, chunks and recurrent state follow llama.cpp's
-reading of the same keys. An architecture that is not known here is read as ordinary attention and said to be a guess.
+interpretation of the keys. Unknown architectures are treated as ordinary attention and reported as a guess.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What a model is: tensors, layers, KV layout and tokenizer, as one frozen `ModelProfile`."""
+"""A model as one frozen `Profile`: tensors, layers, KV layout and tokenizer."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -9,10 +9,10 @@ from tokenmill.model.tensor_types import CACHE_TYPES, cache_bytes
 
 
 class TensorClass(StrEnum):
-    """What a tensor is for; the planner places whole classes."""
+    """The purpose of a tensor; the planner places whole classes."""
 
     EMBEDDING = "embedding"
-    ATTENTION = "attention"  # and what stands in its place: state-space, linear and convolution mixers
+    ATTENTION = "attention"  # and its replacements: state-space, linear and convolution mixers
     DENSE_FFN = "dense_ffn"
     ROUTER = "router"
     ROUTED_EXPERTS = "routed_experts"
@@ -45,7 +45,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """The mixture: how many experts there are and how many answer one token."""
+    """Number of experts, and of experts used per token."""
 
     count: int
     used: int
@@ -57,17 +57,17 @@ class Experts:
 
 
 TOKEN_EMBEDDINGS = ("token_embd.weight", "embed_tokens.weight", "wte.weight", "word_embeddings.weight")
-"""How the table's name ends that a model without an output matrix multiplies with instead."""
+"""Suffixes of the embedding table, which models without an output matrix multiply with."""
 
 CacheKind = Literal["full", "latent", "window", "chunked", "recurrent", "none"]
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """What one layer keeps per token of context, in elements; bytes follow from the cache type.
+    """Cache of one layer per token of context, in elements; bytes depend on the cache type.
 
-    latent: K holds the compressed state and V is a view of it. `v_elements` is what engines that store
-    V apart (older llama.cpp) need beside it; today's llama.cpp and vLLM need none.
+    latent: K holds the compressed state and V is a view of it. `v_elements` is the additional need of engines that
+    store V separately (older llama.cpp); current llama.cpp and vLLM need none.
     window, chunked: attention looks at `span_tokens` at most; an engine may keep no more than that.
     recurrent: `state_bytes` for each sequence, whatever its length.
     """
@@ -77,21 +77,21 @@ class LayerCache:
     v_elements: int = 0
     span_tokens: int | None = None
     state_bytes: int = 0
-    indexer_elements: int = 0  # sparse-attention index keys, beside K
+    indexer_elements: int = 0  # sparse-attention index keys, in addition to K
 
     def bytes_per_token(self, type_k: str = "f16", type_v: str = "f16", *, latent_v: bool = False) -> float:
-        """Bytes one more token of context takes; `latent_v` for engines that store V of a latent cache apart."""
+        """Bytes per token of context; `latent_v` for engines that store V of a latent cache separately."""
         v_elements = 0 if self.kind == "latent" and not latent_v else self.v_elements
         return cache_bytes(type_k, self.k_elements + self.indexer_elements) + cache_bytes(type_v, v_elements)
 
     def tokens_kept(self, context: int) -> int:
-        """Tokens a sequence of `context` tokens keeps here, where the engine drops what is out of sight."""
+        """Tokens kept of a sequence of `context` tokens, if the engine drops those out of range."""
         return context if self.span_tokens is None else min(context, self.span_tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Tokenizer:
-    """What the file carries to turn text into tokens."""
+    """Tokenizer data in the file."""
 
     model: str | None = None  # gpt2, llama, ...
     pre: str | None = None
@@ -112,7 +112,7 @@ ModelFormat = Literal["gguf", "safetensors", "catalog"]
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What one model is."""
+    """All facts about one model."""
 
     name: str
     format: ModelFormat
@@ -120,16 +120,16 @@ class Profile:
     tensors: tuple[Tensor, ...]
     files: tuple[ModelFile, ...]
     layers: int
-    cache: tuple[LayerCache, ...]  # one per layer that decodes; multi-token-prediction layers left out
+    cache: tuple[LayerCache, ...]  # one per decoding layer, without multi-token-prediction layers
     experts: Experts | None = None
     embedding_length: int | None = None
     heads: int | None = None
     kv_heads: int | None = None
     training_context: int | None = None
     tokenizer: Tokenizer = field(default_factory=Tokenizer)
-    quantisation: str | None = None  # the name people use: Q4_K_M, nvfp4; the mix is by_type()
-    ghost: bool = False  # a true header over a hole: sizes are real, weights are not there
-    guesses: tuple[str, ...] = ()  # what was assumed, in sentences
+    quantisation: str | None = None  # common name: Q4_K_M, nvfp4; see by_type() for the actual mix
+    ghost: bool = False  # a real header without weights: sizes are true, data is missing
+    guesses: tuple[str, ...] = ()  # assumptions, as sentences
 
     @property
     def bytes(self) -> int:
@@ -148,12 +148,12 @@ class Profile:
 
     @property
     def active_parameters(self) -> int:
-        """Parameters that work on one token: the used share of the experts, no unread embedding rows."""
+        """Parameters used per token: the active share of experts, without unread embedding rows."""
         return round(self._read(lambda tensor: tensor.elements, 1))
 
     @property
     def vocabulary(self) -> int | None:
-        """Rows of the output matrix: how many tokens there are to choose from."""
+        """Rows of the output matrix, the size of the vocabulary."""
         for cls in (TensorClass.OUTPUT, TensorClass.EMBEDDING):
             for tensor in self.of(cls):
                 if len(tensor.shape) == 2:
@@ -170,7 +170,7 @@ class Profile:
         return {cls: sum(t.bytes for t in self.of(cls)) for cls in TensorClass if any(self.of(cls))}
 
     def by_layer(self) -> dict[int | None, dict[TensorClass, int]]:
-        """Bytes of each class in each layer; None is what stands outside the layers."""
+        """Bytes of each class per layer; None for tensors outside the layers."""
         table: dict[int | None, dict[TensorClass, int]] = {}
         for tensor in self.tensors:
             row = table.setdefault(tensor.layer, {})

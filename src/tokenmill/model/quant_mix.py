@@ -1,9 +1,8 @@
-"""Which type each tensor gets when a file is quantised to a named mix such as Q4_K_M.
+"""The type of each tensor in a named mix such as Q4_K_M.
 
-A quant's name is a recipe, not a type: these are the choices of llama.cpp's llama-quantize (build b11549),
-which depend on what a tensor is for and where its layer stands. Files made with per-tensor overrides
-(unsloth's UD-, ubergarm's) differ: the catalogue states those as ordered patterns, and a real file's own
-table always wins. An importance matrix is assumed only where the mix cannot be made without one.
+A mix is a recipe, not a type: llama-quantize (build b11549) chooses by a tensor's purpose and layer. Files made with
+per-tensor overrides (unsloth's UD-, ubergarm's) differ: the catalogue states those as ordered patterns, and a real
+file's own table always takes precedence. An importance matrix is assumed only where the mix requires one.
 """
 
 import re
@@ -17,7 +16,7 @@ from tokenmill.model.tensor_types import BY_NAME
 
 @dataclass(frozen=True, slots=True)
 class MixTraits:
-    """What the choices depend on beside the tensor itself."""
+    """Properties of the model that the choices depend on."""
 
     layers: int
     experts: int = 0
@@ -28,10 +27,10 @@ class MixTraits:
 
 @dataclass(frozen=True, slots=True)
 class _Spot:
-    """Where one tensor stands: the how-many-th of its kind, in which layer."""
+    """Position of a tensor: its index among those of its kind, and its layer."""
 
     nth: int
-    of: int  # how many of its kind there are
+    of: int  # number of tensors of this kind
     layer: int
     traits: MixTraits
 
@@ -110,7 +109,7 @@ def _middle(spot: _Spot) -> bool:
 
 
 def more_bits(nth: int, of: int) -> bool:
-    """The first and last eighth, and every third between: where the _M mixes spend more."""
+    """Whether the _M mixes use more bits: the first and last eighth, and every third between."""
     return nth < of // 8 or nth >= 7 * of // 8 or (nth - of // 8) % 3 == 2
 
 

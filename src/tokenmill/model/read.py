@@ -1,4 +1,4 @@
-"""From a path, an address or a catalogue name to a `Profile`."""
+"""Reads a `Profile` from a path, an address or a catalogue name."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A model file on a server that answers HTTP range requests: only its header travels."""
+"""Reads a model's header over HTTP range requests, without downloading the file."""
 
 import httpx
 

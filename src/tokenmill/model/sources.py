@@ -1,7 +1,7 @@
-"""Where a model file's first bytes come from, and how they are walked.
+"""Byte sources of model files, and a cursor over a header.
 
-Nothing here maps or reads tensor data; a `Cursor` walks a header in bounded pieces, so that a hostile
-length costs a comparison and not an allocation.
+Tensor data is never mapped or read; `HeaderCursor` reads a header in bounded pieces, so an invalid length is detected
+before anything is allocated.
 """
 
 import os
@@ -17,8 +17,8 @@ from tokenmill.units import KIB, MIB, format_bytes
 FIRST_PIECE_BYTES = 64 * KIB
 LARGEST_PIECE_BYTES = 4 * MIB
 LONGEST_STRING_BYTES = 32 * MIB  # the longest real ones are embedded tokenizer.json files of a few MB
-MOST_HEADER_BYTES = 64 * MIB  # read and kept, beside the arrays that are passed over
-MOST_PASSED_BYTES = 256 * MIB  # in strings that are passed over; the largest vocabularies take a few
+MOST_HEADER_BYTES = 64 * MIB  # total of stored bytes, without skipped arrays
+MOST_PASSED_BYTES = 256 * MIB  # in skipped strings; the largest vocabularies have a few
 
 
 UNREADABLE = "check the path and who may read it"
@@ -35,7 +35,7 @@ class ByteSource(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the file or the connection."""
+        """Close the file or connection."""
         ...
 
 
@@ -69,7 +69,7 @@ class FileSource:
 
 
 class HeaderCursor:
-    """Reads a header forwards in growing pieces; every length is checked against what is left."""
+    """Reads a header forwards in growing pieces; every length is checked against the remaining bytes."""
 
     def __init__(self, source: ByteSource) -> None:
         self.source = source
@@ -89,11 +89,11 @@ class HeaderCursor:
 
     @property
     def left(self) -> int:
-        """Bytes between here and the end of the file."""
+        """Bytes left in the file."""
         return self.source.size - self.position
 
     def take(self, length: int, what: str) -> bytes:
-        """The next `length` bytes, which are `what`."""
+        """Read `length` bytes; `what` names them in errors."""
         if length > self.left:
             raise self.truncated(what)
         self._taken += length
@@ -107,7 +107,7 @@ class HeaderCursor:
         return self._piece[start : start + length]
 
     def skip(self, length: int, what: str) -> None:
-        """Pass over bytes without reading them."""
+        """Skip bytes without reading them."""
         if length > self.left:
             raise self.truncated(what)
         self.position += length
@@ -125,9 +125,9 @@ class HeaderCursor:
         return self.take(length, what).decode("utf-8", "replace")
 
     def skip_strings(self, count: int, what: str) -> None:
-        """Pass over `count` length-prefixed strings."""
+        """Skip `count` length-prefixed strings."""
         self.strings_skipped += count
-        # Every leap beyond the piece at hand reads another one: without an end to them, most of the file.
+        # Every leap beyond the current piece reads another one: without an end to them, most of the file.
         furthest = min(self.position + 8 * count + MOST_PASSED_BYTES, self.source.size)
         for _ in range(count):
             start = self.position - self._piece_start

@@ -1,8 +1,8 @@
-"""Tensor types: how many elements one block holds and how many bytes it takes.
+"""Tensor types: elements and bytes per block.
 
-Mainline types are those of the `gguf` package, which a test holds them against: every command needs them, and importing
-that package takes a quarter of a second. ik_llama.cpp adds types of its own to the same number space, some with a few
-bytes per row; they are listed here from its `ggml.c` and gguf constants (June 2026).
+Mainline types equal those of the `gguf` package, which a test verifies: importing that package takes a quarter of a
+second. ik_llama.cpp's additional types in the same number space, some with a few bytes per row, come from its
+`ggml.c` and gguf constants (June 2026).
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ class BlockType:
     name: str
     block: int  # elements per block
     block_bytes: int
-    row_bytes: int = 0  # beside the blocks, for each row
+    row_bytes: int = 0  # additional bytes per row
     ik: bool = False  # only ik_llama.cpp knows it
 
     def tensor_bytes(self, shape: tuple[int, ...]) -> int:
@@ -120,7 +120,7 @@ BY_NUMBER: dict[int, BlockType] = {number: BlockType(name, block, size) for numb
 BY_NAME: dict[str, BlockType] = {kind.name: kind for kind in BY_NUMBER.values()}
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q6_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "fp8")
-"""What the engines can keep K and V in; q6_0 is ik_llama.cpp's, fp8 is vLLM's."""
+"""Types for K and V in the engines; q6_0 is ik_llama.cpp's, fp8 is vLLM's."""
 
 
 def tensor_bytes(name: str, shape: tuple[int, ...]) -> int:

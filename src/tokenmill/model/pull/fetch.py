@@ -1,9 +1,8 @@
-"""One file of known size over HTTP, resumed where it was cut off.
+"""Downloads one file of known size over HTTP and resumes after interruptions.
 
-The bytes gather in a part file; the server's ETag or date is kept beside it and sent as If-Range, so that
-a file that has changed starts over instead of being glued together. A connection that drops is taken up
-again a few times while the process lives, and by the next run after that. Whether the bytes are the right
-ones is the caller's business: it knows the hash.
+Bytes are appended to a part file. The server's ETag or date is stored with it and sent as If-Range, so a file that
+changed is downloaded from the start. A dropped connection is retried a few times in this process, then by the next
+run. The caller checks the hash.
 """
 
 import re
@@ -17,18 +16,18 @@ from tokenmill.errors import ChecksumMismatch, PullError
 from tokenmill.model.pull.store import DownloadProgress, disk_errors
 from tokenmill.units import format_bytes
 
-ATTEMPTS = 5  # in a row without a single new byte
+ATTEMPTS = 5  # consecutive attempts without a new byte
 _RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
 _REFUSED = frozenset({401, 403, 407})
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-")
 
 
 class DownloadRefused(PullError):
-    """The server does not serve us: credentials, certificates or the network forbid it."""
+    """The server refused: credentials, certificates or the network forbid the download."""
 
 
 class _Broken(Exception):
-    """This attempt failed; the next one may not."""
+    """This attempt failed; a retry may succeed."""
 
 
 def fetch(
@@ -40,7 +39,7 @@ def fetch(
     progress: DownloadProgress,
     pause: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Bring `part` to `size_bytes` and return how many bytes came over the network for that."""
+    """Complete `part` to `size_bytes`; return the number of bytes downloaded."""
     fetched_bytes = failures = 0
 
     def arrived(count: int, done: int) -> None:
@@ -66,13 +65,13 @@ def fetch(
 
 
 def discard(part: Path) -> None:
-    """Remove a part and what is known about it."""
+    """Remove a part file and its metadata."""
     part.unlink(missing_ok=True)
     _validator(part).unlink(missing_ok=True)
 
 
 def _attempt(url: str, part: Path, size_bytes: int, client: httpx.Client, arrived: Callable[[int, int], None]) -> None:
-    """Ask once for what is missing and write what comes."""
+    """Request the missing bytes once and write the response."""
     have = part.stat().st_size if part.exists() else 0
     if have == size_bytes:
         return
@@ -96,7 +95,7 @@ def _attempt(url: str, part: Path, size_bytes: int, client: httpx.Client, arrive
 
 
 def _start(response: httpx.Response, part: Path, have: int) -> int:
-    """The offset of the first byte of this answer; raises where the answer is none."""
+    """The offset of the response's first byte; raises if the response is unusable."""
     status = response.status_code
     if status == 206:
         match = _CONTENT_RANGE.match(response.headers.get("content-range", ""))
@@ -104,7 +103,7 @@ def _start(response: httpx.Response, part: Path, have: int) -> int:
             return have
         discard(part)
         raise _Broken("the server answered with another range than was asked for")
-    if status == 200:  # all of it: nothing was asked for, the file has changed, or ranges are not known there
+    if status == 200:  # the whole file: it was requested, it has changed, or the server ignores ranges
         return 0
     if status == 416:
         discard(part)
@@ -140,7 +139,7 @@ def _validator(part: Path) -> Path:
 
 
 def _remember(response: httpx.Response, part: Path) -> None:
-    """Keep what If-Range may be asked with: a strong ETag, else the date."""
+    """Store the validator for If-Range: a strong ETag, else the date."""
     etag = response.headers.get("etag", "")
     validator = etag if etag.startswith('"') else response.headers.get("last-modified", "")
     if validator:
@@ -157,6 +156,6 @@ def _given_up(url: str, part: Path, error: Exception, fetched_bytes: int) -> Pul
 
 
 def _spoken(url: str) -> str:
-    """File and host; the rest of a URL may carry secrets."""
+    """File name and host; the rest of a URL may contain secrets."""
     parsed = httpx.URL(url)
     return f"{parsed.path.rpartition('/')[2]} on {parsed.host}"

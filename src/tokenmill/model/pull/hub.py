@@ -1,9 +1,8 @@
-"""GGUFs from a Hugging Face hub: what a repository offers, and every split of it, resumed where it stopped.
+"""Downloads GGUFs from a Hugging Face hub: every split, resumed after interruptions.
 
-The library is asked for names, sizes, hashes, logins and bytes. Its own `hf_hub_download` is not used: it
-throws away what has arrived when it is interrupted, over Xet as well (huggingface_hub#4196). `http_get`
-underneath it resumes. Files over 50 GB, which the hub does not send in one answer, are asked for in pieces.
-Every byte is hashed on its way to the disk.
+huggingface_hub provides names, sizes, hashes, logins and `http_get`. Its `hf_hub_download` is not used because it
+discards partial downloads when interrupted, over Xet as well (huggingface_hub#4196). Files over 50 GB, which the hub
+does not send in one response, are requested in pieces. Every byte is hashed while it is written.
 """
 
 import hashlib
@@ -53,21 +52,21 @@ class WantedFiles:
 
 @dataclass(frozen=True, slots=True)
 class HubOffer:
-    """What would be downloaded, from one fixed commit."""
+    """Files to download from one fixed commit."""
 
     name: str
     repo: str
     commit: str
     chosen: FileSet
-    urls: tuple[str, ...]  # one for each file
+    urls: tuple[str, ...]  # one per file
     headers: dict[str, str] = field(repr=False)  # may carry a token
 
     def folder(self, models_path: Path) -> Path:
-        """Where it lies once it is pulled."""
+        """The model's folder after the pull."""
         return models_path.joinpath(*self.repo.split("/"), self.chosen.label)
 
     def remaining_bytes(self, models_path: Path) -> int:
-        """What is still to come."""
+        """Bytes not yet downloaded."""
         return sum(_remaining(self, models_path, file) for file in self.chosen.files)
 
 
@@ -83,7 +82,7 @@ def parse(name: str) -> WantedFiles:
 
 
 def here(wanted: WantedFiles, models_path: Path, *, verify: bool = False) -> Pulled | None:
-    """The pulled model, where all of it is in the cache; nobody is asked."""
+    """The pulled model if all of it is in the cache; makes no request."""
     name = f"hf:{wanted.repo}:{wanted.quant}".casefold()
     found = [model for model in pulled(models_path) if model.complete and model.name.casefold() == name]
     if len(found) != 1:
@@ -93,7 +92,7 @@ def here(wanted: WantedFiles, models_path: Path, *, verify: bool = False) -> Pul
 
 
 def ask(wanted: WantedFiles, *, endpoint: str | None = None) -> HubOffer:
-    """Ask the hub what the repository has; `endpoint` defaults to HF_ENDPOINT, else the public hub."""
+    """Query the repository's files; `endpoint` defaults to HF_ENDPOINT, else the public hub."""
     with hub_errors(wanted.repo):
         from huggingface_hub import HfApi, hf_hub_url  # noqa: PLC0415  an extra, and slow to import
         from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # noqa: PLC0415
@@ -153,7 +152,7 @@ def _model_info(api: "HfApi", repo: str) -> "ModelInfo":
 def take(
     offer: HubOffer, models_path: Path, *, keep_free_bytes: int, progress: DownloadProgress, notify: Notify
 ) -> Pulled:
-    """Download every file that is not here yet."""
+    """Download every missing file."""
     folder = offer.folder(models_path)
     total_bytes = offer.chosen.bytes
     check_space(offer.name, folder, offer.remaining_bytes(models_path), keep_free_bytes)
@@ -176,7 +175,7 @@ def take(
 def _download(
     offer: HubOffer, file: RemoteFile, url: str, folder: Path, *, report: Callable[[int], None], notify: Notify
 ) -> int:
-    """One file, whole and checked; returns the bytes that came over the network."""
+    """Download and check one file; return the number of bytes downloaded."""
     path = folder / file.name
     part_path = part_of(path, _identity(offer, file))
     drop_other_parts(path, part_path)
@@ -197,7 +196,7 @@ def _download(
 
 
 def _next_piece(url: str, headers: dict[str, str], part: "_Part", size_bytes: int) -> None:
-    """Ask for the rest of the file, or for as much of it as the hub sends at once."""
+    """Request the rest of the file, or as much as the hub sends per response."""
     from huggingface_hub.file_download import http_get  # noqa: PLC0415
 
     have = part.tell()
@@ -221,7 +220,7 @@ def _next_piece(url: str, headers: dict[str, str], part: "_Part", size_bytes: in
 
 
 class _Part:
-    """A part file that hashes what passes; as much of a file as `http_get` uses."""
+    """A part file that hashes what is written; implements the part of the file protocol that `http_get` uses."""
 
     def __init__(self, path: Path, size_bytes: int, report: Callable[[int], None], notify: Notify) -> None:
         self.name = path.name
@@ -251,20 +250,20 @@ class _Part:
         return len(data)
 
     def tell(self) -> int:
-        """Bytes that are here."""
+        """Bytes written so far."""
         return self._file.tell()
 
     def seek(self, offset: int) -> int:
-        """Go back: the server began anew."""
+        """Seek back after the server restarted from an earlier offset."""
         return self._file.seek(offset)
 
     def truncate(self) -> None:
-        """Forget what comes after here."""
+        """Discard the bytes after the current position."""
         self._file.truncate()
         self._hash_again()
 
     def sha256(self) -> str:
-        """Of all that is here."""
+        """Hash of all bytes so far."""
         return self._sha256.hexdigest()
 
     def _hash_again(self) -> None:
@@ -275,7 +274,7 @@ class _Part:
 
 
 class _NoBar:
-    """The progress bar that `http_get` insists on; ours hangs on the file."""
+    """A null progress bar for `http_get`; progress is reported by the file."""
 
     def update(self, count: float | None = 1) -> None:
         """Draw nothing."""
@@ -304,7 +303,7 @@ def _check_endpoint(endpoint: str) -> None:
 
 
 def _check_names(repo: str, chosen: FileSet) -> None:
-    """A server's names become paths here: refuse what could lead elsewhere or mislead a terminal."""
+    """Reject names from the server that could escape the folder or mislead a terminal."""
     for path in (chosen.label, *(file.path for file in chosen.files)):
         if not path.isprintable() or any(step.startswith(".") for step in path.split("/")):
             raise PullError(f"{repo} has a file name that is not accepted: {path!r}")

@@ -1,4 +1,4 @@
-"""The errors of huggingface_hub, mapped once: nobody above sees them."""
+"""Maps the errors of huggingface_hub to PullError and UsageError."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,11 +1,9 @@
-"""Where a wheel lies, according to the user's own package index, and how to get it from there.
+"""Finds a wheel in the user's own package index and downloads it.
 
-Only the user's installer knows the index, its mirrors, find-links, proxies, certificates and passwords, so
-it is asked: `pip install --dry-run --report` (or `uv pip compile` where this Python has no pip) answers with
-a URL after reading a few kilobytes of metadata and installs nothing. The bytes are then fetched by us,
-because pip shows its progress only to people and begins again after an interruption. Where the server
-refuses us (a keyring, a client certificate, a private authority), `pip download` fetches them after all,
-with progress and without resuming.
+Only the user's installer knows the index, mirrors, find-links, proxies, certificates and passwords, so `pip install
+--dry-run --report` (or `uv pip compile` if this Python has no pip) resolves the URL from a few kilobytes of metadata.
+The bytes are then downloaded here, because pip cannot resume and shows progress only on terminals. If the server
+refuses (a keyring, a client certificate, a private authority), `pip download` does it, without resuming.
 """
 
 import ast
@@ -31,7 +29,7 @@ from tokenmill.model.pull.fetch import DownloadRefused
 from tokenmill.model.pull.store import DownloadProgress
 
 _TIMEOUT = httpx.Timeout(60.0, connect=20.0)
-# A dry run must not stumble over settings that are about installing.
+# A dry run must not fail because of settings for installing.
 _ENVIRONMENT = {
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     "PIP_NO_INPUT": "1",
@@ -48,26 +46,26 @@ class FoundWheel:
 
     requirement: str
     url: str  # https, http or file
-    pip: tuple[str, ...] | None  # the pip that found it; None: uv did
-    raw_progress: bool = False  # whether that pip can print its progress for programs
+    pip: tuple[str, ...] | None  # the pip that found it; None: found by uv
+    raw_progress: bool = False  # whether that pip has a machine-readable progress bar
 
     @property
     def local_path(self) -> Path | None:
-        """Its path, where it lies on this machine."""
+        """Its path if it is on this machine."""
         parts = urlsplit(self.url)
         return Path(unquote(parts.path)) if parts.scheme == "file" else None
 
 
 @dataclass(frozen=True, slots=True)
 class IndexConnection:
-    """What the user's pip is configured to connect with."""
+    """Connection settings of the user's pip."""
 
     proxy: str | None = None
     authorities: tuple[str, ...] = ()  # files or folders of certificates
     logins: tuple[tuple[str, str, str], ...] = ()  # host, user, password
 
     def client(self, url: str) -> httpx.Client:
-        """An HTTP client for `url` that trusts and goes through what pip does."""
+        """An HTTP client for `url` with pip's certificates and proxies."""
         try:
             context = httpx.create_ssl_context()  # SSL_CERT_FILE, SSL_CERT_DIR, else certifi's
             context.load_default_certs()  # the system's, as pip does
@@ -98,7 +96,7 @@ class IndexConnection:
 
 
 def find(requirement: str) -> FoundWheel:
-    """Ask the user's installer where the wheel of `name==version` lies."""
+    """Resolve the URL of `name==version` with the user's installer."""
     if importlib.util.find_spec("pip"):
         return _ask_pip((sys.executable, "-m", "pip"), requirement)
     if uv := shutil.which("uv"):
@@ -112,7 +110,7 @@ def find(requirement: str) -> FoundWheel:
 
 
 def connection(found: FoundWheel) -> IndexConnection:
-    """Read how the user's pip connects; where uv found the wheel, the environment says it all."""
+    """Read pip's connection settings; if uv found the wheel, the environment has them all."""
     return read_settings(_run([*found.pip, "config", "list"]).stdout) if found.pip else read_settings("")
 
 
@@ -140,7 +138,7 @@ def read_settings(listing: str) -> IndexConnection:
 
 
 def download(found: FoundWheel, folder: Path, progress: DownloadProgress) -> Path:
-    """Let pip itself fetch the wheel into `folder`; the way that knows every kind of login."""
+    """Download the wheel with pip, which supports every kind of login."""
     if found.pip is None:
         raise PullError("uv cannot download a wheel on its own", hint="install pip beside it: uv pip install pip")
     command = [*found.pip, "download", "--no-deps", "--only-binary=:all:", "--dest", str(folder), found.requirement]

@@ -1,7 +1,7 @@
-"""The folder of pulled models: what is in it, whether it is whole, and whether the disk can take more.
+"""The folder of pulled models: contents, completeness and disk space.
 
-Beside each pulled file lies a note (`FILE.pulled.json`) with its size, time and sha256, so that "already
-here" costs one stat and not one pass over the bytes. Nothing here opens a connection.
+Each pulled file has a note (`FILE.pulled.json`) with its size, time and sha256, so checking that it is present costs
+one stat instead of hashing it. Makes no connections.
 """
 
 import errno
@@ -22,9 +22,9 @@ from tokenmill.storage.atomic import replace_file
 from tokenmill.units import format_bytes
 
 DownloadProgress = Callable[[int, int | None], None]
-"""Told (bytes that are here, bytes there will be) as they arrive."""
+"""Called with (bytes present, total bytes) as they arrive."""
 Notify = Callable[[str], None]
-"""Told one sentence for the operator."""
+"""Called with one sentence for the user."""
 
 _NOTE = ".pulled.json"
 _PART = re.compile(r"(?P<file>.+\.gguf)\.[0-9a-f]{12}\.part", re.IGNORECASE)
@@ -36,14 +36,14 @@ _MOVE_HINT = "set models_dir in tokenmill.toml to a folder that you may write to
 class Pulled:
     """One model in the folder."""
 
-    name: str  # what pulls it: smollm2, hf:REPO:QUANT; a path for files that nobody pulled
+    name: str  # the name that pulls it: smollm2, hf:REPO:QUANT; a path for other files
     path: Path  # the file, or the first split
     files: tuple[Path, ...]
     bytes: int
-    missing: int = 0  # splits that are not here yet
-    partial_bytes: int = 0  # of downloads that were cut off
+    missing: int = 0  # number of missing splits
+    partial_bytes: int = 0  # bytes of interrupted downloads
     was_here: bool = True  # False: this pull brought it
-    fetched_bytes: int = 0  # over the network, by this pull
+    fetched_bytes: int = 0  # downloaded by this pull
 
     @property
     def complete(self) -> bool:
@@ -53,7 +53,7 @@ class Pulled:
 
 @dataclass(frozen=True, slots=True)
 class PullNote:
-    """What was true of a file when it was pulled."""
+    """Facts about a file when it was pulled."""
 
     name: str
     bytes: int
@@ -77,7 +77,7 @@ def sha256_of(path: Path, read: Callable[[int], None] | None = None) -> str:
 
 
 class _CountedReads:
-    """As much of a file as `hashlib.file_digest` uses, reporting what it reads."""
+    """The part of the file protocol that `hashlib.file_digest` uses, with progress."""
 
     def __init__(self, file: io.FileIO, read: Callable[[int], None]) -> None:
         self._file = file
@@ -93,7 +93,7 @@ class _CountedReads:
 
 
 def write_note(path: Path, name: str, sha256: str | None, *, published: bool = True) -> None:
-    """Remember a file that has just been checked; `published` says where the hash comes from."""
+    """Write the note of a checked file; `published` tells whether the source published the hash."""
     stat = path.stat()
     note = path.with_name(path.name + _NOTE)
     written = asdict(PullNote(name, stat.st_size, stat.st_mtime_ns, sha256, published))
@@ -101,7 +101,7 @@ def write_note(path: Path, name: str, sha256: str | None, *, published: bool = T
 
 
 def read_note(path: Path) -> PullNote | None:
-    """What was remembered of a file; None where nothing was, or where it does not read."""
+    """The note of a file; None if it is missing or unreadable."""
     try:
         return PullNote(**json.loads(path.with_name(path.name + _NOTE).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -109,9 +109,9 @@ def read_note(path: Path) -> PullNote | None:
 
 
 def is_whole(path: Path, name: str, sha256: str | None, *, verify: bool = False) -> bool:
-    """Whether `path` is the file that `sha256` promises; hashes only what the note does not answer for.
+    """Whether `path` has the given sha256; hashes the file only if its note does not match.
 
-    A file that turns out to be another one is removed; with `verify` that is an error.
+    A file with another hash is removed; with `verify` that raises an error.
     """
     if not path.is_file():
         return False
@@ -137,15 +137,15 @@ def is_whole(path: Path, name: str, sha256: str | None, *, verify: bool = False)
 
 
 def part_of(path: Path, identity: str) -> Path:
-    """Where the bytes of a download gather until all are here.
+    """Path of a download's part file.
 
-    `identity` is hexadecimal and names the content, so that two versions never end up in one file.
+    `identity` is hexadecimal and identifies the content, so that two versions never share a file.
     """
     return path.with_name(f"{path.name}.{identity[:12]}.part")
 
 
 def drop_other_parts(path: Path, part: Path) -> None:
-    """Remove what was left of versions that the source no longer has."""
+    """Remove part files of versions that the source no longer has."""
     for other in path.parent.glob(glob.escape(path.name) + ".*.part*"):
         if not other.name.startswith(part.name):
             other.unlink()
@@ -158,7 +158,7 @@ def forget(path: Path) -> None:
 
 
 def check_space(name: str, folder: Path, needed_bytes: int, keep_free_bytes: int) -> None:
-    """Refuse a download that the disk under `folder` cannot hold."""
+    """Raise if the disk under `folder` cannot hold a download."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
     free_bytes = shutil.disk_usage(existing).free
     if free_bytes - needed_bytes < keep_free_bytes:
@@ -171,7 +171,7 @@ def check_space(name: str, folder: Path, needed_bytes: int, keep_free_bytes: int
 
 @contextmanager
 def locked(folder: Path, name: str, notify: Notify) -> Iterator[None]:
-    """Keep a second pull of the same model waiting until this one is done."""
+    """Lock that makes a second pull of the same model wait for the first."""
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / ".lock").open("w")
@@ -186,7 +186,7 @@ def locked(folder: Path, name: str, notify: Notify) -> Iterator[None]:
 
 @contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Turn the disk's refusals into sentences."""
+    """Map OSError to PullError."""
     try:
         yield
     except OSError as error:
@@ -200,7 +200,7 @@ def disk_errors(folder: Path) -> Iterator[None]:
 
 
 def pulled(models_path: Path) -> tuple[Pulled, ...]:
-    """Every model in the folder, by name; what is still arriving is there with its gaps."""
+    """Every model in the folder, by name, including incomplete ones."""
     sets: dict[tuple[Path, str, int], dict[int, Path]] = {}
     with disk_errors(models_path):
         for path in sorted(models_path.rglob("*.gguf*")) if models_path.is_dir() else ():

