@@ -1,15 +1,14 @@
-"""In which order each row of a table has its columns, so that rows begin with much in common.
+"""Chooses a column order for each row of a table so that rows share long prefixes.
 
-A table is a list of columns; a cell is a number that stands for one value of one column, and has a weight: the bytes of
-its line. Two greedy recursions, neither of which is always the better; one level of them, for some rows and the columns
-they have left:
+A table is a list of columns; a cell is a number for one value of one column, weighted by the bytes of its line. There
+are two greedy recursions, neither always better. One level handles some rows and their remaining columns:
 
-    by value    take the cell with the most weight x (rows - 1); the rows that have it begin with it and are a level of
-                their own, without its column; go on with the other rows, in which it no longer counts
-    by column   take the column whose cells have the most weight x (rows - 1) together; the rows of each of its cells
-                begin with it and are a level of their own; rows that are alone in it are one more level
+    by value    take the cell with the highest weight x (rows - 1); the rows that have it begin with it and form a level
+                without its column; continue with the other rows, in which it no longer counts
+    by column   take the column whose cells have the highest sum of weight x (rows - 1); the rows of each of its cells
+                begin with it and form a level; rows with a unique cell form one more level
 
-Counts are kept up to date as rows leave, so a level looks at each cell a few times, whatever is chosen in it. Pure.
+Counts are updated as rows leave, so a level visits each cell a few times, whatever is chosen. Pure.
 """
 
 import heapq
@@ -22,24 +21,26 @@ Order = tuple[int, ...]
 Columns = Sequence[Sequence[int]]
 """Cells by column and row."""
 
-MOST_CELLS = 60_000_000  # looked at in all, some tens of seconds; what is left then keeps one order for all its rows
+MOST_CELLS = (
+    60_000_000  # visited in total, some tens of seconds; the remaining levels keep one order for all their rows
+)
 
 
 class _Level(NamedTuple):
     rows: list[int]
     columns: list[int]
     first: Order = ()  # columns that all of these rows begin with
-    last: Order = ()  # columns that tell them all apart
+    last: Order = ()  # columns that are unique per row
 
 
 Split = Callable[[_Level, Columns, Sequence[int]], tuple[list[_Level], list[int]]]
-"""The levels below one, and the rows that share nothing with any other."""
+"""The levels below one, and the rows that share nothing with others."""
 
 
 def arrange(
     table: Columns, weights: Sequence[int], groups: Sequence[list[int]], split: Split, most_cells: int = MOST_CELLS
 ) -> list[Order]:
-    """An order for every row. Only rows of one group can share anything: what stands before differs between them."""
+    """A column order for every row. Only rows of one group can share a prefix: the text before them differs."""
     columns = [*range(len(table))]
     orders: list[Order] = [tuple(columns)] * sum(map(len, groups))
     levels = [_Level(group, columns) for group in groups]
@@ -86,7 +87,7 @@ def by_value(level: _Level, table: Columns, weights: Sequence[int]) -> tuple[lis
         if counts[cell] < 2:
             continue
         now = -weights[cell] * (counts[cell] - 1)
-        if now != worth:  # rows have left since it was weighed
+        if now != worth:  # rows have left since it was weighted
             heapq.heappush(heap, (now, column, cell))
             continue
         group = [row for row in holders[cell] if row in left]
@@ -102,7 +103,7 @@ def by_value(level: _Level, table: Columns, weights: Sequence[int]) -> tuple[lis
 
 
 def by_column(level: _Level, table: Columns, weights: Sequence[int]) -> tuple[list[_Level], list[int]]:
-    """Levels for all cells of the best column, and one for the rows that are alone in it."""
+    """Levels for all cells of the best column, and one for the rows with a unique cell."""
     best, *_ = _by_worth(level, table, weights)
     groups: dict[int, list[int]] = {}
     for row in level.rows:
@@ -119,7 +120,7 @@ def by_column(level: _Level, table: Columns, weights: Sequence[int]) -> tuple[li
 
 
 def _without_constants(level: _Level, table: Columns) -> _Level:
-    """Columns with one value for all rows come first: they cost nothing, and need not be counted."""
+    """Move columns with one value for all rows to the front: they cost nothing and need not be counted."""
     constant = [column for column in level.columns if _same(table[column], level.rows)]
     if not constant:
         return level
@@ -133,7 +134,7 @@ def _same(cells: Sequence[int], rows: Sequence[int]) -> bool:
 
 
 def _by_worth(level: _Level, table: Columns, weights: Sequence[int]) -> list[int]:
-    """The columns by what each would save if it came first."""
+    """Columns by the bytes that each would save as the first one."""
     worth: dict[int, int] = {}
     for column in level.columns:
         cells = table[column]

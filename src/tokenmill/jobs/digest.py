@@ -1,8 +1,8 @@
-"""A digest of files: one text of a token budget, the same bytes for the same content wherever and whenever it is made.
+"""Builds a digest of files: one text within a token budget, identical bytes for identical content.
 
-Every file stands under its name between two tags. Where not all fits, room is shared fairly: files that need less than
-an equal share are whole, the others get equal parts, the beginning and then an outline of what was cut; where there is
-room for no more than a name, files are only counted. Pure: texts in, text out; a way to count tokens is given.
+Every file is enclosed in tags with its name. If not everything fits, the budget is shared fairly: files that need less
+than an equal share are whole, the others get equal parts, the beginning and an outline of the rest; files for which
+only a name would fit are only counted. Pure: texts in, text out; the token counter is a parameter.
 
     budget   |####### a ######|### b ###|######## c (beginning) ########|######## d (beginning) ########|
 """
@@ -13,16 +13,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-LEAST_TOKENS = 128  # a part of a file that is shorter tells nothing
-LONGEST_TOKEN = 32  # bytes: text that is longer than so many for each token need not be counted
-NAMES_SHARE = 0.1  # of the room, for the names of files that are not shown
-OUTLINE_SHARE = 0.2  # of the room of a file that is cut
+LEAST_TOKENS = 128  # a shorter part of a file is useless
+LONGEST_TOKEN = 32  # bytes: text with more bytes per token than this need not be counted
+NAMES_SHARE = 0.1  # of the budget, for names of files that are not shown
+OUTLINE_SHARE = 0.2  # of the budget of a truncated file
 TRIES = 8
 _OUTLINE = re.compile(
     r"#{1,6} \S|(?:export |pub(?:\([a-z]+\))? |public |private |protected |static |abstract |async |final )*"
     r"(?:def|class|func|fn|function|interface|struct|enum|trait|impl|type|module|CREATE (?:TABLE|VIEW)) \S"
 )
-_LONGEST_OUTLINE = 120  # characters of one line of it
+_LONGEST_OUTLINE = 120  # characters per line
 
 Shown = Literal["whole", "part", "none"]
 TokenCount = Callable[[str], int]
@@ -30,7 +30,7 @@ TokenCount = Callable[[str], int]
 
 @dataclass(frozen=True, slots=True)
 class DigestDocument:
-    """A file's name, relative to what was asked for, and its text."""
+    """A file's name, relative to the common root, and its text."""
 
     name: str
     text: str
@@ -55,7 +55,7 @@ class Digest:
 
     @property
     def sha256(self) -> str:
-        """Of the text's bytes: two digests with one sum are one head."""
+        """SHA-256 of the text; digests with the same value are the same prefix."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
@@ -65,7 +65,7 @@ def estimate(text: str) -> int:
 
 
 def build(documents: Sequence[DigestDocument], budget: int, count: TokenCount = estimate) -> Digest:
-    """A digest of at most `budget` tokens; the order in which documents are given does not matter."""
+    """Build a digest of at most `budget` tokens; the order of the documents does not matter."""
     ordered = sorted(
         (DigestDocument(one.name, normal(one.text)) for one in documents), key=lambda one: one.name.split("/")
     )
@@ -79,7 +79,7 @@ def build(documents: Sequence[DigestDocument], budget: int, count: TokenCount = 
         tokens = count(text)
         if tokens <= budget:
             break
-        room -= tokens - budget  # parts joined may have a few tokens more than apart
+        room -= tokens - budget  # joined parts may have a few tokens more than separate ones
     else:
         text = ""
         tokens = 0
@@ -89,7 +89,7 @@ def build(documents: Sequence[DigestDocument], budget: int, count: TokenCount = 
 
 
 def _need(one: DigestDocument, budget: int, count: TokenCount) -> int:
-    """Tokens of a whole file; those of one that cannot fit need not be counted."""
+    """Tokens of a whole file; estimated if it cannot fit anyway."""
     whole = _whole(one)
     return count(whole) if len(whole) <= LONGEST_TOKEN * budget else estimate(whole)
 
@@ -103,7 +103,7 @@ def normal(text: str) -> str:
 def _written(
     documents: Sequence[DigestDocument], needs: Sequence[int], budget: int, count: TokenCount
 ) -> tuple[str, list[Shown]]:
-    """The digest's text when files may have `budget` tokens together, and how each is shown."""
+    """The digest's text for a token budget, and how each file is shown."""
     kept = _kept(needs, budget)
     while True:
         missing = [one.name for index, one in enumerate(documents) if index not in kept]
@@ -112,7 +112,7 @@ def _written(
         parts = {index: _shown(documents[index], needs[index], level, count) for index in kept}
         if all(parts.values()):
             break
-        kept = [index for index in kept if parts[index]]  # a file of which nothing fits leaves its room to others
+        kept = [index for index in kept if parts[index]]  # a file of which nothing fits releases its share
     text = "\n".join([*(part for part in parts.values() if part), *([note] if note else [])])
     return text, [_how(index in parts, needs[index] <= level) for index in range(len(documents))]
 
@@ -126,7 +126,7 @@ def _shown(one: DigestDocument, need: int, level: int, count: TokenCount) -> str
 
 
 def _kept(needs: Sequence[int], budget: int) -> list[int]:
-    """The files that get room: all, unless each would have less than tells anything; then the smallest."""
+    """The files that are shown: all, unless their shares would be uselessly small; then the smallest."""
     total = 0
     kept = list[int]()
     for index in sorted(range(len(needs)), key=lambda index: (needs[index], index)):
@@ -138,7 +138,7 @@ def _kept(needs: Sequence[int], budget: int) -> list[int]:
 
 
 def _level(needs: Sequence[int], budget: int) -> int:
-    """The most tokens that a file may have, so that all together have no more than the budget."""
+    """Maximum tokens per file so that all files together fit the budget."""
     left = budget
     for done, need in enumerate(sorted(needs)):
         share = left // (len(needs) - done)
@@ -153,7 +153,7 @@ def _whole(one: DigestDocument) -> str:
 
 
 def _part(one: DigestDocument, level: int, count: TokenCount) -> str | None:
-    """The most lines from the beginning that fit, and an outline of the rest; None: not even a few words fit."""
+    """As many lines from the beginning as fit, and an outline of the rest; None if not even a few words fit."""
     lines = [line + "\n" for line in one.text.split("\n")[:-1]]
     if not lines:
         return None
@@ -169,7 +169,7 @@ def _part(one: DigestDocument, level: int, count: TokenCount) -> str | None:
 
 
 def _most(high: int, made: Callable[[int], str], level: int, count: TokenCount) -> str | None:
-    """The longest of the texts 1 to `high` that fits, if any does."""
+    """The longest of the texts 1 to `high` that fits, or None."""
     best = None
     low = 0
     beyond = high + 1
@@ -185,7 +185,7 @@ def _most(high: int, made: Callable[[int], str], level: int, count: TokenCount) 
 
 
 def _prefix(lines: Sequence[str], most: int) -> int:
-    """How many lines have so many characters together; never all."""
+    """Number of leading lines within a number of characters; never all."""
     for number, line in enumerate(lines):
         most -= len(line)
         if most < 0:
@@ -223,7 +223,7 @@ def _cut(
 
 
 def _left_out(names: Sequence[str], most: int, count: TokenCount) -> str:
-    """A line about files of which nothing is shown, with as many of their names as have room."""
+    """A line about files that are not shown, with as many of their names as fit."""
     if not names:
         return ""
     note = f"[{len(names)} more file{'' if len(names) == 1 else 's'} not shown"

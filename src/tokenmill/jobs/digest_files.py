@@ -17,7 +17,7 @@ from tokenmill.errors import UsageError
 from tokenmill.jobs.digest import DigestDocument
 from tokenmill.units import MIB, format_bytes
 
-MOST_BYTES = 32 * MIB  # of one file
+MOST_BYTES = 32 * MIB  # per file
 MOST_FILES = 50_000
 _SNIFFED = 8192
 _FILE_HINT = "check the path and who may read it"
@@ -36,7 +36,7 @@ _Rules = tuple[tuple[str, GitIgnoreSpec], ...]
 
 
 def gather(places: Sequence[Path], *, leave_out: Path | None = None) -> Found:
-    """All text files of some files and folders; `leave_out` is where the digest goes."""
+    """All text files in some files and folders, except `leave_out`, the digest itself."""
     if not places:
         raise UsageError("no files given", hint="for example: tokenmill digest docs/ README.md -o digest.md")
     absolute = [_real(place) for place in places]
@@ -79,7 +79,7 @@ def _files(places: Iterable[Path], root: Path) -> Iterator[Path]:
             below = place.relative_to(root).as_posix() + "/" if place != root else ""
             yield from _walk(place, below, _rules_above(place, root))
         else:
-            yield place  # what is named is wanted, hidden or not
+            yield place  # explicitly named files are included, hidden or not
 
 
 def _rules_above(place: Path, root: Path) -> _Rules:
@@ -128,13 +128,13 @@ def _rules(folder: Path) -> GitIgnoreSpec:
 
 
 def _ignored(path: str, rules: _Rules) -> bool:
-    """Whether the deepest .gitignore with a matching pattern leaves a path out; a folder's path ends with a slash."""
+    """Whether the deepest .gitignore with a matching pattern excludes a path; a folder's path ends with a slash."""
     checks = (spec.check_file(path.removeprefix(folder)).include for folder, spec in reversed(rules))
     return next((include for include in checks if include is not None), False)
 
 
 def _text(path: Path) -> tuple[str | None, str]:
-    """A file's text, or why it has none."""
+    """A file's text, or None and the reason."""
     try:
         size = path.stat().st_size
         if size > MOST_BYTES:

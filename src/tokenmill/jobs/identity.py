@@ -1,10 +1,10 @@
-"""What makes two jobs the same, and where a job stands among others that begin alike.
+"""Identity of a job, and its place in an order that makes jobs with a common prefix neighbours.
 
 Identity: sha256 over the model's identity and a canonical request. Two requests are one when every engine must treat
 them alike; a reuse that is missed costs time, a wrong one is a wrong answer, so in doubt they differ:
 
 - left out: custom_id, user, metadata, timeout, priority, deadline, the model's name in the body, and what only OpenAI's
-  service reads. An absent seed is no difference either: an answer that exists is never computed again, drawn or not.
+  service reads. An absent seed is not distinguished: an existing answer is never recomputed, sampled or not.
 - the order of a body's and a message's keys does not matter, nor whether a number is written 1 or 1.0, nor which of two
   names for one thing was used (max_tokens, max_completion_tokens).
 - the order of keys inside tools, schemas, template arguments and tool calls does: it is in the prompt or the grammar.
@@ -12,16 +12,16 @@ them alike; a reuse that is missed costs time, a wrong one is a wrong answer, so
   same by definition is absence as well (n: 1, logprobs: false, an empty stop, tool_choice: "auto").
 - text is compared by its UTF-8 bytes; nothing is normalised.
 
-Place: the canonical prompt in chunks, four bytes of checksum each, so that sorting by it walks the prefix forest depth
+Place: the canonical prompt in chunks, four bytes of checksum each, so that sorting by it walks the prefix tree depth
 first, and what two places have in common is, to a chunk, what their prompts have. Chunks are 64 bytes for the first 256
 and 128 for the next (the rows of a table, one-line questions), 512 bytes up to 12 KiB, then 2 KiB up to 64 KiB (a
-digest of 16 K tokens), then 16 KiB up to 272 KiB; one more checksum stands for all the rest: heads that part later are
-neighbours still, in no particular order. Checksums collide now and then: a place is good for ordering, and text decides
+digest of 16 K tokens), then 16 KiB up to 272 KiB; one more checksum covers the rest: prompts that differ later are
+still neighbours, in no particular order. Checksums collide now and then: a place is good for ordering, and text decides
 what is shared.
 
-Stores have places of an older form as well, whose first chunk was 512 bytes. They are told apart by the end of a place:
+Stores have places of an older form as well, whose first chunk was 512 bytes. They differ in the end of a place:
 three bytes of identity now, four then. An old one is read as if its first checksum stood for each of the small chunks:
-its head shares with others of its kind what it always did, and nothing with new ones.
+it shares prefixes with other old places as before, and none with new ones.
 """
 
 from array import array
@@ -44,8 +44,8 @@ FINE_CHUNKS = len(_FINE_SIZES)  # in the first CHUNK_BYTES
 _SIZES = _FINE_SIZES + [CHUNK_BYTES] * 23 + [4 * CHUNK_BYTES] * 26 + [32 * CHUNK_BYTES] * 13
 MOST_CHUNKS = len(_SIZES) + 1  # the last one for all that follows the others
 ENDS = tuple(accumulate(_SIZES, initial=0))
-"""Bytes of prompt that the first so many chunks stand for."""
-_FORM = "tokenmill job 1"  # to be counted up when the canonical form changes
+"""Prompt bytes that the first N chunks stand for, by N."""
+_FORM = "tokenmill job 1"  # increment when the canonical form changes
 _TOOLS_FORM = ("tools_form", 2)  # answers from before calls were enforced and parsed are not reused
 _NOT_SAMPLING = frozenset(
     (
@@ -65,7 +65,7 @@ _NOT_SAMPLING = frozenset(
 # By the number of whole chunks; quicker than a slice for each, and this runs for a million lines.
 _CUT = [Struct("".join(f"{size}s" for size in _SIZES[:count])).unpack_from for count in range(MOST_CHUNKS)]
 _PACKED = [Struct(f">{count + 1}I").pack for count in range(MOST_CHUNKS)]
-KEY_BYTES = 4  # of a head key, for each chunk
+KEY_BYTES = 4  # of a prefix key, per chunk
 _TAIL_BYTES = 3  # of identity in a place; never a multiple of four, which is the older form
 _OLD_TAIL_BYTES = 4
 _PREAMBLE = ("tools", "tool_choice", "template_arguments")
@@ -113,7 +113,7 @@ def prompt_text(call: Call) -> str:
 
 
 def head_key(prompt: str | bytes) -> bytes:
-    """Four bytes for each chunk of a prompt."""
+    """The prefix key of a prompt: four bytes per chunk."""
     text = prompt.encode() if isinstance(prompt, str) else prompt
     if len(text) <= FINE_BYTES:
         return crc32(text).to_bytes(KEY_BYTES, "big")
@@ -122,7 +122,7 @@ def head_key(prompt: str | bytes) -> bytes:
 
 
 def head_of(place: bytes) -> bytes:
-    """The head key inside a place; behind it stand bytes of identity, which keep equal prompts apart."""
+    """The prefix key in a place; the identity bytes after it distinguish equal prompts."""
     if len(place) % KEY_BYTES == _TAIL_BYTES:
         return place[:-_TAIL_BYTES]
     first = place[:KEY_BYTES]
@@ -143,7 +143,7 @@ def shared_bytes(one: bytes, other: bytes) -> int:
 
 
 def alone(identity: bytes, job: int) -> bytes:
-    """An identity that no other job has: for batches in which every line is to be computed."""
+    """An identity that no other job has: for batches in which every line must be computed."""
     return sha256(b"alone\n" + identity + job.to_bytes(8, "big")).digest()
 
 

@@ -1,7 +1,7 @@
-"""Job files: JSONL, or Parquet whose rows become lines; the number of a row, from 1, is that of its line.
+"""Reads job files: JSONL, or Parquet whose rows become lines; row numbers, from 1, are line numbers.
 
 Columns are the keys of a plain line (custom_id, messages, prompt, temperature, ...) or of OpenAI's batch form (body,
-url, method). Text in columns of objects or lists (messages, tools, body) is read as JSON.
+url, method). Text in columns of objects or lists (messages, tools, body) is parsed as JSON.
 """
 
 import difflib
@@ -34,7 +34,7 @@ _JSON_COLUMNS = frozenset(
 
 
 def open_jobs(where: str | Path, hashed: Hashed | None = None) -> AbstractContextManager[Source]:
-    """A job file as a source of lines; see `open_source`."""
+    """Open a job file for reading lines; see `open_source`."""
     return open_source(where, hashed, parquet=_parquet_lines)
 
 
@@ -106,7 +106,7 @@ def _parsed(column: str, text: str) -> Any:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Arrow's structs have every field in every row: null there is what absence is in JSON."""
+    """Remove nulls: Arrow structs have every field in every row, JSON leaves them out."""
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value

@@ -1,14 +1,13 @@
-"""Jobs from a table and a template, laid out so that the most text is shared.
+"""Builds jobs from a table and a template, laid out so that prompts share as much text as possible.
 
-Where a template has `{*}`, the columns there may come in any order, in each row its own; and rows may come in any order
-at all. Rows that have a long value in common begin with it; the same is then done within them, and among the others
-(`arrange`).
+Where a template has `{*}`, the columns may come in any order, chosen per row; rows may come in any order too. Rows that
+share a long value begin with it; the same is then done within them, and among the others (`arrange`).
 
     plan: free  | country: AT | id: 1        plan: free  | country: AT | id: 1
     plan: pro   | country: AT | id: 2   ->   plan: free  | country: DE | id: 3
     plan: free  | country: DE | id: 3        plan: pro   | country: AT | id: 2
 
-What that saves is counted exactly; where it saves nothing the given order of columns is kept. Pure.
+The saving is counted exactly; if there is none, the given column order is kept. Pure.
 """
 
 from collections import Counter
@@ -28,22 +27,22 @@ Mode = Literal["auto", "given"]
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """Bytes of prompt in the layout that was given and in the one that was made."""
+    """Prompt bytes in the given layout and in the chosen one."""
 
     rows: int
     prompt_bytes: int
-    given_slot_bytes: int  # computed by one slot that takes the rows as they come and keeps the last prompt
+    given_slot_bytes: int  # computed by one slot in table order that keeps the last prompt
     given_bytes: int  # computed with every shared prefix computed once
-    bytes: int  # the same in the layout that was made
-    orders: tuple[tuple[tuple[str, ...], int], ...] = ()  # orders of columns and their rows, the commonest first
+    bytes: int  # the same in the chosen layout
+    orders: tuple[tuple[tuple[str, ...], int], ...] = ()  # column orders and their rows, the most frequent first
 
     @property
     def saved_bytes(self) -> int:
-        """Against the best that the given order of columns allows."""
+        """Compared with the best that the given column order allows."""
         return self.given_bytes - self.bytes
 
     def as_words(self, bytes_per_token: float = 4.0) -> str:
-        """The figures in a sentence, in tokens."""
+        """The figures as a sentence, in tokens."""
         slot, given, least = (
             f"{round(size / bytes_per_token):,}" for size in (self.given_slot_bytes, self.given_bytes, self.bytes)
         )
@@ -59,7 +58,7 @@ class JobLayout:
     _table: Table
     _template: JobTemplate
     _ids: Sequence[str]
-    _orders: Sequence[Order]  # of columns in `{*}`, by row
+    _orders: Sequence[Order]  # of the columns in `{*}`, by row
     _rows: Sequence[int]
     _body: Mapping[str, Any] = field(default_factory=dict)
 
@@ -84,10 +83,10 @@ def lay_out(
     body: Mapping[str, Any] | None = None,
     rows: Literal["shared", "table"] = "shared",
 ) -> JobLayout:
-    """Jobs for all rows, each under its number or its key; UsageError for columns that are not there.
+    """Jobs for all rows, named by row number or key; raises UsageError for missing columns.
 
-    `body` has further keys for every line. `rows`: lines come so that neighbours share the most, or as in the table,
-    which costs nothing where a scheduler orders jobs itself. Mode "given" changes neither columns nor rows.
+    `body` has additional keys for every line. `rows`: lines are sorted so that neighbours share the most, or stay in
+    table order, which costs nothing with a scheduler. Mode "given" changes neither columns nor rows.
     """
     for name in template.names:
         table.index(name, "the template")
@@ -110,7 +109,7 @@ def lay_out(
 
 
 def _rest(table: Table, template: JobTemplate, key: str | None) -> Order:
-    """The columns of `{*}`; a key names a job and is left out unless the template asks for it."""
+    """The columns of `{*}`; the key column is left out unless the template names it."""
     if template.rest_in is None:
         return ()
     named = {*template.names, key}
@@ -130,14 +129,14 @@ def _arranged(table: Table, template: JobTemplate, columns: Order) -> Iterator[l
     groups: dict[str, list[int]] = {}
     for row in range(len(table.rows)):
         groups.setdefault(_before(table, template, row), []).append(row)
-    shared: dict[Order, Order] = {}  # many rows have one order: it is kept once
+    shared: dict[Order, Order] = {}  # many rows have the same order: store it once
     for split in (by_value, by_column):
         orders = arrange(cells, weights, [*groups.values()], split)
         yield [shared.setdefault(order, tuple(columns[index] for index in order)) for order in orders]
 
 
 def _before(table: Table, template: JobTemplate, row: int) -> str:
-    """What stands before `{*}` in a row's prompt and decides who can share what follows."""
+    """The values before `{*}` in a row's prompt, which decide who can share what follows."""
     pieces = [*(template.system or ()), *template.user]
     before = pieces[: pieces.index(Field(REST))]
     return "\0".join(_value(table, row, piece, ()) for piece in before if isinstance(piece, Field))
@@ -167,7 +166,7 @@ def _prompt(table: Table, template: JobTemplate, row: int, order: Order) -> byte
 
 
 def _least(table: Table, template: JobTemplate, orders: Sequence[Order]) -> tuple[list[int], int]:
-    """Rows by their prompts, and the bytes that are left when each prefix that neighbours share is computed once."""
+    """Rows sorted by prompt, and the bytes to compute if each shared prefix is computed once."""
     texts = [_prompt(table, template, row, order) for row, order in enumerate(orders)]
     in_order = sorted(range(len(texts)), key=texts.__getitem__)
     cost = len(texts[in_order[0]])
@@ -177,7 +176,7 @@ def _least(table: Table, template: JobTemplate, orders: Sequence[Order]) -> tupl
 
 
 def _slot(table: Table, template: JobTemplate, orders: Sequence[Order]) -> tuple[int, int]:
-    """Bytes that one slot computes in the table's order, and the bytes of all prompts."""
+    """Bytes that one slot computes in table order, and the bytes of all prompts."""
     computed = 0
     whole = 0
     before = b""

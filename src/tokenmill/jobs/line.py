@@ -24,7 +24,7 @@ BLOCK_BYTES = 64 * KIB  # of text in one row of the store: to read one line, one
 
 
 class JobRow(NamedTuple):
-    """What the store keeps of a line, beside its text."""
+    """A line in the store, without its text."""
 
     state: int
     custom_id: str | None
@@ -51,7 +51,7 @@ class ParseOptions:
 
 
 def custom_id_of(line: Mapping[str, Any], number: int) -> str:
-    """The line's own, or one made from its number."""
+    """The line's custom_id, or one made from its number."""
     custom_id = line.get("custom_id")
     if custom_id is None:
         return f"line-{number}"
@@ -61,7 +61,7 @@ def custom_id_of(line: Mapping[str, Any], number: int) -> str:
 
 
 def body_of(line: Mapping[str, Any]) -> tuple[Endpoint, Mapping[str, Any]]:
-    """Which endpoint a line is for, and its body."""
+    """The endpoint that a line is for, and its body."""
     if "body" not in line and "url" not in line and "method" not in line:
         body = {key: value for key, value in line.items() if key != "custom_id"}
         if ("messages" in body) == ("prompt" in body):
@@ -93,7 +93,7 @@ def call_of(text: str, defaults: Mapping[str, Any] | None = None) -> Call:
 
 
 def call_from(line: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> Call:
-    """The call of a parsed line: an OpenAI batch line or a plain body. RequestRefused says what is wrong with it."""
+    """The call of a parsed line: an OpenAI batch line or a plain body. Raises RequestRefused if it is invalid."""
     endpoint, body = body_of(line)
     return check(endpoint, _with_defaults(body, defaults))
 
@@ -121,7 +121,7 @@ def rows(chunk: Chunk, reading: ParseOptions) -> Iterator[JobRow]:
 
 
 def row(text: str, number: int, reading: ParseOptions) -> JobRow:
-    """The row of one line; a bad line's says why."""
+    """The row of one line; for a bad line, with the reason."""
     try:
         line = parse(text)
     except ValueError as error:
@@ -152,7 +152,7 @@ def _row(line: Mapping[str, Any], number: int, reading: ParseOptions) -> JobRow:
         identity = alone(identity, job)
     get = values.get
     rank = -get("priority", reading.priority)
-    # In the order of the fields: names would cost as much again.
+    # Positional: keyword arguments would double the cost.
     return JobRow(
         _PENDING, custom_id, identity, place, rank, prompt_bytes, get("max_tokens"), get("deadline"), None, None, job
     )
@@ -161,12 +161,14 @@ def _row(line: Mapping[str, Any], number: int, reading: ParseOptions) -> JobRow:
 def bad_row(bad: BadLine, reading: ParseOptions, custom_id: str | None = None) -> JobRow:
     """The row of a line that cannot be run: failed from the start."""
     job = JobId.of(reading.batch, bad.number)
-    reason = bad.reason.encode(errors="replace").decode()  # it may quote half of a surrogate pair, which is no text
+    reason = bad.reason.encode(
+        errors="replace"
+    ).decode()  # it may quote half of a surrogate pair, which cannot be encoded
     return JobRow(State.FAILED.value, custom_id, None, None, 0, None, None, None, INVALID_LINE, reason, job)
 
 
 def blocks(chunk: Chunk, batch: int) -> Iterator[tuple[int, bytes]]:
-    """A chunk's text in blocks of whole lines, each under the number of its first job: the form it is stored in."""
+    """Yield a chunk's text as stored: in blocks of whole lines, each with the id of its first job."""
     data = chunk.data
     number = chunk.first
     start = 0
@@ -178,5 +180,5 @@ def blocks(chunk: Chunk, batch: int) -> Iterator[tuple[int, bytes]]:
 
 
 def line_in(block: bytes, index: int) -> str:
-    """A line of a block as it stood in the file; one that was too long to be kept is empty."""
+    """A line of a block as in the file; empty if it was too long to be stored."""
     return b"".join(block.split(b"\n", index + 1)[index : index + 1]).decode(errors="replace").strip()

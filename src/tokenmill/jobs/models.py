@@ -1,7 +1,7 @@
-"""The values of the jobs room: batches, jobs, what became of them.
+"""Value types of jobs: batches, jobs and their outcomes.
 
 A *batch* is one submitted file; a *job* is one of its lines; an *answer* belongs to an identity and is shared by all
-jobs that have it. Times are Unix seconds. Nothing here knows where these are kept.
+jobs that have it. Times are Unix seconds. Knows nothing of storage.
 """
 
 from collections.abc import Mapping
@@ -37,23 +37,23 @@ class JobId:
 
 
 class State(IntEnum):
-    """Where a job is; the numbers are in every store and stay."""
+    """State of a job; the numbers are stored and never change."""
 
     PENDING = 0
     RUNNING = 1
     DONE = 2
     FAILED = 3
     CANCELLED = 4
-    SET_ASIDE = 5  # it was at work when the engine died, too often
+    SET_ASIDE = 5  # in flight during too many engine crashes
 
     @property
     def word(self) -> str:
-        """As people read it."""
+        """The state as displayed to users."""
         return self.name.lower().replace("_", " ")
 
     @property
     def final(self) -> bool:
-        """Whether the output can have its line."""
+        """Whether the job has its outcome."""
         return self >= State.DONE
 
 
@@ -70,7 +70,7 @@ class Failure:
 
 
 SortKey = tuple[int, int, bytes, int]
-"""Of a pending job among all: by priority, then by batch, the oldest first, then by place."""
+"""Sort key of pending jobs: by priority, then by batch, the oldest first, then by place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +78,17 @@ class Job:
     """One line of a batch."""
 
     id: int
-    custom_id: str | None  # None: a line so bad that it has none
+    custom_id: str | None  # None: a line too malformed to have one
     state: State
-    identity: bytes | None  # None, as what follows: a line that could not be read
+    identity: bytes | None  # None, like the following fields: a line that could not be parsed
     place: bytes | None
     priority: int
     prompt_bytes: int | None
     max_tokens: int | None
     deadline_s: float | None
     attempts: int
-    deaths: int  # engines that died while it was at work
-    line: str  # as it stood in the file
+    deaths: int  # engine crashes while it was in flight
+    line: str  # as in the file
 
     @property
     def batch(self) -> int:
@@ -102,10 +102,10 @@ class Job:
 
 
 class Waiting(NamedTuple):
-    """What the order of pending jobs is decided from; its line is read when it is started."""
+    """The fields that decide the order of a pending job; its line is read when it starts."""
 
     id: int
-    rank: int  # the negative of its priority
+    rank: int  # negative priority
     place: bytes
     prompt_bytes: int
     max_tokens: int | None
@@ -115,7 +115,7 @@ class Waiting(NamedTuple):
 
     @property
     def key(self) -> "SortKey":
-        """Its position in the order; give it to ask for what follows."""
+        """Its position in the queue; pass it to read what follows."""
         return self.rank, JobId.batch(self.id), self.place, self.id
 
 
@@ -124,14 +124,14 @@ class Submission:
     """How a file is to be worked on."""
 
     model_id: str
-    output: str | None = None  # absolute; with the file's content and the model it names the batch
-    errors: str | None = None  # a file of their own for lines without an answer
-    priority: int | None = None  # of lines that have none; higher first; None: 0, or as it was
+    output: str | None = None  # absolute; together with the file's content and the model it identifies the batch
+    errors: str | None = None  # a separate file for failed lines
+    priority: int | None = None  # default for lines without one; higher first; None: 0, or unchanged
     deadline_s: float | None = None
-    reuse: bool = True  # answers that exist are taken
-    strict: bool = False  # one bad line refuses the file
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # keys of a body, for lines that lack them
-    name: str | None = None  # of the batch; None: one is made up
+    reuse: bool = True  # use existing answers
+    strict: bool = False  # one bad line rejects the whole file
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # body keys for lines that lack them
+    name: str | None = None  # of the batch; None: generated
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,18 +158,18 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class BatchTotals:
-    """What a batch has cost so far: of the answers computed for it, not of those that were there.
+    """Cost of a batch so far: of the answers computed for it, without reused ones.
 
-    `computed` and `reused` together are the jobs that are done. What an answer cost that came for a job after it had
-    been cancelled is in the tokens and the time.
+    `computed` and `reused` add up to the done jobs. The tokens and the time include answers that arrived after their
+    job was cancelled.
     """
 
     computed: int = 0  # answers
-    reused: int = 0  # answers that were there, or came for another job
+    reused: int = 0  # answers that existed, or came from another job
     prompt_tokens: int = 0
-    cached_tokens: int = 0  # of the prompt tokens; engines that do not say count as none
+    cached_tokens: int = 0  # of the prompt tokens; 0 for engines that do not report it
     completion_tokens: int = 0
-    engine_s: float = 0.0  # summed over jobs, many of which ran at once
+    engine_s: float = 0.0  # summed over concurrent jobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +187,9 @@ class Batch:
     deadline_s: float | None
     defaults: Mapping[str, Any]
     created_s: float
-    sealed_s: float | None  # None: not all of its lines are stored yet
+    sealed_s: float | None  # None: not all lines are stored yet
     cancelled_s: float | None
-    lines: int  # the last line's number, blank ones counted
+    lines: int  # number of the last line, including blank ones
     counts: Counts
     totals: BatchTotals
 
@@ -204,7 +204,7 @@ class FinishedJob:
     """An answer that has come, to be committed."""
 
     job: int
-    body: bytes  # of the response; these bytes are kept and written out as they are
+    body: bytes  # of the response; stored and written unchanged
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int | None = None
@@ -217,20 +217,20 @@ class JobOutcome:
 
     job: int
     state: State
-    reused: bool = False  # done with an answer that was not computed for it
+    reused: bool = False  # done with an answer that was computed for another job
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """What came of an attempt to start jobs."""
+    """Result of starting jobs."""
 
     running: tuple[Job, ...]
-    answered: tuple[JobOutcome, ...] = ()  # done at once: the answer was there
-    held: tuple[int, ...] = ()  # an equal job runs: done with it, or free again when it fails
+    answered: tuple[JobOutcome, ...] = ()  # done immediately: the answer existed
+    held: tuple[int, ...] = ()  # an equal job runs: done with it, or freed if it fails
 
 
 class Result(NamedTuple):
-    """What the output needs of one job."""
+    """A job as the output needs it."""
 
     number: int
     state: State
@@ -239,4 +239,4 @@ class Result(NamedTuple):
     body: bytes | None
     code: str | None
     message: str | None
-    damaged_answer: int | None = None  # the job is to be requeued; 0: it points to no answer of its own
+    damaged_answer: int | None = None  # the answer to requeue; 0: the job points to the answer of another request

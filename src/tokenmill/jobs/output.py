@@ -1,10 +1,9 @@
-"""The output of a batch: OpenAI's batch output lines, one for each job, in the order of the file.
+"""Writes the output of a batch: OpenAI batch output lines, one per job, in file order.
 
-Lines are appended to the file itself as soon as every line before them is there: what a person sees in it during the
-night is final, and the rest follows. Every byte comes from the store, so the file can always be made again: when it is
-opened it is held against the store line by line, and cut where they part (half a line after a power cut, an error that
-is tried again); whole lines that are cut are logged. A job whose stored answer is damaged is requeued, not written. A
-file that this batch did not write is not touched.
+A line is appended as soon as all lines before it are final, so what the file contains while the batch runs stays. Every
+byte comes from the store: on opening, the file is compared with the store line by line and truncated where they differ
+(half a line after a power cut, an error that was retried); removed whole lines are logged. A job whose stored answer is
+damaged is requeued, not written. A file that this batch did not write is not touched.
 """
 
 import errno
@@ -30,11 +29,11 @@ _WRITE_BYTES = MIB
 _TAIL_BYTES = 64 * KIB
 _LINE_ENDS = 2
 _log = logging.getLogger(__name__)
-_GO_ON = "what is answered is kept, and the same command goes on from there"
+_GO_ON = "finished answers are kept, and the same command goes on from there"
 
 
 def output_line(name: str, result: Result) -> bytes:
-    """One line, the same bytes whenever it is asked for; a finished job's."""
+    """The output line of a finished job; always the same bytes."""
     start = f'{{"id":"{_id_prefix(name)}{result.number}","custom_id":{json.dumps(result.custom_id)},"response":'
     if result.state is State.DONE and result.body is not None and result.identity is not None:
         request = f'{start}{{"status_code":200,"request_id":"req_{result.identity[:12].hex()}","body":'
@@ -50,14 +49,14 @@ def _id_prefix(name: str) -> str:
 
 
 def written_to(batch: Batch) -> int | None:
-    """The number of the last line that is in the files of a batch, as far as they are here; None: none is."""
+    """Number of the last line in the files of a batch; None if there are no files."""
     paths = [Path(path) for path in (batch.output, batch.errors) if path]
     found = [_last_number(path, _id_prefix(batch.name)) for path in paths if path.is_file()]
     return max(found) if found else None
 
 
 def _last_number(path: Path, prefix: str) -> int:
-    """Of the last whole line of a file, which may be a long one."""
+    """Number of the last whole line of a file, which may be a long one."""
     start = path.stat().st_size
     tail = b""
     with path.open("rb") as file:
@@ -71,16 +70,16 @@ def _last_number(path: Path, prefix: str) -> int:
 
 
 class Output:
-    """The open output of a batch, and its file of errors where it has one; one writer at a time."""
+    """The open output of a batch, and its errors file if it has one; one writer at a time."""
 
     def __init__(self, store: Store, batch: Batch, *, replace: bool = False) -> None:
-        """Open and repair; `replace`: a file that something else wrote is emptied instead of refused."""
+        """Open and repair; with `replace`, a file written by something else is emptied instead of refused."""
         if batch.output is None:
             raise UsageError(f"{batch.name} has no output file", hint="name one with --output")
         self._store = store
         self._batch = batch
         self._number = 0  # of the last line written
-        self._failed = 0  # of failures up to it: see `_sum`
+        self._failed = 0  # checksum of the failures up to it: see `_sum`
         self._answers = _File(Path(batch.output))
         self._errors = None
         try:
@@ -104,10 +103,10 @@ class Output:
         return self._number
 
     def advance(self) -> int:
-        """Append what has become final; how many lines."""
+        """Append the lines that became final; returns how many."""
         count = 0
         for result in self._final():
-            self._number = result.number  # first: a line that could not be written stays with its file
+            self._number = result.number  # set first: a line that could not be written stays with its file
             line = output_line(self._batch.name, result)
             self._failed += self._sum(result, line)
             self._file(result).append(line)
@@ -117,9 +116,9 @@ class Output:
         return count
 
     def finish(self) -> bool:
-        """Append what is final and bring it to the disk; whether that is every line.
+        """Append the final lines and sync them to disk; returns whether they are all lines of the batch.
 
-        Another process may have had jobs tried again whose errors are in the file: these lines are mended first.
+        Another process may have retried jobs whose errors are in the file: these lines are rewritten first.
         """
         self.advance()
         if self._store.shared and self._store.batch(self._batch.id).finished and self._outdated():
@@ -133,7 +132,7 @@ class Output:
         return batch.finished and not self._store.results(batch.id, self._number, 1)
 
     def close(self) -> None:
-        """Let go of the files; nothing is appended."""
+        """Close the files; appends nothing."""
         for file in self._files():
             file.close()
 
@@ -146,7 +145,7 @@ class Output:
         return self._answers if self._errors is None or result.state is State.DONE else self._errors
 
     def _final(self) -> Iterator[Result]:
-        """The jobs behind the last line, as far as they are finished without a gap; requeues damaged answers."""
+        """Yield finished jobs after the last line, up to the first unfinished one; requeues damaged answers."""
         number = self._number
         while page := self._store.results(self._batch.id, number, _PAGE_LINES):
             for result in page:
@@ -158,9 +157,9 @@ class Output:
             number = page[-1].number
 
     def _outdated(self) -> bool:
-        """Whether failures that are in the files are others by now, in the store."""
+        """Whether failures in the files have changed in the store."""
         if not all(file.regular for file in self._files()):
-            return False  # what went through a pipe is gone
+            return False  # what was written to a pipe cannot be changed
         number = 0
         failed = 0
         while page := self._store.failures(self._batch.id, number, _PAGE_LINES):
@@ -173,25 +172,25 @@ class Output:
         return failed != self._failed
 
     def _sum(self, result: Result, line: bytes) -> int:
-        """A line of a failure as a number. Added up, they tell whether failures are the same, however many they are.
+        """The line of a failure as a number; the sum shows whether the failures are unchanged, however many there are.
 
-        No other lines change: an answer never does, and to take up what was cancelled takes the right to the output.
+        Other lines never change: answers are final, and resuming cancelled jobs requires the claim on the output.
         """
         if not self._store.shared or result.state not in (State.FAILED, State.SET_ASIDE):
             return 0
         return int.from_bytes(hashlib.blake2b(line, digest_size=16).digest())
 
     def _repair(self, *, replace: bool) -> None:
-        """Hold the files against the store and cut them where they part."""
+        """Compare the files with the store and truncate them where they differ."""
         self._number = self._failed = 0
         for result in self._final():
             line = output_line(self._batch.name, result)
             if not self._file(result).matches(line):
-                break  # where one file is torn, both are written again from there
+                break  # where one file differs, both are rewritten from there
             self._number = result.number
             self._failed += self._sum(result, line)
         own = f'{{"id":"{_id_prefix(self._batch.name)}'.encode()
-        foreign = [file for file in self._files() if not file.goes_on_with(own)]
+        foreign = [file for file in self._files() if not file.continues_with(own)]
         if foreign and not replace:
             raise foreign[0].foreign()
         if foreign:
@@ -201,7 +200,7 @@ class Output:
 
 
 class _File:
-    """A file that grows at its end, or something that only takes bytes (a pipe, /dev/null)."""
+    """A file that grows at its end, or a sink such as a pipe or /dev/null."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -209,7 +208,7 @@ class _File:
         self._pending = list[bytes]()
         self._pending_bytes = 0
         try:
-            # A pipe opened for reading as well would never end for its reader.
+            # A pipe opened for reading too would never end for its reader.
             access = os.O_WRONLY if path.exists() and not path.is_file() else os.O_RDWR | os.O_CREAT
             self._fd = os.open(path, access | os.O_CLOEXEC, 0o644)
         except FileNotFoundError as error:
@@ -230,9 +229,9 @@ class _File:
         self._reader = os.fdopen(os.dup(self._fd), "rb") if self.regular else None
 
     def rewind(self) -> None:
-        """To be held against the store from its beginning again."""
+        """Compare the file with the store from its beginning again."""
         if self._reader is not None:
-            self._reader.close()  # with what it has read ahead
+            self._reader.close()  # discards its read-ahead
             os.lseek(self._fd, 0, os.SEEK_SET)
             self._reader = os.fdopen(os.dup(self._fd), "rb")
             self._ends = 0
@@ -244,17 +243,17 @@ class _File:
         self._ends += len(line)
         return True
 
-    def goes_on_with(self, own: bytes) -> bool:
-        """Whether what follows the lines that matched can be ours: it begins like `own` lines, or is torn."""
+    def continues_with(self, own: bytes) -> bool:
+        """Whether the rest of the file can be ours: it begins like `own` lines, or is torn."""
         if self._reader is None:
             return True
         self._reader.seek(self._ends)
         rest = self._reader.read(len(own))
-        # A power cut leaves half a line, or zeros where bytes were promised.
+        # A power cut leaves half a line, or zeros in allocated space.
         return own.startswith(rest.rstrip(b"\0"))
 
     def foreign(self) -> UsageError:
-        """It is not ours to cut."""
+        """The error for a file that this batch did not write."""
         where = "holds something else" if self._ends == 0 else f"was changed after byte {self._ends}"
         return UsageError(
             f"{self.path} {where}: it is not the output of this batch",
@@ -262,7 +261,7 @@ class _File:
         )
 
     def cut(self, *, whole: bool) -> None:
-        """Drop what follows the lines that matched, or everything; then appending can begin. Whole lines are logged."""
+        """Remove what follows the matching lines, or everything, before appending. Whole lines are logged."""
         if self._reader is None:
             return
         self._ends = 0 if whole else self._ends
@@ -280,14 +279,14 @@ class _File:
         self._truncate()
 
     def append(self, line: bytes) -> None:
-        """Add a line; written with others, or by `flush`."""
+        """Buffer a line; written with others, or by `flush`."""
         self._pending.append(line)
         self._pending_bytes += len(line)
         if self._pending_bytes >= _WRITE_BYTES:
             self.flush()
 
     def flush(self) -> None:
-        """Write what was added, whole or not at all."""
+        """Write the buffered lines completely or not at all."""
         if not self._pending:
             return
         data = memoryview(b"".join(self._pending))
@@ -305,7 +304,7 @@ class _File:
         self._pending_bytes = 0
 
     def sync(self) -> None:
-        """Bring it to the disk."""
+        """Sync to disk."""
         try:
             if self.regular:
                 os.fsync(self._fd)
@@ -313,7 +312,7 @@ class _File:
             raise self._unwritable(error) from error
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the file."""
         if self._reader is not None:
             self._reader.close()
         os.close(self._fd)

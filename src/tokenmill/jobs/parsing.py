@@ -1,8 +1,8 @@
-"""Lines parsed by other processes, in order.
+"""Parses lines in other processes, in order.
 
-A line costs Python about as much to check as SQLite to store: with a process beside the one that stores, a file is
-submitted twice as fast. A parser is this module run as a program: frames in, frames out, gone when its input ends,
-which it does when the process that started it is gone, however that came about.
+Checking a line in Python takes about as long as storing it in SQLite, so one additional process doubles the speed of
+submitting a file. A parser process runs this module: frames in, frames out. It exits when its input ends, which also
+happens when the process that started it dies.
 """
 
 import fcntl
@@ -24,17 +24,17 @@ from tokenmill.jobs.line import JobRow, ParseOptions, bad_row, rows
 from tokenmill.storage.lines import BadLine, Chunk
 from tokenmill.units import MIB
 
-CHUNKS_HERE = 8  # a file of no more chunks is parsed before a process would have started
-AHEAD_BYTES = 48 * MIB  # of lines parsed while a transaction is written; memory stays flat however slow that is
+CHUNKS_HERE = 8  # a shorter file is parsed before a process would have started
+AHEAD_BYTES = 48 * MIB  # of parsed lines buffered during a transaction, which bounds memory
 MOST_PROCESSES = 4
-PIPE_BYTES = MIB  # a chunk without a switch between the processes
+PIPE_BYTES = MIB  # fits a chunk without switching between the processes
 _LENGTH_BYTES = 8
 
 
 def parsed(
     content: Iterator[Chunk | BadLine], reading: ParseOptions, processes: int | None = None
 ) -> Generator[tuple[Chunk | BadLine, list[JobRow]], None, None]:
-    """Each chunk with its rows, in order; `processes`: how many beside this one, by default as many as cores allow."""
+    """Each chunk with its rows, in order. `processes` is the number of parsers, by default limited by the cores."""
     first = list(islice(content, CHUNKS_HERE))
     if processes is None:
         processes = min(MOST_PROCESSES, len(os.sched_getaffinity(0)) - 1) if len(first) == CHUNKS_HERE else 0
@@ -45,16 +45,16 @@ def parsed(
         return
     with ExitStack() as stack:
         parsers = [stack.enter_context(_Parser(reading)) for _ in range(processes)]
-        under_way: deque[tuple[Chunk | BadLine, Future[list[JobRow]]]] = deque()
+        pending: deque[tuple[Chunk | BadLine, Future[list[JobRow]]]] = deque()
         ahead_bytes = 0
         for index, item in enumerate(everything):
-            under_way.append((item, parsers[index % processes].rows(item)))
+            pending.append((item, parsers[index % processes].rows(item)))
             ahead_bytes += _bytes(item)
             while ahead_bytes > AHEAD_BYTES:
-                done, future = under_way.popleft()
+                done, future = pending.popleft()
                 ahead_bytes -= _bytes(done)
                 yield done, future.result()
-        for done, future in under_way:
+        for done, future in pending:
             yield done, future.result()
 
 
@@ -67,15 +67,15 @@ def _rows(item: Chunk | BadLine, reading: ParseOptions) -> list[JobRow]:
 
 
 class _Parser:
-    """One process, with a thread that sends and one that receives: it never waits for either."""
+    """One parser process, with a thread that sends and one that receives, so that it never waits for either."""
 
     def __init__(self, reading: ParseOptions) -> None:
         self._reading = reading
-        # -P: a folder of jobs may hold a json.py.
+        # -P: the job folder may contain a json.py.
         command = [sys.executable, "-P", "-m", "tokenmill.jobs.parsing"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         for pipe in (self._process.stdin, self._process.stdout):
-            with suppress(OSError):  # more than this user may have
+            with suppress(OSError):  # more than this user is allowed
                 fcntl.fcntl(cast(IO[bytes], pipe), fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._input, self._output = cast(IO[bytes], self._process.stdin), cast(IO[bytes], self._process.stdout)
         self._sender = ThreadPoolExecutor(1)
@@ -84,15 +84,17 @@ class _Parser:
         self._sender.submit(_send, self._input, settings)
 
     def rows(self, item: Chunk | BadLine) -> Future[list[JobRow]]:
-        """What the process will make of a chunk."""
+        """The rows of a chunk, once the process has parsed it."""
         if isinstance(item, BadLine):
             return self._receiver.submit(_rows, item, self._reading)
-        self._sender.submit(_send_chunk, self._input, item)  # an error there ends the process, which `_received` sees
+        self._sender.submit(
+            _send_chunk, self._input, item
+        )  # an error there ends the process, which `_received` reports
         return self._receiver.submit(self._received)
 
     def _received(self) -> list[JobRow]:
         try:
-            return cast(list[JobRow], _receive(self._output))  # plain tuples: the store takes them as they are
+            return cast(list[JobRow], _receive(self._output))  # plain tuples, which the store accepts
         except EOFError:
             status = self._process.wait()
             raise TokenmillError(
@@ -106,7 +108,7 @@ class _Parser:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.kill()  # it holds nothing but a copy of what is in the file
+        self._process.kill()  # it has no state of its own
         self._process.wait()
         for threads in (self._sender, self._receiver):
             threads.shutdown(cancel_futures=True)
@@ -116,7 +118,7 @@ class _Parser:
 
 
 def _send_chunk(pipe: IO[bytes], chunk: Chunk) -> None:
-    """The text as it is: marshal would copy it."""
+    """Send the text unchanged: marshal would copy it."""
     pipe.write(chunk.first.to_bytes(_LENGTH_BYTES, "little"))
     pipe.write(len(chunk.data).to_bytes(_LENGTH_BYTES, "little"))
     pipe.write(chunk.data)
@@ -147,9 +149,9 @@ def _receive(pipe: IO[bytes]) -> Any:
 
 
 def main() -> None:
-    """Parse what comes until nothing comes any more."""
+    """Parse chunks until the input ends."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_IGN)  # a terminal sends these to the whole group; the starter decides
+        signal.signal(number, signal.SIG_IGN)  # a terminal sends these to the whole group; the parent decides
     source = sys.stdin.buffer
     target = sys.stdout.buffer
     try:
@@ -157,7 +159,7 @@ def main() -> None:
         while True:
             _send(target, [tuple(row) for row in rows(_receive_chunk(source), reading)])
     except (EOFError, BrokenPipeError):
-        os._exit(0)  # nothing to flush to anybody
+        os._exit(0)  # nothing to flush
 
 
 if __name__ == "__main__":

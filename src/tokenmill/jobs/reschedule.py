@@ -1,7 +1,6 @@
-"""Another deadline or priority for a batch that is stored: whoever runs a file again may have changed their mind.
+"""Changes the deadline or the priority of a stored batch when its file is submitted again.
 
-Lines that state their own keep it. What was given up because the old deadline had passed is taken up again under a
-later one.
+Lines that state their own keep it. Jobs that expired under the old deadline are pending again under a later one.
 """
 
 from dataclasses import dataclass
@@ -15,16 +14,16 @@ from tokenmill.storage.json_text import parse
 
 @dataclass(frozen=True, slots=True)
 class Rescheduled:
-    """What became of it."""
+    """The changed batch."""
 
     batch: Batch
-    deadline: bool = False  # is another
+    deadline: bool = False  # changed
     priority: bool = False
-    revived: int = 0  # jobs that were given up, and are pending again
+    revived: int = 0  # expired jobs that are pending again
 
 
 def reschedule(store: Store, batch: Batch, how: Submission) -> Rescheduled:
-    """Give a batch what a submission says; what it leaves open stays."""
+    """Apply the deadline and the priority of a submission to a batch, if it sets them."""
     deadline = how.deadline_s is not None and how.deadline_s != batch.deadline_s
     priority = how.priority is not None and how.priority != batch.priority
     revived = 0
@@ -38,7 +37,7 @@ def reschedule(store: Store, batch: Batch, how: Submission) -> Rescheduled:
 
 
 def _states_priority(line: str) -> bool:
-    """Whether a stored line has a priority of its own; called only where the word is in it."""
+    """Whether a stored line states a priority; called only if it contains the word."""
     try:
         return body_of(parse(line))[1].get("priority") is not None
     except (ValueError, RequestRefused):

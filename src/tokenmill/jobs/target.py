@@ -1,6 +1,6 @@
-"""Where results are to go, looked at before anything is stored: a run that cannot write must not begin a batch.
+"""Checks the output paths before anything is stored, so that a run that cannot write does not create a batch.
 
-Opens nothing for writing and creates nothing. What follows while the file is written is `output`'s business.
+Opens nothing for writing and creates nothing; errors during writing are handled by `output`.
 """
 
 import os
@@ -10,17 +10,17 @@ from pathlib import Path
 from tokenmill.errors import UsageError
 from tokenmill.jobs.models import Submission
 
-_FORM = b'{"id":"batch_req_'  # how lines of an output begin
+_FORM = b'{"id":"batch_req_'  # the start of every output line
 _NAMED = re.compile(re.escape(_FORM) + rb"([0-9a-f]+)_")
-_LOOKED_AT = 256  # bytes of a file that is there
+_LOOKED_AT = 256  # bytes read of an existing file
 
 
 def check_paths(how: Submission) -> None:
-    """UsageError where an output could not be written, whatever the batch is."""
+    """Raise UsageError if an output cannot be written, for any batch."""
     paths = [Path(path) for path in (how.output, how.errors) if path is not None]
     for path in paths:
         _check(path)
-        found = _beginning(path).rstrip(b"\0")  # zeros: a power cut left them where bytes were promised
+        found = _beginning(path).rstrip(b"\0")  # zeros: a power cut left them in allocated space
         if not _FORM.startswith(found[: len(_FORM)]):
             raise UsageError(
                 f"{path} holds something else: it is not the output of this batch",
@@ -34,7 +34,7 @@ def check_paths(how: Submission) -> None:
 
 
 def check_unused(how: Submission) -> None:
-    """UsageError where a file that is there holds lines of another batch, for one that has written nothing yet."""
+    """Raise UsageError if an existing file has lines of another batch, before this one has written any."""
     for path in (Path(path) for path in (how.output, how.errors) if path is not None):
         before = _NAMED.match(_beginning(path))
         if before is not None:
@@ -50,7 +50,7 @@ def _check(path: Path) -> None:
             raise UsageError(f"{path} is a folder", hint="give the name of the file to write")
         if not path.exists() and not path.parent.is_dir():
             raise UsageError(f"the folder of {path} is not there", hint="create it and run the same again")
-    except OSError as error:  # a folder that may not be looked into, a name that is too long
+    except OSError as error:  # an unreadable folder, or a name that is too long
         raise UsageError(f"cannot write {path}: {error.strerror}", hint="name a file that you may write") from error
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise UsageError(f"cannot write {path}: it is not allowed", hint="name a file that you may write")
@@ -63,7 +63,7 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def _beginning(path: Path) -> bytes:
-    """The first bytes of an ordinary file; of anything else none: a pipe must not be emptied."""
+    """The first bytes of a regular file; empty for anything else, because reading would drain a pipe."""
     if not path.is_file():
         return b""
     try:

@@ -41,7 +41,9 @@ class PromptTree:
     """The prefixes of all prompts so far; every call but `shared` adds to it."""
 
     def __init__(self, most_nodes: int = MOST_NODES) -> None:
-        self._nodes: dict[int, int] = {}  # checksum of a prefix -> bytes of its last chunk, and who has it
+        self._nodes: dict[
+            int, int
+        ] = {}  # checksum of a prefix -> bytes of its last chunk, and the spellings that have it
         self._most = most_nodes
         self._skip = 0  # checksums with any of these bits are not kept
         self._total: Counter[int] = Counter()

@@ -69,7 +69,7 @@ def with_tools(parts: Sequence[Part], tools: Sequence[Mapping[str, Any]], spelle
 
 
 def shortened(parts: Sequence[Part], most: int) -> tuple[Part, ...]:
-    """The first so many characters of parts: to be kept."""
+    """The leading parts up to a number of characters, to be stored."""
     kept = list[Part]()
     for part in parts:
         if most <= 0:

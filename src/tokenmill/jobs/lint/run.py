@@ -56,9 +56,9 @@ from tokenmill.units import MIB
 
 RECENT_HEADS = 256
 RECENT_BYTES = 32 * MIB
-TAIL_FAMILY = 128  # characters that the beginnings of last messages are told apart by
-LONE_HEAD = 4096  # characters of a lone text that are taken for its prefix
-OFTEN_OWN = 0.1  # share of jobs with ids of their own from which this is reported, although it costs nothing
+TAIL_FAMILY = 128  # characters that distinguish the beginnings of last messages
+LONE_HEAD = 4096  # characters of a single text that count as its prefix
+OFTEN_OWN = 0.1  # share of jobs with unique ids from which this is reported, although it costs nothing
 _OWN: tuple[Changing, ...] = ("id", "timestamp")
 BAD_SHOWN = 3
 """Bad lines that are reported with a reason."""
@@ -71,10 +71,10 @@ class _State(NamedTuple):
 
 
 class _Head(NamedTuple):
-    """What is known of a prefix whose text was seen lately."""
+    """A prefix whose text was seen recently."""
 
     states: list[_State]  # the first one as it is
-    without: int  # its checksum without all that changes
+    without: int  # checksum without variable text
     differs: frozenset[Changing]  # from the first of its family
     bytes: int
 
@@ -94,7 +94,7 @@ class Lint:
         self._differ: Counter[Changing] = Counter()  # jobs
         self._heads_differ: Counter[Changing] = Counter()  # the same without what is in last messages
         self._first_own: dict[Changing, int] = {}  # the first line whose prefix differs so
-        self._noise: Counter[Changing] = Counter()  # bytes that may be lost only because texts are known by the chunk
+        self._noise: Counter[Changing] = Counter()  # bytes that may be lost only because texts are compared in chunks
         self._jobs = self._bad = self._unlimited = 0
         self._bad_shown: list[tuple[int, str]] = []
         self._identities = Repeats()
@@ -159,7 +159,7 @@ class Lint:
             self._tools.add(prompt)
 
     def _new_head(self, number: int, prompt: Prompt, text: str) -> _Head:
-        """Walk a prefix in all its spellings and hold it against its family. Adds to the tree and the families."""
+        """Walk a prefix in all its spellings and compare it with its family. Adds to the tree and the families."""
         spelled = spell_head(prompt, text)
         states = list[_State]()
         without = 0
@@ -222,12 +222,12 @@ class Lint:
         return self._families.join((head.without, without[:TAIL_FAMILY]), member)
 
     def report(self) -> Report:
-        """What has been found so far."""
+        """The findings so far."""
         tree = self._tree
         tokens = self._tokens.measured()
         total = tree.total(AS_IS)
         shared = tree.shared(AS_IS)
-        # Signs are mostly shorter than what they stand for: shares of the shorter text are shares of the file's.
+        # Signs are mostly shorter than the text that they replace: scale to shares of the file's text.
         scale = total / max(1, tree.total(WITHOUT))
         without = round(scale * tree.shared(WITHOUT))
         costs = {kind: self._cost(kind, scale) for kind in CHANGING}
@@ -256,8 +256,10 @@ class Lint:
     def _cost(self, kind: Changing, scale: float) -> int:
         """A lower bound of the bytes computed unnecessarily because of one kind."""
         tree = self._tree
-        computed = tree.distinct(KEPT[kind]) - tree.distinct(WITHOUT)  # with what changes, which is nobody's loss
-        shared = tree.shared(WITHOUT) - tree.shared(KEPT[kind])  # with signs that are longer than what they stand for
+        computed = tree.distinct(KEPT[kind]) - tree.distinct(
+            WITHOUT
+        )  # with the variable text, which does not count as lost
+        shared = tree.shared(WITHOUT) - tree.shared(KEPT[kind])  # with signs that are longer than the text they replace
         return round(scale * min(computed, shared))
 
     def _misplaced(self) -> tuple[list[LintFinding], int]:
@@ -285,7 +287,7 @@ class Lint:
                 return
 
     def _others(self, compute_bytes: int, bytes_per_token: float) -> Iterable[LintFinding]:
-        """What costs no prompt, or costs it elsewhere."""
+        """Findings that cost no prompt bytes, or cost them elsewhere."""
         if self._bad:
             reasons = "; ".join(f"line {number}: {reason}" for number, reason in self._bad_shown)
             yield LintFinding("bad_line", self._bad, detail=reasons, fatal=True)

@@ -34,7 +34,7 @@ class _LongHead:
 
 
 class Tokens:
-    """What the prompts so far come to in tokens."""
+    """Token counts of the prompts so far."""
 
     def __init__(self, count: TokenCount | None, context: int | None) -> None:
         self._count = count
@@ -130,7 +130,7 @@ class Tokens:
         return TooMany(sum(head.jobs for head in over), f"{heads} has {about}{tokens:,} tokens, line {longest.line}")
 
     def measured(self) -> float | None:
-        """Bytes of a token in these prompts; None: no tokeniser was given, or there is no text."""
+        """Bytes per token in these prompts; None without a tokeniser or text."""
         if self._count is None or not self._sample:
             return None
         if self._ratio is None or self._sampled != self._measured_at:

@@ -99,14 +99,14 @@ _LINE_ENDS = re.compile(r"[ \t]*\r?\n|\r")
 
 
 class VariableSpot(NamedTuple):
-    """One place that may change, and what stands there."""
+    """A place that may change, and its text."""
 
     kind: Volatile
     text: str
 
     @property
     def sign(self) -> str:
-        """What stands for it; lines stay lines."""
+        """Its replacement sign; lines stay lines."""
         return "\n" if self.kind == "whitespace" and ("\n" in self.text or "\r" in self.text) else SIGNS[self.kind]
 
 
@@ -117,7 +117,7 @@ class Marked(NamedTuple):
     marks: list[VariableSpot]
 
     def spelled(self, keep: Volatile | None = None, *, ends: bool = True) -> str:
-        """The text with a sign for every mark but those of one kind; `ends`: blanks there are whitespace as well."""
+        """The text with a sign for every mark but those of one kind; with `ends`, blanks there count as whitespace."""
         parts = [self.plain[0]]
         for mark, plain in zip(self.marks, self.plain[1:], strict=True):
             parts.append(mark.text if mark.kind == keep else mark.sign)
@@ -131,11 +131,11 @@ class Marked(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A stretch of a text that no mark crosses, cut and spelled."""
+    """A section of a text that no mark crosses, cut and spelled."""
 
     text: str
     marked: Marked
-    spelled: dict[Volatile | None, str]  # by the kind that is kept; other kinds give the spelling under None
+    spelled: dict[Volatile | None, str]  # by the kind that stays unreplaced; None: all are replaced
 
 
 def marked(text: str) -> Marked:
@@ -154,7 +154,7 @@ def marked(text: str) -> Marked:
 
 
 def _number(text: str, least: int, at: int) -> tuple[VariableSpot, int, int]:
-    """The mark around a digit: the first of those that begin at a day or month before it, at its word, or at itself."""
+    """The mark around a digit: the first that begins at a day or month before it, at its word, or at itself."""
     word = at
     floor = max(least, at - _LONGEST_WORD)
     while word > floor and text[word - 1] in _WORD:
@@ -185,7 +185,7 @@ def _plainly_ends(text: str, start: int, end: int) -> bool:
 
 
 def _names_before(text: str, floor: int, word: int) -> list[int]:
-    """Where days and months begin that stand before a word, the first one first."""
+    """Start positions of days and months that precede a word, in order."""
     starts: list[int] = []
     while len(starts) < 2 and word > floor and text[word - 1] == " ":
         stop = word
@@ -213,7 +213,7 @@ def _blanks(text: str, least: int, at: int) -> tuple[VariableSpot, int, int]:
 
 
 def segments(text: str) -> list[Segment]:
-    """A long text cut at its marks, in stretches that come again in others like it and are then looked up."""
+    """A long text cut at its marks, in sections that recur in similar texts and are cached."""
     return [_segment(stretch) if len(stretch) <= _LONG_SEGMENT else segment(stretch) for stretch in _stretches(text)]
 
 
@@ -236,7 +236,7 @@ def spelled(text: Sequence[Segment], keep: Volatile | None = None) -> str:
 
 
 def _stretches(text: str) -> Iterator[str]:
-    """Lines with the indentation of what follows; long ones by the sentence."""
+    """Lines with the indentation of the next one; long ones by sentence."""
     first, *lines = text.split("\n")
     held = first
     for line in lines:
@@ -259,9 +259,9 @@ def _sentences(line: str) -> Iterator[str]:
 
 
 def differing_marks(one: Marked, other: Marked) -> Iterator[tuple[Volatile, int, int]]:
-    """Where two texts that are one without their marks differ: the kind, and the place in either, in characters.
+    """Where two texts differ that are equal without their marks: the kind, and the position in each, in characters.
 
-    Marks are told by where their signs stand: a single blank is no mark and may face two, which are one.
+    Marks are located by their signs: a single blank has no mark and may face two, which have one.
     """
     ours, here = _by_sign(one)  # and how far the text is ahead of what it is without marks
     theirs, there = _by_sign(other)
@@ -276,7 +276,7 @@ def differing_marks(one: Marked, other: Marked) -> Iterator[tuple[Volatile, int,
 
 
 def differing(one: Sequence[Segment], other: Sequence[Segment]) -> Iterator[tuple[Volatile, int, int]]:
-    """The same for texts in segments, where most of these are one."""
+    """The same for texts in sections, most of which are equal."""
     if len(one) != len(other) or any(a.spelled[None] != b.spelled[None] for a, b in zip(one, other, strict=True)):
         yield from differing_marks(_joined(one), _joined(other))
         return
