@@ -61,6 +61,14 @@ def test_links_lead_somewhere() -> None:
     assert [(page.name, link) for page, link in links if not (page.parent / link).exists()] == []
 
 
+def test_python_files_that_are_named_exist() -> None:
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    named = {(page.name, path) for page in pages for path in re.findall(r"`((?:\w+/)+\w+\.py)`", page.read_text())}
+    assert len(named) > 50
+    roots = (ROOT, ROOT / "src", ROOT / "src" / "tokenmill")
+    assert [each for each in sorted(named) if not any((root / each[1]).is_file() for root in roots)] == []
+
+
 def test_the_example_in_the_readme_is_what_is_printed() -> None:
     block = (ROOT / "README.md").read_text().partition("```console\n$ ")[2].partition("```")[0]
     command, *shown = block.splitlines()
