@@ -242,7 +242,7 @@ def test_attached_to_by_its_address_it_is_known_for_what_it_is(state: Path) -> N
 
 def test_a_name_is_not_started_twice(state: Path, smollm2_path: Path) -> None:
     async def scene() -> None:
-        with pytest.raises(EngineError, match="engine one runs already"):
+        with pytest.raises(EngineError, match="engine one is already running"):
             await start(small_plan(smollm2_path), model_path=smollm2_path, config=EMBEDDED, state=state, name="one")
 
     run(scene)
