@@ -1,10 +1,10 @@
-"""Recipes: whole jobs made of batches, as `tokenmill expand`, `distill` and `summarize` run them.
+"""Recipes: workflows of batches behind `tokenmill expand`, `distill` and `summarize`.
 
     expand       grow a dataset from examples
     distill      a teacher's answers with tokens and log probabilities
     summarize    a summary of every document that is new or has changed
 
-The names in `__all__` are what other packages may use, such as the Dagster integration; they are imported on first use.
+`__all__` is the interface for other packages, such as the Dagster integration; its names are imported on first use.
 """
 
 from importlib import import_module

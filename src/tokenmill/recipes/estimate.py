@@ -1,7 +1,7 @@
-"""What a recipe will take, reckoned before it starts: tokens from its lines, hours from speeds, money from hours.
+"""Estimates a recipe before it starts: tokens from its lines, hours from speeds, cost from hours.
 
-Prompts are counted as the jobs room counts them: every shared head once. Answers are as long as they may be, and as
-long as others were where that is known. Pure: speeds, counts and what a store knows come in as values.
+Every shared prefix counts once, as in `jobs`. Answers have their maximum length, and an expected length if earlier
+answers are known. Pure: speeds and stored results are arguments.
 """
 
 import json
@@ -17,72 +17,72 @@ from tokenmill.jobs.scheduler.estimates import Left, MeasuredRates, eta_s
 from tokenmill.recipes.history import Lengths
 from tokenmill.recipes.runner import Budget, Line, Prospect, StageProspect
 
-_SAMPLE = 64  # lines that a token's bytes are told from, where none has to be done
-_BLOCKS, _BLOCK = 64, 64  # of so many neighbours each, which share most: what is looked at of a long stage
+_SAMPLE = 64  # lines that the bytes per token are measured on if no job remains
+_BLOCKS, _BLOCK = 64, 64  # sample of a long stage: blocks of adjacent lines, which share most
 
 
 @dataclass(frozen=True, slots=True)
 class StageForecast:
-    """One stage, without what is answered already."""
+    """One stage, without existing answers."""
 
     stage: str
-    jobs: int  # to be done
-    answered: int  # of the stage, done before
+    jobs: int  # remaining jobs
+    answered: int  # existing answers
     prompt_tokens: int
-    computed_tokens: int  # of these, when every shared head is computed once
+    computed_tokens: int  # prompt tokens of the remaining jobs with every shared prefix computed once
     output_tokens: int  # at most
-    expected_output_tokens: int | None  # None: nothing is known
-    seconds: float | None = None  # at most; None: no speed is known
+    expected_output_tokens: int | None  # None: unknown
+    seconds: float | None = None  # maximum; None: speed unknown
     expected_s: float | None = None
-    lengths: Lengths | None = None  # what the expectation rests on
+    lengths: Lengths | None = None  # basis of the expectation
     assumed: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSpeeds:
-    """How fast an engine is, and how that is known."""
+    """Speeds of an engine and their source."""
 
     rates: MeasuredRates
-    width: int  # jobs at once
+    width: int  # concurrent jobs
     measured: bool
-    words: str  # when and with what it was measured, or how sure a forecast is
+    words: str  # source of the figures, for the user
     confidence: str  # measured, calibrated, estimated
     load_s: float | None = None  # predicted; None: unknown, or the engine runs already
 
 
 @dataclass(frozen=True, slots=True)
 class RecipeForecast:
-    """All of a recipe."""
+    """The estimate of a whole recipe."""
 
     stages: tuple[StageForecast, ...]
     total: StageForecast
     rows: int | None
     bytes_per_token: float
-    counted: bool  # with the model's own vocabulary; else estimated
+    counted: bool  # counted with the model's tokenizer; else estimated
     speeds: EngineSpeeds | None
-    seconds: float | None  # at most, with the load
+    seconds: float | None  # maximum, load included
     expected_s: float | None
-    cost: float | None  # at most; None: the hour has no price, or the time is not known
+    cost: float | None  # maximum; None: no price or unknown time
     expected_cost: float | None
-    runs: int | None  # that a budget divides it into, at most; None: there is no budget, or it cannot be told
+    runs: int | None  # maximum number of runs under a budget; None: no budget, or unknown
     assumed: tuple[str, ...]
     notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class KnownCosts:
-    """What is known beside the recipe."""
+    """Known facts besides the recipe."""
 
     count: TokenCount | None = None
-    context: int | None = None  # tokens of one sequence
+    context: int | None = None  # tokens per sequence
     lengths: Mapping[str, Lengths] | None = None  # by stage
-    settled: Mapping[str, frozenset[int]] | None = None  # lines of a stage that have their outcome
+    settled: Mapping[str, frozenset[int]] | None = None  # lines of a stage with an outcome
     per_hour: float | None = None
     budget: Budget = field(default_factory=Budget)
 
 
 def forecast(prospect: Prospect, speeds: Callable[[int], EngineSpeeds | None], known: KnownCosts) -> RecipeForecast:
-    """Tokens, hours and costs; `speeds` is asked with the tokens that a sequence has in the middle of an answer."""
+    """Estimate tokens, hours and cost; `speeds` is called with the mean tokens per sequence during an answer."""
     looks = [_look(stage, known) for stage in prospect.stages]
     size = next((look.bytes_per_token for look in looks if look.bytes_per_token is not None), None)
     counted = [_stage(stage, look, size, known) for stage, look in zip(prospect.stages, looks, strict=True)]
@@ -116,14 +116,14 @@ def _cost(seconds: float | None, per_hour: float | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What the lines of a stage say."""
+    """Summary of a stage's lines."""
 
-    jobs: int  # to be done
+    jobs: int  # remaining jobs
     answered: int
     report: Report | None  # None: there are no lines, or all have their outcome
-    bytes_per_token: float | None  # counted; None: it was not
-    compute_bytes: int = 0  # of all jobs
-    output_tokens: int | None = None  # of all jobs at most
+    bytes_per_token: float | None  # counted; None: not counted
+    compute_bytes: int = 0  # total of all jobs
+    output_tokens: int | None = None  # maximum total of all jobs
     notes: tuple[str, ...] = ()
 
 
@@ -142,7 +142,7 @@ def _look(stage: StageProspect, known: KnownCosts) -> _Look:
             sample.add(number, json.dumps(line))
         return _Look(jobs, answered, None, _counted(sample.report()), notes=tuple(notes))
     written = sum(_most(line, stage.output_tokens) for line in lines) / len(lines)
-    lines = _some(lines[:jobs])  # there may be more than jobs, where those are a guess
+    lines = _some(lines[:jobs])  # `jobs` is smaller if it is a guess
     look = Lint(context=known.context, count=known.count)
     half = len(lines) // 2
     first_half = 0
@@ -152,14 +152,14 @@ def _look(stage: StageProspect, known: KnownCosts) -> _Look:
             first_half = look.report().compute_bytes
     report = look.report()
     compute = report.compute_bytes
-    if jobs > len(lines):  # a sample: what each further job adds is what those of its second half did
+    if jobs > len(lines):  # extrapolate from the second half of the sample
         compute += round((compute - first_half) / (len(lines) - half) * (jobs - len(lines)))
     notes += [f"{stage.stage}: {finding.title}; {finding.detail}" for finding in report.findings if finding.fatal]
     return _Look(jobs, answered, report, _counted(report), compute, round(written * jobs), tuple(notes))
 
 
 def _some(lines: list[Line]) -> list[Line]:
-    """All of them, or of very many some blocks at even distances."""
+    """All lines, or evenly spaced blocks of a long stage."""
     if len(lines) <= _BLOCKS * _BLOCK:
         return lines
     starts = (index * (len(lines) - _BLOCK) // (_BLOCKS - 1) for index in range(_BLOCKS))
@@ -177,7 +177,7 @@ def _most(line: Line, otherwise: int) -> int:
 
 
 def _stage(stage: StageProspect, look: _Look, size: float | None, known: KnownCosts) -> StageForecast:
-    """Tokens of a stage; `size`: bytes of a token, None: not counted anywhere."""
+    """Tokens of a stage; `size`: bytes per token, None: not counted."""
     per_token = size or BYTES_PER_TOKEN
     if look.report is not None:
         per_token = look.report.bytes_per_token
@@ -248,7 +248,7 @@ def _whole(values: Sequence[int | None]) -> int | None:
 
 
 def _runs(total: StageForecast, speeds: EngineSpeeds | None, budget: Budget) -> int | None:
-    """How often the command has to be given under a budget; every run loads anew."""
+    """Number of runs under a budget; every run loads the model again."""
     runs = 1
     if budget.tokens is None and budget.seconds is None:
         return None

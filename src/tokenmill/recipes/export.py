@@ -1,12 +1,11 @@
-"""A teacher's table in the formats that trainers read.
+"""Converts a teacher's table to the formats of training libraries.
 
     messages   {"messages": [{"role", "content"}, ...]}                TRL, OpenAI, axolotl, LLaMA-Factory, unsloth
     sharegpt   {"conversations": [{"from", "value"}, ...]}             axolotl, LLaMA-Factory, unsloth
     alpaca     {"instruction", "input", "output"[, system, history]}   axolotl, LLaMA-Factory, unsloth
     parquet    messages as lists of structs, with the teacher's tokens and probabilities, for `datasets` and TRL
 
-The answer is the assistant's last message. Every sample becomes a row of its own; nothing is chosen among them. Which
-rows are left out is decided here and counted, never silent.
+The answer is the assistant's last message. Every sample becomes a row. Omitted rows are counted and reported.
 """
 
 import json
@@ -34,22 +33,22 @@ _KEPT = ("id", "prompt_id", "sample", "reasoning", "finish_reason", "model", "mo
 
 @dataclass(frozen=True, slots=True)
 class ExportRequest:
-    """What an export is to have."""
+    """Options of an export."""
 
     format: ExportFormat
-    cut_too: bool = False  # answers that ended at the limit of tokens as well
-    with_reasoning: bool = False  # put back in front of the answer, in think tags
+    cut_too: bool = False  # include answers cut at max_tokens
+    with_reasoning: bool = False  # prepend it in think tags
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What an export has."""
+    """Counts of an export."""
 
     path: Path
     format: ExportFormat
     rows: int
-    cut: int  # left out: the answer was cut off
-    empty: int  # left out: there is no answer
+    cut: int  # omitted: the answer was cut
+    empty: int  # omitted: no answer
     columns: Mapping[str, str]
 
 
@@ -60,7 +59,7 @@ class _Left:
 
 
 def export(source: Path, target: Path, wanted: ExportRequest) -> Exported:
-    """Write a teacher's table in a format, in place of what is there."""
+    """Convert a teacher's table, replacing the target."""
     check_export(target, wanted.format)
     columns = columns_of(source, wanted)
     left = _Left()
@@ -74,7 +73,7 @@ def export(source: Path, target: Path, wanted: ExportRequest) -> Exported:
 
 
 def check_export(target: Path, format: ExportFormat) -> None:
-    """UsageError where a file's name does not fit the format."""
+    """Raise UsageError if the file name does not fit the format."""
     parquet = suffix_of(target) == ".parquet"
     if parquet != (format == "parquet"):
         ending = ".parquet" if format == "parquet" else ".jsonl, .jsonl.gz or .jsonl.zst"
@@ -82,7 +81,7 @@ def check_export(target: Path, format: ExportFormat) -> None:
 
 
 def check_replaceable(target: Path, format: ExportFormat) -> None:
-    """UsageError where a file is there that is no export in this format; an empty one may be replaced."""
+    """Raise UsageError if the target exists and is not an export in this format or empty."""
     if target.is_file() and target.stat().st_size and not _looks_like(target, format):
         raise UsageError(
             f"{target} holds something else than an export in the format {format}: it is not replaced",
@@ -98,7 +97,7 @@ def _looks_like(target: Path, format: ExportFormat) -> bool:
         row = next(read_rows(target), None)
     except UsageError:
         return False
-    if row is None:  # packed, and nothing in it
+    if row is None:  # compressed and empty
         return True
     if format == "alpaca":
         return _ALPACA <= row.keys() <= _ALPACA | {"system", "history"}
@@ -112,12 +111,12 @@ def _looks_like(target: Path, format: ExportFormat) -> bool:
 
 
 def rows_of(source: Path, wanted: ExportRequest) -> Iterator[dict[str, Any]]:
-    """The rows that an export of this table has."""
+    """The rows of the export."""
     return _written(source, wanted, columns_of(source, wanted), _Left())
 
 
 def columns_of(source: Path, wanted: ExportRequest) -> dict[str, str]:
-    """The columns of an export and their types: the same for all of its rows, for `datasets` asks for that."""
+    """The columns and types of the export, equal for all rows as `datasets` requires."""
     if wanted.format == "messages":
         return {"messages": "messages"}
     if wanted.format == "sharegpt":
@@ -147,7 +146,7 @@ def _written(source: Path, wanted: ExportRequest, columns: Mapping[str, str], le
 
 
 def _chosen(source: Path, wanted: ExportRequest, left: _Left, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Rows that are exported, their messages with the answer at the end."""
+    """Exported rows with the answer as the last message."""
     for number, row in enumerate(read_rows(source, columns), 1):
         if row.get("answer") is None or row.get("messages") is None or "finish_reason" not in row:
             raise UsageError(f"row {number} of {source} is no teacher's answer", hint="export what distill wrote")
@@ -181,7 +180,7 @@ def _alpaca(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any
 
 
 def _turns(row: Mapping[str, Any]) -> tuple[str | None, list[tuple[str, str]]]:
-    """A conversation as Alpaca has it: what the system says, then questions and answers by turns."""
+    """Alpaca's form of a conversation: system message, then pairs of question and answer."""
     messages = list(row["messages"])
     system = messages.pop(0)["content"] if messages[0]["role"] in _SYSTEM_ROLES else None
     roles = [message["role"] for message in messages]

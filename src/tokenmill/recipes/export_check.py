@@ -1,6 +1,6 @@
-"""An export read back by the library that trainers read with: the same rows, the same values, columns of one type.
+"""Verifies an export with `datasets`: equal rows, equal values, one type per column.
 
-Nothing is asked of the network, and what the library keeps beside a data set goes into a folder that is gone after.
+Uses no network; the library's cache goes to a temporary folder.
 """
 
 import math
@@ -28,7 +28,7 @@ class Checked:
 
 
 def check(source: Path, target: Path, wanted: ExportRequest) -> Checked:
-    """Load an export with `datasets` and hold it against the table it was made of; TokenmillError says what differs."""
+    """Load an export with `datasets` and compare it with its source; raises TokenmillError on a difference."""
     with _library() as datasets, tempfile.TemporaryDirectory(prefix="tokenmill-check-") as cache:
         kind = "parquet" if wanted.format == "parquet" else "json"
         try:
@@ -56,7 +56,7 @@ _HINT = "export it again; if it stays so, please report it"
 
 
 def _feature(datasets: Any, name: str, kind: str) -> Any:
-    """What a column is to the library."""
+    """A column's feature type in `datasets`."""
     text = datasets.Value("string")
     if kind == "messages":
         return datasets.List({"role": text, "content": text})
@@ -74,7 +74,7 @@ def _differs(target: Path, what: str) -> TokenmillError:
 
 
 def _same(ours: Any, theirs: Any) -> bool:
-    """Whether two values are one; numbers as float32 holds them."""
+    """Whether two values are equal; numbers are compared as float32."""
     if isinstance(ours, list) and isinstance(theirs, list):
         return len(ours) == len(theirs) and all(map(_same, ours, theirs))
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
@@ -87,7 +87,7 @@ def _same(ours: Any, theirs: Any) -> bool:
 @contextmanager
 def _library() -> Iterator[Any]:
     try:
-        import datasets  # noqa: PLC0415  only who checks needs it
+        import datasets  # noqa: PLC0415  optional dependency
         from huggingface_hub import constants  # noqa: PLC0415
     except ImportError:
         raise UsageError(
@@ -100,7 +100,7 @@ def _library() -> Iterator[Any]:
         )
     shown = datasets.utils.logging.is_progress_bar_enabled()
     datasets.disable_progress_bars()
-    # Not by the environment: what is read from there holds for whatever else uses the hub in this process.
+    # Not in the environment, which would affect other users of the hub in this process.
     places: tuple[Any, ...] = (constants, datasets.config)
     before = [place.HF_HUB_OFFLINE for place in places]
     for place in places:

@@ -1,7 +1,4 @@
-"""What a store knows of a recipe that is about to run: lines that have their outcome, and how long answers were.
-
-Reads only, and only as much as a forecast is worth.
-"""
+"""Reads from a store what a forecast of a recipe needs: lines with an outcome, and lengths of answers."""
 
 import hashlib
 import json
@@ -15,26 +12,25 @@ from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.jobs.submit import batch_key
 from tokenmill.recipes.runner import Answered, Line, line_bytes
 
-MOST_LINES = 100_000  # of a stage that are looked up one by one; of more, a sample stands for all
-MOST_ANSWERS = 400  # that a mean is taken from: the newest
-FEWEST_ANSWERS = 8  # of a stage; with fewer, all of the model count
+MOST_LINES = 100_000  # limit of lines looked up per stage; larger stages are sampled
+MOST_ANSWERS = 400  # newest answers used for a mean
+FEWEST_ANSWERS = 8  # minimum for a stage; otherwise all answers of the model count
 _PAGE = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """How long answers were, against what they might have been."""
+    """Length of answers relative to their maximum."""
 
-    share: float  # of max_tokens, on average
-    answers: int  # that it rests on
-    alike: bool  # of the same stage; else of any batch of the model
+    share: float  # mean share of max_tokens
+    answers: int  # number of answers
+    alike: bool  # from the same stage; else from any batch of the model
 
 
 def settled_lines(reader: StoreReader, model_id: str, lines: Sequence[Line]) -> frozenset[int]:
-    """Which of these lines, from 0, cost nothing any more.
+    """Indices of lines that need no more work.
 
-    A line is answered when its request is, in whichever batch; where all of them are a batch of the store, a failure
-    there is an outcome as well.
+    A line is answered if its request is, in any batch. If all lines form a batch of the store, failed lines count, too.
     """
     digest = hashlib.sha256()
     settled = set[int]()
@@ -50,14 +46,14 @@ def settled_lines(reader: StoreReader, model_id: str, lines: Sequence[Line]) -> 
 
 
 def stored_answer(reader: StoreReader, model_id: str, line: Line) -> Answered | None:
-    """The answer to a line that is in the store; None: there is none."""
+    """The stored answer to a line, or None."""
     identity = _identity(model_id, line)
     body = None if identity is None else reader.answer_to(identity)
     return None if body is None else Answered(str(line.get("custom_id")), json.loads(body))
 
 
 def _identity(model_id: str, line: Line) -> bytes | None:
-    """As `submit` reckons it; None: the line cannot be run."""
+    """The request identity as `submit` computes it; None for an invalid line."""
     return row(line_bytes(line).decode().removesuffix("\n"), 1, ParseOptions(0, model_id)).identity
 
 
@@ -69,7 +65,7 @@ def _states(reader: StoreReader, batch: Batch) -> Iterator[tuple[int, State]]:
 
 
 def lengths(reader: StoreReader, model_id: str, stages: Iterable[str]) -> dict[str, Lengths]:
-    """How long answers of each stage are likely to be: as those of the same stage were, or as all of the model."""
+    """Expected answer lengths per stage, from the same stage or from all batches of the model."""
     batches = [batch for batch in reversed(reader.batches()) if batch.model_id == model_id and batch.counts.done]
     overall = _mean(reader, batches, alike=False)
     found = {}
@@ -89,7 +85,7 @@ def _mean(reader: StoreReader, batches: Iterable[Batch], *, alike: bool) -> Leng
 
 
 def _answers(reader: StoreReader, batch: Batch) -> Iterator[tuple[int, int]]:
-    """Tokens that were written, and that might have been."""
+    """Pairs of generated and maximum tokens."""
     for result in reader.results(batch.id, 0, _PAGE):
         job = reader.job(JobId.of(batch.id, result.number)) if result.body is not None else None
         if job is None or result.body is None or not job.max_tokens:

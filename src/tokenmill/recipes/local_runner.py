@@ -24,11 +24,11 @@ from tokenmill.jobs.worker.progress import RunReport, Snapshot
 from tokenmill.jobs.worker.stats import OnSnapshot
 from tokenmill.recipes.runner import Answered, AnswerOrigin, Budget, Line, RecipeCost, RecipeEnd, line_bytes
 
-_PAGE = 32  # results read at once: one with logprobs may have megabytes
+_PAGE = 32  # results per read: with logprobs, one may have megabytes
 
 T = TypeVar("T")
 Watch = Callable[[str, Batch], AbstractContextManager[OnSnapshot]]
-"""Shows the work on a stage while it goes on."""
+"""Shows the progress of a stage."""
 
 
 class EngineProvider(Protocol):
@@ -36,10 +36,10 @@ class EngineProvider(Protocol):
 
     @property
     def origin(self) -> AnswerOrigin:
-        """Who answers; may be asked before there is an engine."""
+        """The model and engine that answer; available before the engine is open."""
 
     async def ready(self, batch: Batch) -> tuple[Engine, EngineShape]:
-        """The engine, brought up if it is not, and how it is to be used for a batch; may be cancelled."""
+        """The engine, opened if necessary, and its settings for a batch; may be cancelled."""
 
 
 class OpenEngine:
@@ -60,21 +60,21 @@ class OpenEngine:
 
 
 def origin_of(identity: Identity, *, called: str | None = None) -> AnswerOrigin:
-    """What an engine says of itself; `called`: the model's name among people."""
+    """The origin of an engine's answers; `called`: the model's display name."""
     return AnswerOrigin(called or identity.model, identity.model_id, identity.kind, identity.build, identity.context)
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stage that is over; its answers stay in the store, which must be open while they are read."""
+    """A finished stage; the store must stay open while its answers are read."""
 
     end: RecipeEnd
     total: int
     store: Store
-    batch: int | None  # None: there was not a single line
+    batch: int | None  # None: the stage had no lines
 
     def answers(self) -> Iterator[Answered]:
-        """Every line that has its outcome, in the order of the lines."""
+        """Every line with an outcome, in line order."""
         after = 0
         while self.batch is not None and (page := self.store.results(self.batch, after, _PAGE)):
             yield from (_answered(result) for result in page if result.state.final)
@@ -90,16 +90,18 @@ def _answered(result: Result) -> Answered:
 
 @dataclass(frozen=True, slots=True)
 class RunnerOptions:
-    """How far a `LocalRunner` may go, and what it reports."""
+    """Limits and reporting of a `LocalRunner`."""
 
     budget: Budget = field(default_factory=Budget)
-    stop: asyncio.Event | None = None  # set from outside to stop
+    stop: asyncio.Event | None = None  # set by the caller to stop
     worker: WorkOptions | None = None
     priority: int | None = None
-    name: str = "recipe"  # of its batches
+    name: str = "recipe"  # name of its batches
     watch: Watch = lambda _stage, _batch: nullcontext(lambda _now: None)
-    began_s: float | None = None  # of the loop's clock, from when hours count; None: when the runner is made
-    exclusive: bool = True  # nobody else uses the engine, so its own counters, which know of running prompts, count
+    began_s: float | None = None  # start of the time budget on the loop's clock; None: now
+    exclusive: bool = (
+        True  # no other client uses the engine, so its own counters, which include running prompts, are valid
+    )
     on_stage_end: Callable[[RunReport], None] = lambda _report: None
 
 
@@ -127,16 +129,16 @@ class LocalRunner:
 
     @property
     def spent(self) -> RecipeCost:
-        """By this run, up to the last stage that is over. Prompts whose answers were broken off are in it."""
+        """Cost of this run up to the last finished stage, including aborted answers."""
         return self._spent
 
     @property
     def end(self) -> RecipeEnd:
-        """Why the run is over; finished as long as every stage was."""
+        """Why the run ended; "finished" while every stage did."""
         return self._ended
 
     async def run(self, stage: str, lines: Iterable[Line]) -> Stage:
-        """Store the lines as a batch and work it; what is wrong with the engine or the store is raised."""
+        """Store the lines as a batch and run it; raises errors of the engine and the store."""
         batch = await self._submitted(stage, lines)
         if batch is None:
             return Stage("finished", 0, self._store, None)
@@ -158,7 +160,7 @@ class LocalRunner:
         return Stage(end, counts.total, self._store, batch.id)
 
     async def _submitted(self, stage: str, lines: Iterable[Line]) -> Batch | None:
-        """The batch of these lines. Their file has no name, so that not even a kill leaves it behind."""
+        """The batch of these lines. Their file is anonymous, so that a kill leaves nothing behind."""
         self._folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=self._folder, buffering=1 << 20) as file:
             for line in lines:
@@ -172,7 +174,7 @@ class LocalRunner:
             return (await asyncio.to_thread(submit, self._store, where, how, called=called)).batch
 
     async def _worked(self, stage: str, batch: Batch) -> RecipeEnd:
-        """Work until all is done or one of the limits is reached."""
+        """Run the batch until it is done or a limit is reached."""
         # Announced before the load, which takes a while, so that other workers do not fail jobs too long for them.
         await asyncio.to_thread(self._store.announce, WorkerSpec(batch.model_id, None, (batch.id,)))
         found = await self._unless_stopped(self._engines.ready(batch))
@@ -200,7 +202,7 @@ class LocalRunner:
 
     def _book(self, report: RunReport, live_prompts: int) -> None:
         tokens = report.tokens
-        lost = max(0, live_prompts - tokens.computed)  # of answers that were broken off
+        lost = max(0, live_prompts - tokens.computed)  # tokens of aborted answers
         self._spent += RecipeCost(
             answers=report.answers,
             prompt_tokens=tokens.prompt + lost,
@@ -210,7 +212,7 @@ class LocalRunner:
         )
 
     def _over(self, live: int) -> RecipeEnd | None:
-        """The limit that is reached, with so many tokens used in the stage that runs; None: none."""
+        """The limit reached, with `live` tokens used in the current stage; None: none reached."""
         if self._stop.is_set():
             return "stopped"
         if self._options.budget.tokens is not None and self._spent.tokens + live >= self._options.budget.tokens:
@@ -224,9 +226,9 @@ class LocalRunner:
 
     @asynccontextmanager
     async def _halting(self, halt: asyncio.Event) -> AsyncIterator[None]:
-        """Set the event when somebody asks to stop, or when time is up."""
+        """Set the event when a stop is requested or time is up."""
 
-        def time_up() -> None:  # noted: a timer may come a little before its time
+        def time_up() -> None:  # stored, because a timer may fire slightly early
             self._time_up = True
             halt.set()
 
@@ -244,7 +246,7 @@ class LocalRunner:
                 timer.cancel()
 
     async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """What comes of it; None: it was broken off because somebody asked to stop, or time was up."""
+        """The result of `work`; None if it was cancelled by a stop or the time limit."""
         halt = asyncio.Event()
         task = asyncio.ensure_future(work)
         async with self._halting(halt):

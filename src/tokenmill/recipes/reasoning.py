@@ -1,8 +1,7 @@
-"""What a model thought and what it answered, told apart by the marks it writes.
+"""Separates a model's reasoning from its answer by the marks in its output.
 
-The marks are those that makers of models publish in their templates. A template may open the thinking itself, at the
-end of the prompt: then only the closing mark is in the text, and in an answer that was cut off neither; `opened` says
-that this is how the model is asked. Where nothing is marked there is no reasoning, and nothing is guessed.
+Marks are those in published chat templates. A template may open the reasoning at the end of the prompt: then the text
+has only the closing mark, or none if it was cut; `opened` states that. Unmarked text is not split.
 """
 
 import re
@@ -24,9 +23,9 @@ _MARKS: Final[tuple[tuple[str, str], ...]] = (
     ("<|channel>thought", "<channel|>"),  # Gemma 4
     ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),  # Kimi K3
 )
-# Marks that may stand without the opening one, because templates write that into the prompt.
+# Marks that may lack the opening one, because templates put it in the prompt.
 _OPENED: Final = tuple(pair for pair in _MARKS if pair[0] not in ("<thinking>", "<reasoning>"))
-# What some of them put around the answer that follows.
+# Wrappers that some models put around the answer.
 _WRAPPERS: Final[tuple[tuple[str, str], ...]] = (
     ("<response>", "</response>"),
     ("<answer>", "</answer>"),
@@ -43,15 +42,15 @@ _GRANITE: Final = re.compile(  # 3.2
 
 @dataclass(frozen=True, slots=True)
 class Parted:
-    """One answer's two parts."""
+    """Reasoning and answer of one output."""
 
     answer: str
-    reasoning: str | None = None  # None: the model marked none
-    by_template: bool = False  # only the closing mark was there: the template opened the thinking
+    reasoning: str | None = None  # None: no marks
+    by_template: bool = False  # only the closing mark was found: the template opened the reasoning
 
 
 def part(text: str, *, cut: bool = False, opened: bool = False) -> Parted:
-    """Reasoning and answer of a text; `cut`: it ended at the limit of tokens; `opened`: templates open the thinking."""
+    """Split a text; `cut`: it ended at max_tokens; `opened`: the template opens the reasoning."""
     begun = text.lstrip()
     if _CHANNEL.match(begun.removeprefix("<|start|>assistant")):
         return _by_channels(begun)
@@ -71,17 +70,17 @@ def part(text: str, *, cut: bool = False, opened: bool = False) -> Parted:
 
 
 def has_marks(text: str) -> bool:
-    """Whether there is reasoning in a text."""
+    """Whether a text contains reasoning."""
     return part(text).reasoning is not None
 
 
 def together(answer: str, reasoning: str | None) -> str:
-    """Both parts in the marks that most templates and trainers know."""
+    """Join both parts with the most common marks."""
     return answer if reasoning is None else f"{THINK[0]}\n{reasoning}\n{THINK[1]}\n\n{answer}"
 
 
 def _by_channels(text: str) -> Parted:
-    """Messages on channels: `final` is the answer, all others are thought."""
+    """Split channel messages: `final` is the answer, all others are reasoning."""
     thoughts = list[str]()
     answers = list[str]()
     found = list(_CHANNEL.finditer(text))

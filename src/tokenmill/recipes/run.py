@@ -1,7 +1,7 @@
 """Runs a recipe on an engine of this machine: `run_recipe`.
 
-The engine is opened for the first stage that has work. A recipe whose answers are all in the store loads nothing, and
-still names the model that answered.
+The engine is opened for the first stage with work. If all answers are in the store, nothing is loaded, and the rows
+still name the model that answered.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class RecipeEngine(BatchEngine):
 
 
 def planned_origin(choice: EngineChoice, wanted: EnginePlan | None) -> AnswerOrigin:
-    """Who will answer, told without starting anything."""
+    """The origin of future answers, without starting an engine."""
     if choice.record is not None:
         record = choice.record
         return AnswerOrigin(name_of(choice, record.model), record.model_id, record.kind, record.build)
@@ -60,7 +60,7 @@ def planned_origin(choice: EngineChoice, wanted: EnginePlan | None) -> AnswerOri
 
 
 def name_of(choice: EngineChoice, own: str) -> str:
-    """The model as people call it; for a file, as it calls itself."""
+    """The model's display name; for a file, the name in the file."""
     return own if choice.url is not None or "/" in choice.model or choice.model.endswith(".gguf") else choice.model
 
 
@@ -71,9 +71,9 @@ Recipe = Callable[[BatchRunner, Callable[[str], None]], Awaitable[T]]
 
 @dataclass(frozen=True, slots=True)
 class RecipeRequest:
-    """Where a recipe runs, and how far it may go."""
+    """Where a recipe runs, and its limits."""
 
-    name: str  # what its batches are called
+    name: str  # name of its batches
     store: Address
     setup: EngineSetup
     budget: Budget
@@ -82,21 +82,21 @@ class RecipeRequest:
 
 @dataclass(frozen=True, slots=True)
 class RecipeRun(Generic[T]):
-    """A recipe that has run."""
+    """A finished recipe run."""
 
-    value: T  # what it returned
-    end: RecipeEnd  # finished, or why not
+    value: T  # return value of the recipe
+    end: RecipeEnd  # finished, or the reason for the end
     spent: RecipeCost
     origin: AnswerOrigin
-    load_s: float | None  # None: no engine had to be started
+    load_s: float | None  # None: no engine was started
     seconds: float  # loading included
 
 
 def run_recipe(recipe: Recipe[T], request: RecipeRequest, stop: Stop, on_progress: OnProgress) -> RecipeRun[T]:
-    """Run a recipe; blocks, and runs an event loop of its own.
+    """Run a recipe; blocks, and runs its own event loop.
 
-    The engine is started with the first stage that has work. After a stop or a used-up budget the recipe still ends in
-    its own way, with what there is.
+    The engine is started with the first stage that has work. After a stop or a used-up budget the recipe writes
+    what it has.
     """
     with ExitStack() as stack:
         store = stack.enter_context(Store(request.store, shutdown=stop.shutdown))

@@ -1,9 +1,8 @@
 """The interface between a recipe and the runner of its batches.
 
-A recipe makes lines of OpenAI's batch format, gives them to a `BatchRunner` stage by stage, and makes rows of the
-answers. It must make the same lines from the same input and answers: that is how it resumes after a kill, finds a batch
-that runs elsewhere, and never pays for an answer twice. A runner works on a local store and engine, or on a gateway
-over HTTP; recipes do not know which.
+A recipe makes lines of OpenAI's batch format, passes them to a `BatchRunner` stage by stage, and makes rows of the
+answers. Equal input and answers must give equal lines: that lets it resume after a kill, join a batch that runs
+elsewhere, and never compute an answer twice. Runners use a local store and engine, or a gateway over HTTP.
 """
 
 import json
@@ -17,35 +16,35 @@ Line = Mapping[str, Any]
 """One job: custom_id, method, url, body; `chat_line` makes one."""
 
 RecipeEnd = Literal["finished", "tokens", "hours", "stopped", "cancelled"]
-"""Why a stage is over: all of it is done; a limit of the run, as in `Budget`; somebody asked; it was cancelled."""
+"""Why a stage ended: finished, a limit of `Budget`, stopped by the user, or cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerOrigin:
-    """Who answers, for the provenance of rows."""
+    """The model and engine that answer, for the provenance of rows."""
 
-    model: str  # as people call it
-    model_id: str  # of its very bytes where that is known
+    model: str  # display name
+    model_id: str  # identity of its bytes, if known
     engine: str  # native, llama-server, vllm, gateway, ...
     build: str  # of the engine
-    context: int | None = None  # tokens of one sequence; None: not known
+    context: int | None = None  # tokens per sequence; None: unknown
 
 
 @dataclass(frozen=True, slots=True)
 class RecipeCost:
-    """What a run has cost so far; answers that were there before cost nothing."""
+    """Cost of a run so far; reused answers are free."""
 
     answers: int = 0  # computed
-    reused: int = 0  # answers that were there
+    reused: int = 0  # reused answers
     failed: int = 0
     prompt_tokens: int = 0
-    cached_tokens: int = 0  # of the prompt tokens, not computed again
+    cached_tokens: int = 0  # prompt tokens from the cache
     completion_tokens: int = 0
-    seconds: float = 0.0  # of work, loading not counted
+    seconds: float = 0.0  # seconds without loading
 
     @property
     def tokens(self) -> int:
-        """What a budget counts: prompt tokens that were computed and tokens that were written."""
+        """Tokens that count against a budget: computed prompt tokens and output tokens."""
         return self.prompt_tokens - self.cached_tokens + self.completion_tokens
 
     def __add__(self, other: "RecipeCost") -> "RecipeCost":
@@ -62,23 +61,23 @@ class RecipeCost:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What one run may use; None: as much as it takes. The next run has it anew."""
+    """Limits of one run; None: unlimited. The next run starts with a full budget."""
 
     tokens: int | None = None  # as `Spent.tokens`
     seconds: float | None = None
 
 
 class Answered(NamedTuple):
-    """What became of a line."""
+    """Outcome of a line."""
 
     custom_id: str
-    body: Mapping[str, Any] | None  # a chat completion; None: there is no answer
-    code: str | None = None  # why not
+    body: Mapping[str, Any] | None  # a chat completion; None: no answer
+    code: str | None = None  # error code
     message: str | None = None
 
 
 class FinishedStage(Protocol):
-    """A stage that is over."""
+    """A finished stage."""
 
     @property
     def end(self) -> RecipeEnd:
@@ -91,12 +90,12 @@ class FinishedStage(Protocol):
         ...
 
     def answers(self) -> Iterator[Answered]:
-        """Every line that has its outcome, in the order of the lines; may be asked for again."""
+        """Every line with an outcome, in line order; may be called repeatedly."""
         ...
 
 
 class BatchRunner(Protocol):
-    """Works batches through. After a stage whose end is not "finished", a recipe writes what it has and returns."""
+    """Runs batches. After a stage that did not end as "finished", a recipe writes what it has and returns."""
 
     @property
     def origin(self) -> AnswerOrigin:
@@ -105,38 +104,38 @@ class BatchRunner(Protocol):
 
     @property
     def spent(self) -> RecipeCost:
-        """By this run, all stages together."""
+        """Cost of this run over all stages."""
         ...
 
     async def run(self, stage: str, lines: Iterable[Line]) -> FinishedStage:
-        """Have these lines answered; `stage` is for people ("write 1"). Lines that exist as a batch are that batch."""
+        """Run these lines and wait; `stage` is a display name ("write 1"). Existing batches are reused."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StageProspect:
-    """One stage before anything has run, for a forecast."""
+    """One stage for a forecast."""
 
     stage: str
     jobs: int
-    lines: tuple[Line, ...] = ()  # all of them, or a fair sample; none: `prompt_bytes` says it
-    prompt_bytes: int | None = None  # of all jobs, where lines are not known yet
-    shared_bytes: int = 0  # of each prompt, the head that all have; with `prompt_bytes`
-    output_tokens: int = 0  # of each answer at most
-    assumed: str | None = None  # what was guessed, in words; None: nothing
+    lines: tuple[Line, ...] = ()  # all lines or a representative sample; empty: `prompt_bytes` is given
+    prompt_bytes: int | None = None  # total of all jobs, if lines are unknown
+    shared_bytes: int = 0  # bytes of the prefix shared by all prompts; with `prompt_bytes`
+    output_tokens: int = 0  # maximum per answer
+    assumed: str | None = None  # description of assumptions; None: none
 
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """A recipe before anything has run: what --dry-run makes hours and costs of."""
+    """A recipe's stages for --dry-run."""
 
     stages: tuple[StageProspect, ...]
-    rows: int | None = None  # that it is to come to; None: not known
+    rows: int | None = None  # target number of rows; None: unknown
     notes: tuple[str, ...] = ()
 
 
 def chat_line(custom_id: str, messages: Iterable[Mapping[str, str]], **body: Any) -> dict[str, Any]:
-    """A line of a batch file; `body` has max_tokens, temperature, response_format, ...; None is left out."""
+    """Make a line of a batch file; `body` has max_tokens, temperature, response_format, ...; None is omitted."""
     given = {key: value for key, value in body.items() if value is not None}
     return {
         "custom_id": custom_id,
@@ -147,14 +146,14 @@ def chat_line(custom_id: str, messages: Iterable[Mapping[str, str]], **body: Any
 
 
 def made_by(answer: Answered, origin: AnswerOrigin) -> AnswerOrigin:
-    """Who wrote an answer: one that was there before may be another engine's or build's, of the same model."""
+    """The origin of an answer; a reused one may come from another engine or build with the same model."""
     said = answer.body.get("system_fingerprint") if answer.body else None
     engine, known, build = said.partition(" ") if isinstance(said, str) else ("", "", "")
     return replace(origin, engine=engine, build=build) if known else origin
 
 
 def text_of(answer: Answered) -> str | None:
-    """What the model wrote; None: there is no answer, or it is not text."""
+    """The text of an answer; None if there is none."""
     choices = answer.body.get("choices") if answer.body else None
     message = choices[0].get("message") if choices else None
     content = message.get("content") if message else None
@@ -162,8 +161,8 @@ def text_of(answer: Answered) -> str | None:
 
 
 def line_bytes(line: Line) -> bytes:
-    """A line as it is stored. Equal lines give equal bytes, which is how an existing batch is found."""
+    """Serialise a line. Equal lines give equal bytes, which identifies existing batches."""
     try:
         return compact_json(line).encode() + b"\n"
-    except UnicodeEncodeError:  # half a character: the line's own outcome says so
+    except UnicodeEncodeError:  # a lone surrogate: the line will fail validation
         return json.dumps(line, separators=(",", ":")).encode() + b"\n"

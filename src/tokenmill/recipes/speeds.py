@@ -28,13 +28,13 @@ from tokenmill.tuner.history import SpeedRecord
 from tokenmill.tuner.point import OperatingPoint
 from tokenmill.units import number_of
 
-LEAST_TOKENS = 64  # computed and written: of fewer, no rate is told
-MOST_STAGES = 16  # that a rate is told from: the newest
+LEAST_TOKENS = 64  # minimum computed and generated tokens for a rate
+MOST_STAGES = 16  # newest stages used for a rate
 
 
 @dataclass(frozen=True, slots=True)
 class StagePace:
-    """One stage that was worked on."""
+    """Speed of one stage."""
 
     when: str  # ISO 8601, UTC
     machine_id: str
@@ -42,18 +42,18 @@ class StagePace:
     engine: str  # native, llama-server, ...
     build: str
     answers: int
-    lanes: float  # at work on average
-    computed_tokens: int  # of prompts
+    lanes: float  # mean number of busy slots
+    computed_tokens: int  # computed prompt tokens
     prefill_tok_s: float
     written_tokens: int
-    decode_tok_s: float  # all lanes together
+    decode_tok_s: float  # total of all slots
 
 
 def pace_of(report: RunReport, origin: AnswerOrigin, machine: Machine, when: datetime) -> StagePace | None:
-    """What a stage tells of speeds; None: too little."""
+    """The speed of a stage; None: too little data."""
     rates = report.rates
     tokens = report.tokens
-    decode = rates.decode_at(1)  # a report has one rate, at the width that it went on with
+    decode = rates.decode_at(1)  # a report has one rate, at its final number of slots
     if not rates.prefill_tok_s or not decode or min(tokens.computed, tokens.generated) < LEAST_TOKENS:
         return None
     return StagePace(
@@ -84,7 +84,7 @@ def keeper(state: Path, machine: Machine, origin: Callable[[], AnswerOrigin]) ->
 
 
 def paces(state: Path, *, machine: Machine, model_id: str, engine: str, build: str | None) -> list[StagePace]:
-    """Stages of a model with an engine on a machine, oldest first; `build` None: of the one that was used last."""
+    """Stages of a model with an engine on a machine, oldest first; `build` None: the most recent one."""
     place = {"machine_id": machine_id(machine), "model_id": model_id, "engine": engine}
     found = list(measurements.read(state, "stage", StagePace, **place))
     last = build if build is not None else next((pace.build for pace in reversed(found)), None)
@@ -92,7 +92,7 @@ def paces(state: Path, *, machine: Machine, model_id: str, engine: str, build: s
 
 
 def from_paces(found: Sequence[StagePace]) -> EngineSpeeds | None:
-    """Mean speeds of the newest stages; None: there are none."""
+    """Mean speeds of the newest stages; None: no stages."""
     newest = found[-MOST_STAGES:]
     if not newest:
         return None
@@ -104,7 +104,7 @@ def from_paces(found: Sequence[StagePace]) -> EngineSpeeds | None:
     rate = written / decode_s
     answers = number_of(sum(pace.answers for pace in newest), "answer")
     words = f"measured by {answers} here up to {newest[-1].when[:10]} with {newest[-1].build}"
-    # One lane alone has at least its share.
+    # A single slot is at least as fast as its share.
     points = ((1, rate),) if lanes == 1 else ((1, rate / lanes), (lanes, rate))
     return EngineSpeeds(
         MeasuredRates(computed / prefill_s, points), lanes, measured=True, words=words, confidence="measured"
@@ -112,11 +112,11 @@ def from_paces(found: Sequence[StagePace]) -> EngineSpeeds | None:
 
 
 Asked = Callable[[int], EngineSpeeds | None]
-"""Speeds with so many tokens in a sequence; None: nothing is known."""
+"""Speeds at a number of tokens per sequence; None: unknown."""
 
 
 def speeds_for(choice: EngineChoice, wanted: EnginePlan | None, machine: str) -> Asked:
-    """What is known of an engine that is not asked; `machine`: the configuration's."""
+    """Known speeds of an engine without starting it; `machine`: the configured one."""
     if wanted is not None:
         plan = wanted.plan
         found = _of_point(choice, wanted) or _of_history(choice, plan.machine, plan.settings.sequences)
@@ -124,7 +124,7 @@ def speeds_for(choice: EngineChoice, wanted: EnginePlan | None, machine: str) ->
         worked = None
         if found is None:
             worked = _of_paces(choice, plan.machine, build_here(wanted))
-            # Much wider than recipes went so far, a forecast knows more; where there is none, this is something.
+            # For many more sequences than in earlier recipes the forecast is better, if there is one.
             found = worked if worked is not None and plan.settings.sequences <= 2 * worked.width else None
         return lambda depth: _loading(found, load_s) or _predicted(plan, depth) or _loading(worked, load_s)
     if choice.record is not None:
@@ -135,12 +135,12 @@ def speeds_for(choice: EngineChoice, wanted: EnginePlan | None, machine: str) ->
 
 
 def build_here(wanted: EnginePlan) -> str | None:
-    """The engine's build in its own words; None where only starting it tells."""
+    """The engine's build; None if only starting it can tell."""
     from tokenmill.tuner.point_scope import build_of  # noqa: PLC0415  engines, which not every command needs
 
     try:
         return build_of(wanted.config)
-    except TokenmillError:  # not installed, or not one that we know: who starts it says more
+    except TokenmillError:  # not installed or unknown: starting it reports more
         return None
 
 
@@ -149,7 +149,7 @@ def _loading(speeds: EngineSpeeds | None, load_s: float | None) -> EngineSpeeds 
 
 
 def _of_point(choice: EngineChoice, wanted: EnginePlan) -> EngineSpeeds | None:
-    """The operating point that is in force."""
+    """Speeds of the operating point in force."""
     if not wanted.tuned:
         return None
     from tokenmill.tuner.point_scope import place_here  # noqa: PLC0415  engines
@@ -174,20 +174,20 @@ def _from_point(point: OperatingPoint) -> EngineSpeeds | None:
 
 
 def _of_history(choice: EngineChoice, machine: Machine, width: int | None) -> EngineSpeeds | None:
-    """The newest measurements of this model with this kind of engine; `width` None: the widest that was measured."""
+    """Newest measurements of this model with this kind of engine; `width` None: the most sequences measured."""
     kind = choice.record.kind if choice.record is not None else choice.config.kind
     found = history.read(choice.state, machine_id=machine_id(machine), model_id=choice.model_id, engine=kind)
     return from_history(found, width)
 
 
 def _of_paces(choice: EngineChoice, machine: Machine, build: str | None) -> EngineSpeeds | None:
-    """As recipes went here."""
+    """Speeds of earlier recipes here."""
     kind = choice.record.kind if choice.record is not None else choice.config.kind
     return from_paces(paces(choice.state, machine=machine, model_id=choice.model_id, engine=kind, build=build))
 
 
 def from_history(found: Iterable[SpeedRecord], width: int | None) -> EngineSpeeds | None:
-    """Rates of the newest build that was measured; None where writing or reading was not."""
+    """Rates of the newest measured build; None if decode or prefill is missing."""
     speeds = list(found)
     build = next((speed.build for speed in reversed(speeds)), None)
     same = [speed for speed in speeds if speed.build == build]
@@ -201,14 +201,14 @@ def from_history(found: Iterable[SpeedRecord], width: int | None) -> EngineSpeed
 
 
 def with_narrow(points: Iterable[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
-    """Rates by width with one lane in them: a lane alone is at least as fast as its share of the narrowest."""
+    """Rates by number of slots, with one slot added: it is at least as fast as its share of the smallest number."""
     given = sorted(points)
     width, rate = given[0]
     return tuple(given) if width == 1 else ((1, rate / width), *given)
 
 
 def _predicted(plan: Plan, depth: int) -> EngineSpeeds | None:
-    """As the plan has it; None: the machine states too little."""
+    """Speeds predicted by the plan; None: unknown."""
     common = plan.machine, plan.profile, plan.settings, plan.placement
     depth = min(depth, plan.settings.context - 1)
     width = plan.settings.sequences

@@ -1,9 +1,8 @@
-"""What a teacher is asked: prompts out of files, and the lines of a batch made of them.
+"""Reads a teacher's prompts from files and turns them into batch lines.
 
-A prompt is a conversation that waits for an answer. Files have `messages`, or a `prompt`, or a column of texts, or are
-OpenAI's batch lines; other keys of a body that a line carries (temperature, max_tokens, ...) are that line's own and
-come before what is asked of all. A file with a wrong line is refused whole: nobody would miss its prompt until the
-student does.
+A prompt is a conversation that ends before an answer. Files have `messages`, a `prompt`, a column of texts, or OpenAI
+batch lines. Other body keys of a line (temperature, max_tokens, ...) override the options for all lines. A file with
+an invalid line is rejected as a whole.
 """
 
 import hashlib
@@ -20,12 +19,12 @@ from tokenmill.recipes.runner import Line, chat_line
 from tokenmill.storage.json_text import compact_json, shown
 from tokenmill.storage.rows import read_rows
 
-DRAWN_TEMPERATURE = 0.7  # of several samples, where nobody says another
+DRAWN_TEMPERATURE = 0.7  # default temperature for several samples
 _NAMES = ("custom_id", "id", "prompt_id")
 _TEXTS = ("prompt", "text", "question", "instruction")  # columns that hold a user's message
 _BATCH_KEYS = frozenset(("body", "url", "method"))
 _ROLES = frozenset(("system", "developer", "user", "assistant"))
-_LONGEST_ID = LONGEST_CUSTOM_ID - 8  # room for the number of a sample
+_LONGEST_ID = LONGEST_CUSTOM_ID - 8  # leaves space for the sample number
 REFUSED = {
     "tools": "calls of tools have no place in the rows: they would be lost",
     "functions": "calls of tools have no place in the rows: they would be lost",
@@ -35,44 +34,44 @@ REFUSED = {
     "logprobs": "--top-logprobs says it for all lines, so that all rows have the same columns",
     "top_logprobs": "it says it for all lines, so that all rows have the same columns",
 }
-"""Keys of a body that no line may have, and why."""
+"""Body keys that are rejected in a line, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class TeacherPrompt:
-    """One conversation that waits for an answer."""
+    """One conversation that ends before an answer."""
 
     id: str
     messages: tuple[Mapping[str, str], ...]
-    own: Mapping[str, Any] = field(default_factory=dict)  # keys of a body that this line has
+    own: Mapping[str, Any] = field(default_factory=dict)  # body keys of this line
 
 
 @dataclass(frozen=True, slots=True)
 class DistillOptions:
-    """What is asked of all prompts."""
+    """Options that apply to all prompts."""
 
     samples: int = 1
     temperature: float | None = None  # None: 0 for one sample, else `DRAWN_TEMPERATURE`
     top_p: float | None = None
-    seed: int = 0  # another one draws other answers
+    seed: int = 0  # another seed samples other answers
     max_tokens: int = 2048
-    top_logprobs: int | None = 0  # None: no probabilities and no tokens; 0: of the chosen token alone
+    top_logprobs: int | None = 0  # None: no probabilities and no tokens; 0: only of the chosen token
     stop: tuple[str, ...] = ()
     body: Mapping[str, Any] = field(default_factory=dict)  # more keys
 
     @property
     def drawn_at(self) -> float:
-        """The temperature of lines that do not say."""
+        """The default temperature of lines."""
         return self.temperature if self.temperature is not None else DRAWN_TEMPERATURE if self.samples > 1 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class DistillPrompts:
-    """A file of prompts, read as often as it is gone through; UsageError where it is not what it was at first."""
+    """A file of prompts, read again at each iteration; raises UsageError if it has changed."""
 
     path: Path
-    column: str | None = None  # of texts; None: the one that is there
-    system: str | None = None  # a system message for prompts without one
+    column: str | None = None  # column of texts; None: the only one
+    system: str | None = None  # system message for prompts without one
     _seen: list[tuple[int, int]] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[TeacherPrompt]:
@@ -108,7 +107,7 @@ class DistillPrompts:
 
 
 def bodies(prompt: TeacherPrompt, ask: DistillOptions) -> Iterator[Line]:
-    """A prompt's lines, one for each sample, always the same for one prompt; UsageError where they cannot be."""
+    """A prompt's lines, one per sample; deterministic. Raises UsageError if they are invalid."""
     settings: dict[str, Any] = {"max_tokens": ask.max_tokens, "temperature": ask.drawn_at, "top_p": ask.top_p}
     settings |= {"stop": list(ask.stop) or None, **ask.body}
     if ask.top_logprobs is not None:
@@ -130,13 +129,13 @@ def bodies(prompt: TeacherPrompt, ask: DistillOptions) -> Iterator[Line]:
 
 
 def seed_of(prompt: TeacherPrompt, sample: int, base: int) -> int:
-    """A seed of what is asked and the sample's number: where in a file a prompt stands does not matter."""
+    """A seed from the prompt's content and the sample number, independent of its position in the file."""
     text = compact_json([base, sample, [[message["role"], message["content"]] for message in prompt.messages]])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
 
 
 def checked_lines(prompts: DistillPrompts, ask: DistillOptions) -> int:
-    """How many lines there will be; UsageError names the first prompt that could not be run."""
+    """Number of lines; raises UsageError for the first invalid prompt."""
     count = 0
     for number, prompt in enumerate(prompts, 1):
         for line in bodies(prompt, ask):
@@ -191,7 +190,7 @@ def _of_batch_line(row: Mapping[str, Any], where: str) -> tuple[list[Any], dict[
 
 def _own(row: Mapping[str, Any], besides: tuple[str, ...], where: str) -> dict[str, Any]:
     own = {key: value for key, value in row.items() if key not in besides and value is not None}
-    own.pop("model", None)  # who answers is chosen for the run
+    own.pop("model", None)  # the run chooses the model
     for key in own:
         if key in REFUSED:
             raise UsageError(f"{where} has {key!r}: {REFUSED[key]}", hint="leave it out")

@@ -1,8 +1,8 @@
-"""A teacher's answers to a file of prompts, written as one table.
+"""Collects a teacher's answers to a file of prompts in one table.
 
-One stage: every prompt as many times as samples are wanted. The lines depend on the prompts and the settings alone, so
-the same command finds every answer that exists. The table is made anew from all answers at the end of each run, whole
-or not at all; after a run that a limit ended it has the rows that are there so far.
+One stage: every prompt once per sample. Lines depend only on prompts and settings, so the same command finds all
+existing answers. The table is rewritten atomically at the end of each run; after a run ended by a limit it contains
+the rows available so far.
 """
 
 from collections import Counter
@@ -36,27 +36,27 @@ from tokenmill.storage.rows import write_rows
 from tokenmill.units import format_bytes, number_of
 
 STAGE = "teach"
-PARQUET_BYTES, STORED_BYTES = 4, 95  # of a probability with its token, about; measured, see docs/distill.md
-_SAMPLED_PROMPTS = 500  # of a large file, for a forecast
-_MOST_CHARACTERS = 256 * 1024**2  # of lines that are held for one
-_MOST_TOLD = 3  # failures that are told one by one
+PARQUET_BYTES, STORED_BYTES = 4, 95  # approximate bytes per probability with its token; measured, see docs/distill.md
+_SAMPLED_PROMPTS = 500  # prompts sampled from a large file for a forecast
+_MOST_CHARACTERS = 256 * 1024**2  # maximum total size of sampled lines
+_MOST_TOLD = 3  # maximum failures reported individually
 
 
 @dataclass(frozen=True, slots=True)
 class Distilled:
-    """What became of the prompts."""
+    """Result of a distillation."""
 
     output: Path
     end: RecipeEnd
-    asked: int  # answers that were wanted
+    asked: int  # requested answers
     rows: int
     failed: int
-    waiting: int  # neither answered nor failed: for the next run
-    cut: int  # rows whose answer ended at the limit of tokens
+    waiting: int  # without an outcome, for the next run
+    cut: int  # rows whose answer ended at max_tokens
     reasoned: int  # rows with reasoning
-    without_ids: int  # rows whose engine gave probabilities without token numbers
-    failures: Mapping[str, int] = field(default_factory=dict)  # code -> how many
-    told: tuple[str, ...] = ()  # some of the failures in words
+    without_ids: int  # rows with probabilities but without token ids
+    failures: Mapping[str, int] = field(default_factory=dict)  # count by code
+    told: tuple[str, ...] = ()  # descriptions of some failures
 
 
 async def distill(
@@ -68,7 +68,7 @@ async def distill(
     thinking: Thinking = "auto",
     tell: Callable[[str], None] = lambda _: None,
 ) -> Distilled:
-    """Have all prompts answered, and write what is there."""
+    """Answer all prompts and write the table."""
     ran = await runner.run(STAGE, (line for _, _, line in lines_of(prompts, ask)))
     tell(f"writing {output.name}")
     tally = _Tally()
@@ -91,7 +91,7 @@ async def distill(
 
 
 def prospect_of(prompts: DistillPrompts, ask: DistillOptions) -> Prospect:
-    """What it will take, before anything runs; reads the prompts and refuses what could not be answered."""
+    """The stage for a forecast; reads the prompts and rejects invalid ones."""
     jobs = checked_lines(prompts, ask)
     sample = _sample(prompts, ask, jobs)
     ceilings = [line["body"].get("max_completion_tokens") or line["body"]["max_tokens"] for line in sample]
@@ -114,7 +114,7 @@ def prospect_of(prompts: DistillPrompts, ask: DistillOptions) -> Prospect:
 
 
 def _sample(prompts: DistillPrompts, ask: DistillOptions, jobs: int) -> tuple[Line, ...]:
-    """Every line where memory has room for them, else those of some prompts at even distances."""
+    """Every line if they fit in memory, else those of evenly spaced prompts."""
     if jobs <= MOST_LINES:
         lines = list[Line]()
         characters = 0
@@ -131,7 +131,7 @@ def _sample(prompts: DistillPrompts, ask: DistillOptions, jobs: int) -> tuple[Li
 
 
 def lines_of(prompts: DistillPrompts, ask: DistillOptions) -> Iterator[tuple[TeacherPrompt, int, Line]]:
-    """Every line with its prompt and the number of its sample; samples of one prompt are neighbours."""
+    """Every line with its prompt and sample number; samples of one prompt are adjacent."""
     for prompt in prompts:
         for sample, line in enumerate(bodies(prompt, ask)):
             yield prompt, sample, line
@@ -183,7 +183,7 @@ def _rows(
 def _matched(
     ran: FinishedStage, prompts: DistillPrompts, ask: DistillOptions
 ) -> Iterator[tuple[TeacherPrompt, int, Line, Answered]]:
-    """Answers with what they answer; both are in the order of the lines, and not every line has one."""
+    """Pair answers with their lines; both are in line order, but lines may lack an answer."""
     answers = ran.answers()
     answered = next(answers, None)
     for prompt, sample, line in lines_of(prompts, ask):
@@ -199,7 +199,7 @@ def _with_lines(ran: FinishedStage, prompts: DistillPrompts, ask: DistillOptions
 
 
 def _metadata(origin: AnswerOrigin, ask: DistillOptions) -> dict[str, str]:
-    """For whoever finds the file; nothing of when or how it was made, so that the same answers are the same bytes."""
+    """Metadata of the file, without time or host, so that equal answers give equal bytes."""
     return {
         "tokenmill.recipe": "distill",
         "tokenmill.model": origin.model,

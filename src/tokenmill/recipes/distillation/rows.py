@@ -1,7 +1,7 @@
-"""A teacher's answers as rows: text, reasoning, tokens and their probabilities, and where they come from.
+"""Converts a teacher's answers to rows: text, reasoning, tokens with probabilities, provenance.
 
-Token numbers are those that the engine gave beside each probability. Where it gave none there are none: text is never
-cut into tokens again to find them, for another cut of the same text is another answer.
+Token ids come only from the engine. Text is never tokenised again to obtain them, because another tokenisation would
+represent another answer.
 """
 
 import math
@@ -45,18 +45,18 @@ COLUMNS: Mapping[str, str] = {
 SIGNIFICANT_BITS = 11
 """Of the probabilities of the likeliest tokens, as many as float16 has: what is stored is wrong by 1 in 2048 at most,
 and packs to half. The type is float32 all the same, which every reader of Parquet knows."""
-_LOOKED_AT = 256  # answers that show whether the template opens the thinking
+_LOOKED_AT = 256  # number of answers examined to find out whether the template opens the reasoning
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerTokens:
-    """The tokens of one answer; each None where the engine does not tell it."""
+    """The tokens of one answer; fields are None if the engine does not report them."""
 
     ids: list[int] | None = None
     logprobs: list[float] | None = None
     top_ids: list[list[int]] | None = None
     top_logprobs: list[list[float]] | None = None
-    text: str | None = None  # of all tokens together, control tokens as well
+    text: str | None = None  # concatenated text of all tokens, control tokens included
 
 
 def row_of(
@@ -69,7 +69,7 @@ def row_of(
     parted: Parted,
     tokens: AnswerTokens,
 ) -> dict[str, Any]:
-    """The row of an answer that is there."""
+    """The row of an answer."""
     asked = line["body"]
     body = answered.body or {}
     origin = made_by(answered, origin)
@@ -100,14 +100,14 @@ def row_of(
 
 
 def finish_of(body: Mapping[str, Any]) -> str | None:
-    """Why an answer ended."""
+    """The finish reason of an answer."""
     choices = body.get("choices") or [{}]
     reason: str | None = choices[0].get("finish_reason")
     return reason
 
 
 def parted_of(body: Mapping[str, Any], tokens: AnswerTokens, *, thinking: Thinking, opened: bool) -> Parted | None:
-    """Reasoning and answer; None where the answer is no text."""
+    """Reasoning and answer; None if the answer is not text."""
     message = (body.get("choices") or [{}])[0].get("message") or {}
     content = message.get("content")
     thought = message.get("reasoning_content") or message.get("reasoning")
@@ -116,7 +116,7 @@ def parted_of(body: Mapping[str, Any], tokens: AnswerTokens, *, thinking: Thinki
     text = content if isinstance(content, str) else ""
     if thinking == "off":
         return Parted(text, thought or None)
-    if thought:  # the engine has told them apart
+    if thought:  # separated by the engine
         return Parted(text.strip(), str(thought).strip())
     if tokens.text is not None and not has_marks(text) and has_marks(tokens.text):
         return _by_tokens(text, tokens.text)
@@ -124,7 +124,7 @@ def parted_of(body: Mapping[str, Any], tokens: AnswerTokens, *, thinking: Thinki
 
 
 def _by_tokens(text: str, written: str) -> Parted:
-    """Where the marks are control tokens, which the text lacks: found in the tokens, without what a stop cut off."""
+    """Split by marks that are control tokens, which the text lacks; text cut by a stop sequence is dropped."""
     parted = part(written)
     whole = parted.answer
     end = len(parted.answer)
@@ -134,12 +134,12 @@ def _by_tokens(text: str, written: str) -> Parted:
 
 
 def opened_by(body: Mapping[str, Any]) -> str:
-    """What decides how a line's template begins an answer: lines with the same begin it in the same way."""
+    """Key of lines whose template begins the answer in the same way."""
     return compact_json([body.get("chat_template_kwargs"), body.get("reasoning_effort")])
 
 
 def templates_that_open(answers: Iterable[tuple[Line, Answered]]) -> frozenset[str]:
-    """The kinds of lines whose answers show that the template opens the thinking; a look at the first ones decides."""
+    """Keys of lines whose template opens the reasoning, judged by the first answers."""
     found: set[str] = set()
     with_text = ((line, answer.body) for line, answer in answers if answer.body)
     for line, body in islice(with_text, _LOOKED_AT):
@@ -150,7 +150,7 @@ def templates_that_open(answers: Iterable[tuple[Line, Answered]]) -> frozenset[s
 
 
 def tokens_of(body: Mapping[str, Any]) -> AnswerTokens:
-    """What the engine told of each token."""
+    """The tokens in an engine's response."""
     logprobs = (body.get("choices") or [{}])[0].get("logprobs") or {}
     content: Sequence[Mapping[str, Any]] | None = logprobs.get("content")
     if content is None:
@@ -167,7 +167,7 @@ def tokens_of(body: Mapping[str, Any]) -> AnswerTokens:
 
 
 def rounded(value: float) -> float:
-    """A number to `SIGNIFICANT_BITS`."""
+    """Round to `SIGNIFICANT_BITS`."""
     fraction, exponent = math.frexp(value)
     return math.ldexp(round(math.ldexp(fraction, SIGNIFICANT_BITS)), exponent - SIGNIFICANT_BITS)
 
@@ -188,7 +188,7 @@ def _text(entries: Sequence[Mapping[str, Any]]) -> str:
 
 
 def is_distilled(path: Path) -> bool:
-    """Whether `distill` wrote a file."""
+    """Whether `distill` wrote this file."""
     try:
         if suffix_of(path) == ".parquet":
             return parquet_metadata(path).get("tokenmill.recipe") == "distill"

@@ -1,4 +1,4 @@
-"""Turns answers into new examples and verdicts, or into the reason why there is none. Pure."""
+"""Converts answers into new examples and judge scores, or the reason for rejecting them. Pure."""
 
 import re
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ _THINKING = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
 
 
 class Dropped(NamedTuple):
-    """Why there is no row of a line."""
+    """Reason for rejecting a line."""
 
     why: Why
     words: str
@@ -38,7 +38,7 @@ def example_of(answer: Answered, job: ExpansionJob, shape: Shape, schema: dict[s
 
 
 def _written(answer: Answered) -> str | Dropped:
-    """What the model wrote, all of it."""
+    """The complete text of an answer."""
     text = text_of(answer)
     if text is None:
         return Dropped("failed", answer.message or answer.code or "there is no answer")
@@ -64,7 +64,7 @@ def _from_json(text: str, wanted: Mapping[str, Any], old: Example, shape: Shape)
 
 
 def finish_of(answer: Answered) -> str | None:
-    """Why the model stopped, in OpenAI's words."""
+    """OpenAI's finish reason."""
     choices = answer.body.get("choices") if answer.body else None
     reason = choices[0].get("finish_reason") if choices else None
     return reason if isinstance(reason, str) else None
@@ -79,7 +79,7 @@ def _of_parts(value: Mapping[str, Any], old: Example) -> Example | Dropped:
 
 
 def compared(example: Example, *, task_alone: bool) -> str:
-    """The text by which near-duplicates are told."""
+    """The text compared for near-duplicates."""
     parts = (example.task, example.input) if task_alone else (example.task, example.input, example.answer)
     return "\n".join(part for part in parts if part)
 
@@ -88,7 +88,7 @@ HIGHEST = 5
 MAX_TOKENS = 64
 _SCHEMA: Mapping[str, Any] = {
     "type": "object",
-    # The score first: it stands even where the reason is cut.
+    # Score first, so that it survives a cut reason.
     "properties": {
         "score": {"type": "integer", "enum": list(range(1, HIGHEST + 1))},
         "reason": {"type": "string", "maxLength": 120},
@@ -100,14 +100,14 @@ _BEGINNING = re.compile(r'\s*\{\s*"score"\s*:\s*([1-5])\s*[,}]')
 
 
 class JudgeScore(NamedTuple):
-    """A score from 1 to 5, and why."""
+    """A score from 1 to 5 with its reason."""
 
     score: int
     reason: str | None
 
 
 def judge_line(name: str, new: Example, old: Example, variant: Variant, prompt: PromptFile, shape: Shape) -> Line:
-    """The line that asks for a score; nothing is drawn."""
+    """The line that requests a score, decoded greedily."""
     way = " ".join([variant.way, *variant.words.values()])
     values = {**values_of(new, shape), "original": shown(old, shape), "way": way}
     return chat_line(
@@ -120,7 +120,7 @@ def judge_line(name: str, new: Example, old: Example, variant: Variant, prompt: 
 
 
 def verdict_of(answer: Answered) -> JudgeScore | None:
-    """The verdict; None: there is no answer, or none that can be read."""
+    """The score; None if there is no readable one."""
     text = text_of(answer)
     if text is None:
         return None

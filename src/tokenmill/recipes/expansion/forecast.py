@@ -1,4 +1,4 @@
-"""What an expansion will take, before anything has run. Pure."""
+"""Stages of an expansion for a forecast. Pure."""
 
 from itertools import count, islice
 from math import ceil
@@ -10,14 +10,14 @@ from tokenmill.recipes.expansion.request import ExpandRequest
 from tokenmill.recipes.runner import Line, Prospect, StageProspect
 
 ASSUMED_YIELD = 0.7
-_ALL = 20_000  # lines that are made, all of them, so that those with an answer are known
-_SAMPLE = 1000  # of more
+_ALL = 20_000  # up to this number all lines are generated, to find those with an answer
+_SAMPLE = 1000  # sample size beyond that
 
 T = TypeVar("T")
 
 
 def prospect_of(request: ExpandRequest) -> Prospect:
-    """All rounds as one stage, and the judging of what they write as another."""
+    """The stages: writing in all rounds, and judging."""
     round_one = list(jobs_of(request.seeds.parents, request.variants, request.per_seed, 0))
     jobs = _lines(request, len(round_one))
     rows = request.target
@@ -56,7 +56,7 @@ def _needed(target: int) -> int:
 
 
 def _lines(request: ExpandRequest, of_round: int) -> int:
-    """Lines that are written: whole parts, as the run cuts them, until the target is likely to be reached."""
+    """Number of lines until the target is likely reached, in whole parts as in the run."""
     if not of_round:
         return 0
     if request.target is None:
@@ -65,7 +65,7 @@ def _lines(request: ExpandRequest, of_round: int) -> int:
     asked = 0
     rounds = 0
     while asked < needed and rounds < request.most_rounds:
-        if part_lines(asked, of_round) == of_round:  # and so are all that follow: parts only grow
+        if part_lines(asked, of_round) == of_round:  # all later parts are whole rounds, because parts only grow
             return asked + of_round * int(min(ceil((needed - asked) / of_round), request.most_rounds - rounds))
         left = of_round
         while left and asked < needed:
@@ -77,17 +77,17 @@ def _lines(request: ExpandRequest, of_round: int) -> int:
 
 
 def _sample(request: ExpandRequest, round_one: list[ExpansionJob], jobs: int) -> list[ExpansionJob]:
-    """All jobs, in the order of the run, where that many can be made and are known; else some of the first round."""
+    """All jobs in run order if they can be generated, else a sample of the first round."""
     if jobs <= len(round_one):
         return round_one[:jobs] if jobs <= _ALL else _spread(round_one[:jobs], _SAMPLE)
-    if jobs > _ALL or request.evolve:  # what later rounds of an evolution begin with is not written yet
+    if jobs > _ALL or request.evolve:  # later rounds of an evolution depend on answers
         return _spread(round_one, _SAMPLE)
     rounds = (jobs_of(request.seeds.parents, request.variants, request.per_seed, before) for before in count())
     return list(islice((job for one in rounds for job in one), jobs))
 
 
 def _judged(request: ExpandRequest, job: ExpansionJob) -> Line:
-    """The judging of a row that is what it was made of, for want of a better one."""
+    """A judge line for the parent, in place of the unknown new row."""
     if request.judge is None:
         raise AssertionError("nothing is judged")
     example = job.parent.example
@@ -96,5 +96,5 @@ def _judged(request: ExpandRequest, job: ExpansionJob) -> Line:
 
 
 def _spread(items: list[T], most: int) -> list[T]:
-    """Some of all, at even distances."""
+    """Evenly spaced items."""
     return items if len(items) <= most else list(islice(items, 0, None, ceil(len(items) / most)))

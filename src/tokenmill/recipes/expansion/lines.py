@@ -1,8 +1,7 @@
-"""Jobs of the recipe: which parents are rewritten how, and the batch lines for it.
+"""The jobs of an expansion: which parent is rewritten with which variant, and their batch lines.
 
-A job is named by a hash of all that decides its answer, and its seed for drawing is made of the parent's content, the
-way and how often that way was taken with it: the same parents, prompts and options give the same lines in every run.
-Pure.
+A job is named by a hash of everything that determines its answer. Its sampling seed comes from the parent's content,
+the variant and the number of earlier uses: equal parents, prompts and options give equal lines in every run. Pure.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,32 +16,32 @@ from tokenmill.recipes.expansion.transforms import INSTRUCTION, Variant
 from tokenmill.recipes.runner import Line, chat_line
 from tokenmill.storage.json_text import compact_json
 
-LEAST_PART = 32  # lines that are written, and judged, before it is asked whether there is enough
-_GROWTH = 4  # a part is so much of all lines before it: as much may be written in vain, and large runs have few parts
-_SEED_BITS = 31  # what every engine takes
+LEAST_PART = 32  # minimum lines written and judged before checking whether the target is reached
+_GROWTH = 4  # size of a part relative to all previous lines, which bounds surplus work and the number of parts
+_SEED_BITS = 31  # accepted by every engine
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
-    """How answers are drawn."""
+    """Sampling options."""
 
     temperature: float | None = 0.8
     top_p: float | None = 0.95
     max_tokens: int = 512
-    seed: int = 0  # another one gives other answers
+    seed: int = 0  # another seed gives other answers
 
 
 class ExpansionJob(NamedTuple):
-    """One new example to be written."""
+    """One new example to write."""
 
     parent: Parent
     variant: Variant
-    turn: int  # how often this variant was taken with this parent before
+    turn: int  # number of earlier uses of this variant with this parent
 
 
 @dataclass(frozen=True, slots=True)
 class ExpandPrompts:
-    """What lines are written with, the same for all."""
+    """Prompts and options shared by all lines."""
 
     shape: Shape
     prompts: Mapping[str, PromptFile]
@@ -68,7 +67,7 @@ class ExpandPrompts:
         return {**line, "custom_id": f"{way}-{_digest(compact_json(line['body']), job.parent.id, str(job.turn))[:16]}"}
 
     def seed(self, job: ExpansionJob) -> int:
-        """For the draws of a job: of the content, not of the file's order or the run."""
+        """The sampling seed of a job, from its content rather than file order."""
         example = job.parent.example
         content = compact_json([example.task, example.input, example.answer, [dict(turn) for turn in example.before]])
         digest = _digest(str(self.drawing.seed), content, job.variant.way, job.variant.detail or "", str(job.turn))
@@ -78,10 +77,10 @@ class ExpandPrompts:
 def jobs_of(
     parents: Sequence[Parent], variants: Sequence[Variant], per_parent: int | None, before: int
 ) -> Iterator[ExpansionJob]:
-    """One round: of every parent the first, then of every parent the second, and so on.
+    """One round: the first variant of every parent, then the second of every parent, and so on.
 
-    `per_parent`: how many of each parent, its variants in turn; None: every variant once. `before`: rounds that these
-    parents have been through. Parents begin with different variants, so that a round that is cut short has all of them.
+    `per_parent`: number of variants per parent; None: every variant once. `before`: earlier rounds with these parents.
+    Parents start with different variants, so that an incomplete round still has all of them.
     """
     each = len(variants) if per_parent is None else per_parent
     for step in range(each):
@@ -93,9 +92,9 @@ def jobs_of(
 
 
 def part_lines(before: int, left: int) -> int:
-    """Lines of the next part of a round that has `left` more, after `before` lines of all rounds.
+    """Size of the next part of a round with `left` lines, after `before` lines in total.
 
-    Not of the target: a run for another one makes the same parts, whose answers and verdicts are there.
+    Independent of the target, so that a run with another target has the same parts and reuses their answers.
     """
     part = max(LEAST_PART, before // _GROWTH)
     return left if left <= part + part // 2 else part

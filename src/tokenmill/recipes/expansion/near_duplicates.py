@@ -1,9 +1,8 @@
-"""Near-duplicates of texts by MinHash: what says nearly the same in nearly the same words.
+"""Finds near-duplicate texts with MinHash.
 
-A text is the set of its shingles: three words that follow each other or, in short texts and in scripts that have no
-blanks between words, four characters (two there). Texts of middling length have both, so that a word more or less does
-not part two that are alike. Permutations are fixed and texts are compared in the order they come: the same texts give
-the same verdicts in every run and on every machine. What the texts are is not known here.
+A text is the set of its shingles: three consecutive words or, in short texts and scripts without spaces, four
+characters (there two). Texts of medium length have both, so that one word more or less does not separate similar
+texts. Permutations are fixed and texts are compared in order: equal texts give equal results everywhere.
 """
 
 import re
@@ -15,14 +14,14 @@ from typing import Any, Literal
 
 from tokenmill.errors import TokenmillError, UsageError
 
-PERMUTATIONS = 128  # a similarity of 0.8 is estimated to about 0.035
+PERMUTATIONS = 128  # standard error of about 0.035 at a similarity of 0.8
 WORDS = 3
 LETTERS = 4
-SYMBOLS = 2  # a word of Chinese has about two characters
-FEW_WORDS = 8  # from here on words are compared
-MANY_WORDS = 16  # from here on characters are not
+SYMBOLS = 2  # a Chinese word has about two characters
+FEW_WORDS = 8  # number of words from which words are compared
+MANY_WORDS = 16  # number of words from which characters are not compared
 _SEED = 1
-_LOOSER = 0.95  # the index misses some that are just alike enough; at 1 it could not be made at all
+_LOOSER = 0.95  # the index misses some candidates near the threshold; at 1 it cannot be built
 _DENSE_SHARE = 0.3
 _WORD = re.compile(r"\w+")
 # Thai, Lao, Tibetan, Burmese, Khmer; kana, bopomofo, Han, and Han beyond the first plane.
@@ -35,14 +34,14 @@ ShingleKind = Literal["words", "letters", "symbols"]
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """A text that came before, and how much of it two have in common, 0 to 1."""
+    """An earlier text and its similarity, 0 to 1."""
 
     name: str
     similarity: float
 
 
 class Near:
-    """Texts that were seen, for one threshold."""
+    """An index of texts for one similarity threshold."""
 
     def __init__(self, threshold: float) -> None:
         if not 0 < threshold <= 1:
@@ -54,42 +53,42 @@ class Near:
         self._library = _library()
         self._blank = self._library.MinHash(num_perm=PERMUTATIONS, seed=_SEED)
         self._indexes: dict[ShingleKind, Any] = {}
-        self._sketches: dict[tuple[ShingleKind, str], Any] = {}
+        self._minhashes: dict[tuple[ShingleKind, str], Any] = {}
 
     def like(self, text: str) -> Likeness | None:
-        """The most alike of the texts that were added, where one is alike enough; of equals the first."""
+        """The most similar added text at or above the threshold; of equals the first."""
         best: Likeness | None = None
         for kind, shingles in kinds_of(text):
             if kind not in self._indexes:
                 continue
-            sketch = self._sketch(shingles)
-            names = self._indexes[kind].query(sketch)
-            # Buckets give candidates in no order, and some that are not alike enough.
+            minhash = self._minhash(shingles)
+            names = self._indexes[kind].query(minhash)
+            # Candidates are unordered and may be below the threshold.
             for similarity, name in sorted(
-                (-float(self._sketches[kind, name].jaccard(sketch)), name) for name in names
+                (-float(self._minhashes[kind, name].jaccard(minhash)), name) for name in names
             ):
                 if -similarity >= self._threshold and (best is None or -similarity > best.similarity):
                     best = Likeness(name, -similarity)
         return best
 
     def add(self, name: str, text: str) -> None:
-        """Remember a text; a name stands for one."""
+        """Add a text under a unique name."""
         for kind, shingles in kinds_of(text):
             if kind not in self._indexes:
                 self._indexes[kind] = self._library.MinHashLSH(
                     num_perm=PERMUTATIONS, params=_bands(_LOOSER * self._threshold)
                 )
-            sketch = self._sketches[kind, name] = self._sketch(shingles)
-            self._indexes[kind].insert(name, sketch)
+            minhash = self._minhashes[kind, name] = self._minhash(shingles)
+            self._indexes[kind].insert(name, minhash)
 
-    def _sketch(self, shingles: set[str]) -> Any:
-        sketch = self._blank.copy()  # drawing the permutations anew takes longer than the rest
-        sketch.update_batch([shingle.encode() for shingle in shingles])
-        return self._library.LeanMinHash(sketch)
+    def _minhash(self, shingles: set[str]) -> Any:
+        minhash = self._blank.copy()  # generating the permutations is the slowest part
+        minhash.update_batch([shingle.encode() for shingle in shingles])
+        return self._library.LeanMinHash(minhash)
 
 
 def kinds_of(text: str) -> Iterator[tuple[ShingleKind, set[str]]]:
-    """The sets of shingles that a text is compared by: one or two."""
+    """The one or two shingle sets by which a text is compared."""
     plain = unicodedata.normalize("NFKC", text).casefold()
     words = _WORD.findall(plain)
     joined = " ".join(words) or plain.strip()
@@ -107,9 +106,9 @@ def _runs(text: str, length: int) -> set[str]:
     return {text[at : at + length] for at in range(max(1, len(text) - length + 1))}
 
 
-@lru_cache(8)  # they are found by trying all, a tenth of a second
+@lru_cache(8)  # the search takes a tenth of a second
 def _bands(threshold: float) -> tuple[int, int]:
-    """Bands and rows of an index. Few that are alike are to be missed: those that are not are told apart afterwards."""
+    """Bands and rows of the index, with few misses: false candidates are rejected later."""
     index = _library().MinHashLSH(threshold=threshold, num_perm=PERMUTATIONS, weights=(0.1, 0.9))
     return index.b, index.r
 

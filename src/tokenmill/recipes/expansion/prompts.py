@@ -1,8 +1,7 @@
-"""Prompt files: what the model is told, in files that people edit.
+"""Prompt files, which users can edit.
 
-A file has the sections `## system` (may be left out) and `## user`; what stands before them is for whoever edits it.
-`{name}` is filled in, `{{` and `}}` are braces. What is the same for all jobs of a way should stand before what is not:
-it is computed once then.
+A file has the sections `## system` (optional) and `## user`; text before them is a comment. `{name}` is a placeholder,
+`{{` and `}}` are braces. Put text that is equal for all jobs first, so that its prefix is computed once.
 """
 
 import difflib
@@ -30,12 +29,12 @@ _SECTIONS = ("system", "user")
 class PromptFile:
     """One prompt file."""
 
-    name: str  # of the file, with its ending
+    name: str  # file name with extension
     sha256: str
     template: JobTemplate
 
     def messages(self, values: Mapping[str, str]) -> list[dict[str, str]]:
-        """What is sent for these values."""
+        """The messages for these values."""
         found = []
         for role, pieces in (("system", self.template.system), ("user", self.template.user)):
             if pieces is not None:
@@ -45,13 +44,13 @@ class PromptFile:
 
 
 def known_ways(folder: Path | None) -> list[str]:
-    """Names of all ways there are prompts for: the packaged, and what else lies in a folder of one's own."""
+    """Names of all ways with a prompt: packaged ones and those in the user's folder."""
     own = [] if folder is None else sorted(path.stem for path in folder.glob("*.md") if path.stem not in PACKAGED)
     return [*WAYS, *own]
 
 
 def load(name: str, folder: Path | None = None) -> PromptFile:
-    """A way's prompt from the folder where it is there, else the packaged one."""
+    """The prompt of a way, from the user's folder or the package."""
     own = None if folder is None else folder / f"{name}.md"
     try:
         if folder is not None and not folder.is_dir():
@@ -68,7 +67,7 @@ def load(name: str, folder: Path | None = None) -> PromptFile:
 
 
 def parse(name: str, text: str, where: str) -> PromptFile:
-    """A prompt of a file's text; UsageError names the file and the line that is wrong."""
+    """Parse a prompt file; raises UsageError with file and line."""
     parts = _sections(text, where)
     if "user" not in parts:
         raise UsageError(f"{where} has no section ## user", hint="tokenmill expand --write-prompts shows how one looks")
@@ -90,14 +89,14 @@ def parse(name: str, text: str, where: str) -> PromptFile:
 
 
 def placeholders(name: str) -> tuple[str, ...]:
-    """What a file of that name may hold."""
+    """The placeholders allowed in a file of that name."""
     if name == JUDGE:
         return (*_ROW, "original", "way")
     return (*_ROW, "fields", *([name] if name in ("language", "format") else []))
 
 
 def _sections(text: str, where: str) -> dict[str, str]:
-    """The texts under their headings, moved down so that lines keep their numbers; they are stripped when sent."""
+    """Section texts, padded to keep line numbers; stripped when sent."""
     found: dict[str, str] = {}
     headings = [match for match in _HEADING.finditer(text) if match[1].lower() in _SECTIONS]
     for at, match in enumerate(headings):
@@ -111,7 +110,7 @@ def _sections(text: str, where: str) -> dict[str, str]:
 
 
 def _line(text: str, what: str, start: int = 0) -> int:
-    """The line that something stands in, from 1."""
+    """The line number of a text, from 1."""
     return text.count("\n", 0, text.index(what, start)) + 1
 
 
@@ -120,7 +119,7 @@ def _packaged(name: str) -> bytes:
 
 
 def write_prompts(folder: Path, names: Iterable[str] = PACKAGED) -> list[Path]:
-    """Put the packaged prompts into a folder, to be edited; nothing that is there is overwritten."""
+    """Copy the packaged prompts to a folder; existing files are never overwritten."""
     paths = [folder / f"{name}.md" for name in names]
     if there := next((path for path in paths if path.exists()), None):
         raise UsageError(f"{there} exists", hint="name another folder, or take it away")
@@ -136,7 +135,7 @@ def write_prompts(folder: Path, names: Iterable[str] = PACKAGED) -> list[Path]:
 
 
 def values_of(example: Example, shape: Shape) -> dict[str, str]:
-    """An example in the words of a prompt."""
+    """An example as placeholder values."""
     return {
         "example": shown(example, shape),
         "instruction": example.task,
@@ -146,7 +145,7 @@ def values_of(example: Example, shape: Shape) -> dict[str, str]:
 
 
 def shown(example: Example, shape: Shape) -> str:
-    """All parts of an example under their names; a plain text as it is."""
+    """All parts of an example with their names; a plain text unchanged."""
     if not example.task and not example.input and not example.before:
         return example.answer
     role, content = shape.turn
@@ -161,7 +160,7 @@ def shown(example: Example, shape: Shape) -> str:
 
 
 def fields_of(way: str, shape: Shape, schema: object | None) -> str:
-    """How the answer is to be written, for {fields}: the same for all jobs of a way."""
+    """The output instructions for {fields}; the same for all jobs of a way."""
     if way == INSTRUCTION:
         return "Write the instruction alone, without a heading, quotes or a word about it."
     if not shape.parts:

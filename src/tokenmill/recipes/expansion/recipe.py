@@ -1,9 +1,9 @@
-"""The recipe `expand`: a dataset grown from examples.
+"""The recipe `expand`: grows a dataset from examples.
 
-Round by round: new examples are written, what is invalid or nearly the same as a seed or an earlier one is dropped, the
-rest is judged by the same model, and what is good enough is kept. What is kept depends on the seeds, the options and
-the answers alone, so a run that is taken up again makes the same batches, finds their answers, and goes on.
-A row that was judged too low is still compared with: its like would be judged the same.
+Each round writes new examples, drops invalid ones and near-duplicates of seeds or earlier ones, has the same model
+judge the rest, and keeps those above the threshold. The result depends only on seeds, options and answers, so a
+resumed run makes the same batches and finds their answers. Rows with a low score stay in the comparison, because
+their near-duplicates would get the same score.
 """
 
 from collections import Counter
@@ -25,9 +25,9 @@ _MORE = "more seeds, more --ways or a higher --temperature bring other rows"
 
 
 async def expand(runner: BatchRunner, request: ExpandRequest, tell: Callable[[str], None]) -> Expanded:
-    """Grow the dataset and write it; `tell` gets a sentence for each stage.
+    """Grow the dataset and write it; `tell` gets a sentence per stage.
 
-    A run that was broken off leaves a table of before that has more rows, and what was dropped for it, as they are.
+    An interrupted run keeps an earlier table that has more rows, with its rejects.
     """
     growth = _Growth(request, runner)
     end, why = await growth.run(tell)
@@ -67,14 +67,14 @@ class _Growth:
         self.failures: Counter[str] = Counter()
         self.round = self.waiting = self.surplus = self.cut = 0
         self._stage = self._asked = self._seen = 0
-        self._looked = (0, 0, 0)  # rounds, lines and rows when the yield was last looked at
+        self._looked = (0, 0, 0)  # rounds, lines and rows at the last check of the yield
         self._whole = Near(request.near)
         self._tasks = Near(request.near) if any(variant.way == INSTRUCTION for variant in request.variants) else None
         for parent in request.seeds.parents:
             self._remember(parent)
 
     async def run(self, tell: Callable[[str], None]) -> tuple[RecipeEnd, str]:
-        """Rounds until one says why it was the last."""
+        """Run rounds until one ends the recipe; return how and why."""
         request = self._request
         parents: tuple[Parent, ...] = request.seeds.parents
         while self.round < request.most_rounds:
@@ -99,7 +99,7 @@ class _Growth:
         return "finished", f"{done} {'is' if self.round == 1 else 'are'} done{short}"
 
     def _too_little(self) -> str | None:
-        """Why more rounds would not be worth it; None: they are, or there were too few lines to tell."""
+        """Why more rounds are not worthwhile; None: they are, or there is too little data."""
         (rounds, asked, kept), least = self._looked, self._request.least_yield
         lines = self._asked - asked
         new = len(self.kept) - kept
@@ -113,12 +113,12 @@ class _Growth:
         return f"{words}{self._short() or ': more rounds would hardly bring more'}"
 
     def _short(self) -> str:
-        """That the target is not reached, and what helps; nothing where there is none."""
+        """A clause that the target was missed, with advice; empty without a target."""
         target = self._request.target
         return "" if target is None else f", and the target of {target:,} is not reached: {_MORE}"
 
     async def _work_round(self, jobs: list[ExpansionJob], tell: Callable[[str], None]) -> RecipeEnd:
-        """All jobs of a round, or as many as the target needs."""
+        """Process the jobs of a round, or as many as the target needs."""
         at = 0
         end: RecipeEnd = "finished"
         while at < len(jobs) and not self._enough():
@@ -139,7 +139,7 @@ class _Growth:
         return self._request.target is not None and len(self.kept) >= self._request.target
 
     def _part(self, left: int) -> int:
-        """How many lines to write next."""
+        """Number of lines to write next."""
         return left if self._request.target is None else part_lines(self._asked, left)
 
     async def _work_part(self, jobs: list[ExpansionJob]) -> RecipeEnd:
@@ -148,7 +148,7 @@ class _Growth:
         named = dict[str, ExpansionJob]()
 
         def lines() -> Iterator[Line]:
-            for job in jobs:  # one at a time: a round may have millions
+            for job in jobs:  # streamed: a round may have millions
                 line = request.prompts.line(job)
                 named[str(line["custom_id"])] = job
                 yield line
@@ -168,7 +168,7 @@ class _Growth:
         return await self._judge(new, request.judge) if new else "finished"
 
     def _new(self, answers: Iterator[Answered], jobs: Mapping[str, ExpansionJob]) -> Iterator[NewExample]:
-        """Examples that are valid and unlike all before; the others are counted."""
+        """Valid, non-duplicate examples; the others are counted."""
         request = self._request
         here = self._runner.origin
         for answer in answers:
@@ -236,7 +236,7 @@ class _Growth:
             self.rejected.append(rejected)
 
     def _like(self, made: NewExample) -> Likeness | None:
-        """What it is nearly the same as: an answer that was kept on purpose is not held against it."""
+        """The near-duplicate of a new example; answers that are kept unchanged on purpose do not count."""
         if made.job.variant.way == INSTRUCTION and self._tasks is not None:
             return self._tasks.like(compared(made.example, task_alone=True))
         return self._whole.like(compared(made.example, task_alone=False))

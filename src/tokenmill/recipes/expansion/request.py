@@ -1,4 +1,4 @@
-"""What an expansion is asked to do, and what is told of it afterwards. Pure."""
+"""The request and the result of an expansion. Pure."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -15,25 +15,25 @@ from tokenmill.recipes.expansion.seeds import Seeds
 from tokenmill.recipes.expansion.transforms import Variant
 from tokenmill.recipes.runner import RecipeEnd
 
-LEAST_YIELD = 0.02  # rounds that bring less of what they wrote are the last
+LEAST_YIELD = 0.02  # a round with a lower share of new rows is the last
 
 
 @dataclass(frozen=True, slots=True)
 class ExpandRequest:
-    """What is to be grown of what, and where it goes."""
+    """What to expand, how, and where to write it."""
 
     seeds: Seeds
     prompts: ExpandPrompts
     variants: tuple[Variant, ...]
     output: Path
-    judge: PromptFile | None = None  # None: no second pass
+    judge: PromptFile | None = None  # None: no judging
     least_score: int = 3
     near: float = 0.8
-    per_seed: int | None = None  # new examples of each parent in a round; None: one of each variant
+    per_seed: int | None = None  # new examples per parent and round; None: one per variant
     target: int | None = None  # None: one round
-    rounds: int | None = None  # at most; None: one, or as many as the target takes
-    least_yield: float = LEAST_YIELD  # of the lines of a round, or of some small ones, or it is the last
-    evolve: bool = False  # later rounds begin with what the one before brought
+    rounds: int | None = None  # maximum; None: one, or as many as the target needs
+    least_yield: float = LEAST_YIELD  # minimum share of new rows per round, or per several small ones
+    evolve: bool = False  # later rounds use the previous round's rows as parents
     keep_seeds: bool = False
     rejected: Path | None = None
 
@@ -48,13 +48,13 @@ class ExpandRequest:
 
     @property
     def most_rounds(self) -> float:
-        """How many there may be; a round that brings too little ends them as well."""
+        """Maximum rounds; a low yield may end them earlier."""
         return self.rounds or (1 if self.target is None else inf)
 
 
 @dataclass(slots=True)
 class LineTally:
-    """What became of lines."""
+    """Counts of lines by outcome."""
 
     made: int = 0  # lines with an outcome
     kept: int = 0
@@ -63,20 +63,20 @@ class LineTally:
 
 @dataclass(frozen=True, slots=True)
 class Expanded:
-    """What came of it."""
+    """Result of an expansion."""
 
     output: Path
-    rows: int  # in the file, kept seeds among them
+    rows: int  # in the file, including kept seeds
     kept: int
     ways: Mapping[str, LineTally]  # by variant, in order
-    rounds: int  # that were begun
+    rounds: int  # started rounds
     end: RecipeEnd
-    why: str  # it ended, in a sentence
-    waiting: int = 0  # lines without an outcome, or without a verdict
+    why: str  # reason for the end, as a sentence
+    waiting: int = 0  # lines without an outcome or a score
     surplus: int = 0  # good rows beyond the target
-    cut: int = 0  # answers that --max-tokens was too low for
-    failures: Mapping[str, int] = field(default_factory=dict)  # messages, the most frequent first
-    replaced: bool = True  # False: the file is that of a run before, for it has more rows than this one so far
+    cut: int = 0  # answers cut at --max-tokens
+    failures: Mapping[str, int] = field(default_factory=dict)  # count by message, most frequent first
+    replaced: bool = True  # False: an earlier run's file was kept because it has more rows
 
     @property
     def total(self) -> LineTally:
@@ -88,7 +88,7 @@ class Expanded:
 
 
 def summary_document(done: Expanded) -> dict[str, Any]:
-    """What came of it as JSON has it."""
+    """The result as JSON."""
     total = done.total
 
     def counts(tally: LineTally) -> dict[str, int]:

@@ -1,7 +1,6 @@
-"""Rows of an expanded dataset: the example in the seeds' shape, and where it comes from.
+"""Rows of an expanded dataset: the example in the seeds' format, and its provenance.
 
-Nothing in a row depends on when or in how many runs it was made: a run that was killed and taken up again writes the
-same bytes as one that was not.
+Rows do not depend on time or on the number of runs: an interrupted and resumed run writes the same bytes.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -38,7 +37,7 @@ PROVENANCE: Mapping[str, str] = {
     "max_tokens": "int32",
     "score": "int32",
 }
-_TAKEN = "expand_"  # before a name that the seeds use themselves
+_TAKEN = "expand_"  # prefix for names that the seeds use
 _SIGN = "tokenmill.recipe"
 _KINDS: Mapping[bytes, str] = {
     b"{": "JSON",
@@ -46,34 +45,34 @@ _KINDS: Mapping[bytes, str] = {
     b"\x1f\x8b": "data packed with gzip",
     b"\x28\xb5\x2f\xfd": "data packed with zstd",
 }
-_BEGINNING = 512  # bytes of a file that are looked at
+_BEGINNING = 512  # bytes examined at the start of a file
 
 
 @dataclass(frozen=True, slots=True)
 class NewExample:
-    """A new example with how it came about."""
+    """A new example with its provenance."""
 
     id: str
     job: ExpansionJob
     round: int
     example: Example
-    origin: AnswerOrigin  # who wrote it
+    origin: AnswerOrigin  # the model and engine that wrote it
     score: int | None = None
 
     def dropped(self, why: Dropped) -> "Rejected":
-        """There will be no row of it."""
+        """The rejected form of this example."""
         return Rejected(self.id, self.job, self.round, why, self.example, self.origin)
 
     @property
     def parent(self) -> Parent:
-        """Itself as what others are made of."""
+        """This example as a parent for others."""
         old = self.job.parent
         return Parent(self.id, old.root, old.depth + 1, self.example, old.carried)
 
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A line of which there is no row, for the file of those."""
+    """A rejected line, for the file of rejects."""
 
     id: str
     job: ExpansionJob
@@ -84,7 +83,7 @@ class Rejected:
 
 
 def provenance_names(seeds: Seeds) -> dict[str, str]:
-    """The names of the columns of provenance; those that the seeds use get a prefix."""
+    """Names of provenance columns, prefixed if the seeds use them."""
     taken = {*seeds.shape.types, *seeds.carried}
     return {name: _TAKEN + name if name in taken else name for name in PROVENANCE}
 
@@ -98,7 +97,7 @@ def columns_of(seeds: Seeds) -> dict[str, str]:
 def write_expanded(
     path: Path, seeds: Seeds, made: Iterable[NewExample], prompts: ExpandPrompts, *, keep_seeds: bool
 ) -> int:
-    """Write the dataset; how many rows."""
+    """Write the dataset; return the number of rows."""
     names = provenance_names(seeds)
 
     def rows() -> Iterator[dict[str, Any]]:
@@ -114,7 +113,7 @@ def write_expanded(
 
 
 def write_rejected(path: Path, seeds: Seeds, rejected: Iterable[Rejected], prompts: ExpandPrompts) -> int:
-    """Write what did not come through, with the reason; how many rows."""
+    """Write rejected lines with the reason; return the number of rows."""
     names = provenance_names(seeds)
     why, reason = (_TAKEN + name if name in seeds.shape.types else name for name in ("why", "reason"))
     columns = {why: "string", reason: "string", **columns_of(seeds)}
@@ -156,7 +155,7 @@ def _provenance(one: NewExample | Rejected, prompts: ExpandPrompts) -> dict[str,
 
 
 def check_targets(output: Path, seeds: Path, rejected: Path | None) -> None:
-    """Refuse what could not be written after a night of work, or what would be written over."""
+    """Raise UsageError if an output cannot be written or would overwrite the seeds."""
     targets = [output] if rejected is None else [output, rejected]
     for target in targets:
         if target.exists() and seeds.exists() and target.samefile(seeds):
@@ -173,7 +172,7 @@ def check_targets(output: Path, seeds: Path, rejected: Path | None) -> None:
 
 
 def rows_there(path: Path) -> int:
-    """How many rows a run before has left; none where there is no table of this recipe that can be read."""
+    """Number of rows of an earlier table of this recipe; 0 if there is none."""
     try:
         return sum(1 for _ in read_rows(path)) if path.exists() and _is_ours(path) else 0
     except UsageError:
@@ -181,7 +180,7 @@ def rows_there(path: Path) -> int:
 
 
 def _check_content(path: Path) -> None:
-    """UsageError for a file that is called Parquet and is something else."""
+    """Raise UsageError for a .parquet file with other content."""
     with path.open("rb") as file:
         beginning = file.read(_BEGINNING)
     if suffix_of(path) != ".parquet" or not beginning or is_parquet(path):
@@ -193,7 +192,7 @@ def _check_content(path: Path) -> None:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a file was written by this recipe: an earlier run's may be replaced. An empty one as well."""
+    """Whether this recipe wrote a file, or it is empty, so that it may be replaced."""
     if path.stat().st_size == 0:
         return True
     first = next(read_rows(path), None)

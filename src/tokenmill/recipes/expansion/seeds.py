@@ -1,8 +1,8 @@
-"""Seeds: the examples a dataset grows from, and the shape that their file has.
+"""Seeds: the examples that a dataset grows from, and the format of their file.
 
-Files differ (instruction, input and output; prompt and response; messages; one column of text), what a model is shown
-does not: an `Example` has a task, an input and an answer, any of which may be empty. New examples are written in the
-shape of the seeds, so that both can stand in one dataset.
+Files differ (instruction, input and output; prompt and response; messages; one column of text), but an `Example`
+always has a task, an input and an answer, each of which may be empty. New examples get the seeds' format, so that
+both fit in one dataset.
 """
 
 import json
@@ -28,26 +28,26 @@ SeedPart = Literal["instruction", "input", "output"]
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One row as a model is shown it; a plain text is an answer to a task that nobody wrote down."""
+    """One row as shown to the model; a plain text is an answer without a task."""
 
     task: str = ""
     input: str = ""
     answer: str = ""
-    before: tuple[Mapping[str, Any], ...] = ()  # messages before the last question; they stay as they are
+    before: tuple[Mapping[str, Any], ...] = ()  # messages before the last question, unchanged
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Which columns of a file hold an example; None: it has no such thing."""
+    """The columns of an example; None: missing."""
 
     answer: str | None = None
     task: str | None = None
     input: str | None = None
-    chat: str | None = None  # the column of messages, instead of all others
+    chat: str | None = None  # column of messages, used instead of all others
     turn: tuple[str, str] = ("role", "content")  # keys of a message
     roles: tuple[str, str] = ("user", "assistant")
-    parts: tuple[SeedPart, ...] = ()  # that make a new example, as a JSON object; none: a plain text
-    new_task: str | None = None  # a column for the task of plain texts, which have none
+    parts: tuple[SeedPart, ...] = ()  # parts of a new example as a JSON object; empty: a plain text
+    new_task: str | None = None  # column for the task of plain texts
 
     @property
     def types(self) -> dict[str, str]:
@@ -57,7 +57,7 @@ class Shape:
         return dict.fromkeys([name for name in (self.new_task, self.task, self.input, self.answer) if name], "string")
 
     def row(self, example: Example) -> dict[str, Any]:
-        """An example as the seeds' file would have it."""
+        """An example as a row of the seeds' file."""
         if self.chat is not None:
             pairs = zip(self.roles, (example.task, example.answer), strict=True)
             turns = [dict(zip(self.turn, pair, strict=True)) for pair in pairs if pair[1]]
@@ -71,7 +71,7 @@ class Shape:
         return {name: value for name, value in parts if name is not None}
 
     def with_task(self) -> "Shape":
-        """The same with room for a task beside a plain text."""
+        """This shape with a task column for plain texts."""
         if self.parts or self.chat is not None:
             return self
         return replace(self, new_task="instruction" if self.answer != "instruction" else "task")
@@ -79,13 +79,13 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """What new examples are made of: a seed, or an example that was made before."""
+    """The origin of new examples: a seed, or an earlier new example."""
 
     id: str
-    root: str  # the seed it goes back to
+    root: str  # the original seed
     depth: int  # 0: a seed
     example: Example
-    carried: Mapping[str, Any] = field(default_factory=dict)  # columns of the seed that go along
+    carried: Mapping[str, Any] = field(default_factory=dict)  # columns copied from the seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +95,13 @@ class Seeds:
     path: Path
     shape: Shape
     parents: tuple[Parent, ...]
-    carried: Mapping[str, str] = field(default_factory=dict)  # columns that go along, with their types
+    carried: Mapping[str, str] = field(default_factory=dict)  # copied columns and their types
 
 
 def read_seeds(
     path: Path, *, column: str | None = None, answer_column: str | None = None, carry: Sequence[str] = ()
 ) -> Seeds:
-    """Read a file of examples; UsageError names the columns there are, or the row that is wrong."""
+    """Read a file of examples; raises UsageError with the existing columns or the invalid row."""
     rows = list(read_rows(path))
     if not rows:
         raise UsageError(f"{path} has no rows", hint="each row of it is an example to start from")
@@ -166,7 +166,7 @@ def _known(path: Path, columns: list[str], name: str, option: str) -> None:
 
 
 def _with_parts(shape: Shape, examples: list[Example]) -> Shape:
-    """A part that no seed has is not asked for."""
+    """Remove parts that no seed has."""
     if shape.task is None and shape.chat is None:
         return shape
     has_input = shape.input is not None and any(example.input for example in examples)
@@ -219,7 +219,7 @@ def _from_chat(where: str, value: Any, shape: Shape) -> Example:
 
 
 def _turns(where: str, value: Any, shape: Shape) -> list[Mapping[str, Any]]:
-    if isinstance(value, str):  # as CSV and some Parquet files have it
+    if isinstance(value, str):  # serialised in CSV and some Parquet files
         try:
             value = json.loads(value)
         except ValueError:
@@ -234,7 +234,7 @@ def _turns(where: str, value: Any, shape: Shape) -> list[Mapping[str, Any]]:
 
 
 def _names(rows: list[dict[str, Any]]) -> list[str]:
-    """The rows' own ids where each has one of its own, else their numbers."""
+    """The rows' ids if they are unique, else their numbers."""
     own = [row.get("id") for row in rows]
     texts = [str(name) for name in own if isinstance(name, str | int) and not isinstance(name, bool) and str(name)]
     if len(set(texts)) == len(rows):

@@ -1,4 +1,4 @@
-"""Ways in which an example becomes another: each is a prompt file, some with a parameter. Pure."""
+"""Ways to transform an example: each is a prompt file, some with a parameter. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -73,7 +73,7 @@ class Variant:
     """A way with its parameter."""
 
     way: str
-    detail: str | None = None  # a language or a format as it was asked for
+    detail: str | None = None  # requested language or format
 
     @property
     def label(self) -> str:
@@ -82,14 +82,14 @@ class Variant:
 
     @property
     def words(self) -> dict[str, str]:
-        """What the parameter is called in a prompt."""
+        """The parameter as placeholder values."""
         if self.detail is None:
             return {}
         known = LANGUAGES if self.way == LANGUAGE else FORMATS
         return {self.way: known.get(self.detail.casefold(), self.detail)}
 
     def takes(self, example: Example) -> bool:
-        """Whether there is something in an example that this way could begin with."""
+        """Whether this way applies to an example."""
         if self.way == INSTRUCTION:
             return bool(example.answer)
         return bool(example.task or example.input) or (not example.before and bool(example.answer))
@@ -98,7 +98,7 @@ class Variant:
 def variants(
     ways: Sequence[str], languages: Sequence[str], formats: Sequence[str], known: Iterable[str]
 ) -> tuple[Variant, ...]:
-    """What is asked for, in order, each once. `known`: all names that there are prompt files for."""
+    """The requested variants in order, without duplicates. `known`: names with a prompt file."""
     asked = list(dict.fromkeys(ways)) or [*USUAL, *([LANGUAGE] if languages else []), *([FORMAT] if formats else [])]
     names = list(dict.fromkeys(known))
     for way in asked:

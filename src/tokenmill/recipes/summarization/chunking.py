@@ -1,10 +1,9 @@
-"""Cuts a text into pieces that each have at most so many tokens: where it divides by itself, if it does.
+"""Splits a text into pieces of limited tokens at natural boundaries.
 
     headings (outer before inner) > paragraphs > sentences > lines > words > anywhere, but never inside a character
 
-Only what is too long at one place is cut at the next. Without overlap the pieces put together are the text. Pure: a way
-to count tokens is given; that tokens of parts add up to about those of the whole is taken for granted, and a margin for
-the rest is the caller's.
+A unit is split at the next level only if it is too long. Without overlap the pieces concatenate to the text. Pure: the
+token counter is an argument; token counts of parts are assumed to add up, and the caller reserves a margin.
 """
 
 import re
@@ -15,7 +14,7 @@ from typing import NamedTuple
 
 TokenCount = Callable[[str], int]
 
-BYTES_PER_TOKEN = 4  # of English prose, where there is no vocabulary to count with
+BYTES_PER_TOKEN = 4  # English prose, used without a tokenizer
 _HEADING_LEVELS = 6
 _LONGEST_CLUSTER = 32  # marks behind one letter; more of them are no letter of any script
 _LONGEST_TOKEN = 32  # characters: the end of a text is looked at that far for each token
@@ -32,25 +31,25 @@ _JOINERS = "\u200d\ufe0e\ufe0f"
 
 
 class TextUnit(NamedTuple):
-    """A part of a text that is not cut, and its tokens."""
+    """An unsplit part of a text and its tokens."""
 
     text: str
     tokens: int
 
 
 def estimate(text: str) -> int:
-    """Tokens of a text without a vocabulary."""
+    """Estimated tokens without a tokenizer."""
     return -(-len(text.encode(errors="replace")) // BYTES_PER_TOKEN)
 
 
 def fits(text: str, room: int, count: TokenCount) -> bool:
-    """Whether a text has at most so many tokens; a short one is not counted."""
+    """Whether a text has at most `room` tokens; short texts are not counted."""
     # No vocabulary makes more tokens than bytes, and a character has four bytes at most.
     return 4 * len(text) <= room or count(text) <= room
 
 
 def split(text: str, room: int, count: TokenCount, *, overlap: int = 0) -> tuple[str, ...]:
-    """Pieces of at most `room` tokens; each but the first begins with the last `overlap` tokens of the one before."""
+    """Split into pieces of at most `room` tokens; each repeats the last `overlap` tokens of its predecessor."""
     if room < 1 or not 0 <= overlap < room:
         raise ValueError(f"no pieces of {room} tokens with {overlap} of the one before")
     if fits(text, room, count):
@@ -62,25 +61,25 @@ def split(text: str, room: int, count: TokenCount, *, overlap: int = 0) -> tuple
 
 
 def halved(text: str, count: TokenCount) -> tuple[str, ...]:
-    """Two pieces, seldom more, instead of one that was too long after all; one: it cannot be cut."""
+    """Split a piece that was too long into two, rarely more; returns one if it cannot be split."""
     tokens = count(text)
     # A little more than half, for places to cut are seldom in the middle.
     return split(text, max(1, min(tokens - 1, -(-tokens * 11 // 20))), count)
 
 
 def groups(sizes: Sequence[int], room: int) -> list[int]:
-    """How many neighbours go together so that each group has at most `room`; even groups rather than a last crumb."""
+    """Sizes of groups of adjacent items with at most `room` in total, as even as possible."""
     return [len(group) for group in _gathered(sizes, room)]
 
 
 def _units(text: str, level: int, room: int, count: TokenCount) -> Iterator[TextUnit]:
-    """Parts of a text that is too long, each as large as a place to cut leaves it and as fits."""
+    """Split a text that is too long at this level or deeper."""
     if level == _HEADING_LEVELS + len(_INNER):
         yield from _anywhere(text, room, count)
         return
     parts = list(_parts(text, level))
     for part in parts:
-        tokens = count(part) if len(parts) > 1 else room + 1  # what is not cut here is as long as it was
+        tokens = count(part) if len(parts) > 1 else room + 1  # an unsplit part keeps its length
         if tokens <= room:
             yield TextUnit(part, tokens)
         else:
@@ -98,7 +97,7 @@ def _parts(text: str, level: int) -> Iterator[str]:
 
 
 def headings(text: str) -> list[tuple[int, int]]:
-    """Where headings begin, and their ranks from 1: Markdown's, and underlined ones as Markdown and reST have them."""
+    """Offsets and ranks (from 1) of headings: Markdown's, and underlined ones of Markdown and reST."""
     found = list[tuple[int, int]]()
     ranks = dict[str, int]()
     fence, offset, before = "", 0, list[str]()  # `before`: the last two lines
@@ -119,7 +118,7 @@ def headings(text: str) -> list[tuple[int, int]]:
 
 
 def _is_title(before: Sequence[str], line: str) -> bool:
-    """Whether the last line stands alone and can be what this one underlines."""
+    """Whether the last line can be a title that this line underlines."""
     if not before or not before[-1].strip() or _UNDERLINE.match(before[-1]) or _ATX.match(before[-1]):
         return False
     if line[0] not in "=-" and len(line.strip()) < len(before[-1].strip()):  # reST's are as long as their titles
@@ -128,7 +127,7 @@ def _is_title(before: Sequence[str], line: str) -> bool:
 
 
 def _anywhere(text: str, room: int, count: TokenCount) -> Iterator[TextUnit]:
-    """Text without a place to cut, in parts as long as fit; a single character may be too long even so."""
+    """Split at any character; a single character may still be too long."""
     start = 0
     while start < len(text):
         size = min(room, len(text) - start)
@@ -146,7 +145,7 @@ def _anywhere(text: str, room: int, count: TokenCount) -> Iterator[TextUnit]:
 
 
 def _whole(text: str, start: int, end: int) -> int:
-    """The nearest place at or before `end` that parts no letter from its marks."""
+    """The nearest position at or before `end` that keeps combined characters together."""
     for place in range(end, max(start, end - _LONGEST_CLUSTER), -1):
         if place == len(text) or not (_joined(text[place]) or text[place - 1] == _JOINERS[0]):
             return place
@@ -154,12 +153,12 @@ def _whole(text: str, start: int, end: int) -> int:
 
 
 def _joined(letter: str) -> bool:
-    """Whether it is part of the character before it."""
+    """Whether a character combines with the previous one."""
     return unicodedata.combining(letter) > 0 or letter in _JOINERS or "\U0001f3fb" <= letter <= "\U0001f3ff"
 
 
 def _packed(units: Sequence[TextUnit], room: int) -> list[str]:
-    """Neighbours together as long as they fit."""
+    """Join adjacent units up to the limit."""
     pieces = list[str]()
     start = 0
     for group in _gathered([unit.tokens for unit in units], room):
@@ -169,7 +168,7 @@ def _packed(units: Sequence[TextUnit], room: int) -> list[str]:
 
 
 def _gathered(sizes: Sequence[int], room: int) -> list[list[int]]:
-    """As few groups as there can be, and the longest of them as short as that allows."""
+    """As few groups as possible, with the longest as short as possible."""
     best = _filled(sizes, room)
     low, high = -(-sum(sizes) // max(1, len(best))), room  # the least that is enough lies between
     while low < high:
@@ -196,7 +195,7 @@ def _filled(sizes: Sequence[int], room: int) -> list[list[int]]:
 
 
 def _tail(text: str, room: int, count: TokenCount) -> str:
-    """The end of a text: whole sentences, or words where not even one fits."""
+    """The end of a text: whole sentences, or words if no sentence fits."""
     for level in (_HEADING_LEVELS + 1, _HEADING_LEVELS + 3):
         kept = list[str]()
         held = 0

@@ -1,9 +1,8 @@
-"""Documents out of files, folders and tables: what there is to read, under names that stay, and what was left out.
+"""Reads documents from files, folders and tables under stable names, with the reason for each skipped one.
 
-A document of a folder is named by its path below it, a row of a table by the table and its id. Where several places are
-given, each one's own name comes first; so the same content elsewhere on the disk has the same names. A file is text
-when it is UTF-8 (or UTF-16 that says so); everything else is skipped with a reason. Line ends are made one, times and
-owners do not matter. What is in a document is not known here.
+A document in a folder is named by its relative path, a table row by the table and its id; with several inputs, each
+input's own name comes first, so equal content elsewhere has equal names. Text is UTF-8 (or UTF-16 with a BOM); other
+files are skipped. Line endings are normalised.
 """
 
 import hashlib
@@ -22,7 +21,7 @@ from tokenmill.storage.json_text import compact_json, shown
 from tokenmill.storage.rows import read_rows
 from tokenmill.units import MIB, format_bytes
 
-MOST_BYTES = 64 * MIB  # of one file that is no table
+MOST_BYTES = 64 * MIB  # limit per file, except tables
 TEXT_COLUMN = "text"
 _PAGES = (".html", ".htm", ".xhtml")
 _TABLES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
@@ -39,22 +38,22 @@ _FILE_HINT = "check the path and who may read it"
 
 @dataclass(frozen=True, slots=True)
 class SourceDocument:
-    """A text under a name."""
+    """A named text."""
 
-    parts: tuple[str, ...]  # of its name: folders, the file, the id of a row
+    parts: tuple[str, ...]  # parts of its name: folders, file, row id
     text: str
-    source: str  # where it came from, for people
-    sha256: str = ""  # of its text
+    source: str  # origin, for display
+    sha256: str = ""  # hash of its text
 
     @property
     def name(self) -> str:
-        """What it is called wherever its folder lies."""
+        """Its name, independent of the folder's location."""
         return "/".join(self.parts)
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A file or a row that is no document, and why."""
+    """A skipped file or row and the reason."""
 
     name: str
     reason: str
@@ -62,25 +61,25 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class FoundDocuments:
-    """What was read, in order, and what was not."""
+    """Documents in order, and what was skipped."""
 
     documents: tuple[SourceDocument, ...]
     skipped: tuple[Skipped, ...] = ()
-    beside: bool = False  # there is a folder in it that was left out, as `Reading` says
+    beside: bool = False  # a folder in it was excluded by `leave_out`
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What to read of files and folders."""
+    """Which documents to read."""
 
-    globs: tuple[str, ...] = ()  # of paths below a folder; none: all
+    globs: tuple[str, ...] = ()  # patterns of relative paths; empty: all
     text_column: str | None = None  # of tables
     id_column: str | None = None
-    leave_out: Path | None = None  # a folder that is never looked into: where the summaries go
+    leave_out: Path | None = None  # excluded folder: the output
 
 
 def gather(places: Sequence[Path], how: ReadOptions) -> FoundDocuments:
-    """All documents of some files and folders; UsageError where a place is not there."""
+    """Read all documents of files and folders; raises UsageError if an input does not exist."""
     absolute = list(dict.fromkeys(_absolute(place) for place in places))
     for place in absolute:
         if not place.exists():
@@ -110,7 +109,7 @@ def _absolute(place: Path) -> Path:
 
 
 def _labels(places: Sequence[Path]) -> list[tuple[str, ...]]:
-    """How the names of each place's documents begin: one folder needs nothing, others the end of their path."""
+    """Name prefix of each input: none for a single folder, else the end of its path."""
     if len(places) == 1 and places[0].is_dir():
         return [()]
     paths = [place.parts[1:] for place in places]
@@ -130,7 +129,7 @@ def _files(
     leave_out: Path | None,
     skipped: list[Skipped],
 ) -> Iterator[Path]:
-    """Files of a place, names in order; what is hidden is left out unless it was named."""
+    """Files of an input, sorted; hidden ones only if named explicitly."""
     if not place.is_dir():
         yield place
         return
@@ -161,7 +160,7 @@ def _parts(path: Path, place: Path, label: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _pattern(glob: str) -> re.Pattern[str]:
-    """A pattern for paths; one without a slash is for names, at any depth."""
+    """Compile a glob; without a slash it matches file names at any depth."""
     whole = glob if "/" in glob else f"**/{glob}"
     parts = re.findall(r"\*\*/|/\*\*$|\*|\?|\[!?[^\]]+\]|.", whole.removeprefix("/"), re.DOTALL)
     made = [
@@ -179,7 +178,7 @@ def _printable(name: str) -> str:
 
 
 def _add(documents: dict[str, SourceDocument], document: SourceDocument, path: Path) -> None:
-    """Under its name, or under one of its own where two places have the same."""
+    """Add a document, renamed if two inputs have the same name."""
     if document.name in documents:
         last = f"{document.parts[-1]}~{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}"
         document = SourceDocument((*document.parts[:-1], last), document.text, document.source)
@@ -190,7 +189,7 @@ def _add(documents: dict[str, SourceDocument], document: SourceDocument, path: P
 
 
 def _read(path: Path, parts: tuple[str, ...], how: ReadOptions, skipped: list[Skipped]) -> Iterable[SourceDocument]:
-    """The documents of one file; UsageError says why it has none."""
+    """The documents of one file; raises UsageError with the reason if it has none."""
     suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in _PACKED]
     last = suffixes[-1] if suffixes else ""
     try:
@@ -253,7 +252,7 @@ def _from_json(
 def _from_rows(
     rows: Sequence[Mapping[str, Any]], path: Path, parts: tuple[str, ...], how: ReadOptions, skipped: list[Skipped]
 ) -> Iterable[SourceDocument]:
-    """A document for each row; a row without text is skipped alone, a table without the columns whole."""
+    """One document per row; rows without text are skipped, a table without the columns is rejected."""
     column = how.text_column or TEXT_COLUMN
     columns = list(dict.fromkeys(key for row in rows for key in row))
     if not rows:

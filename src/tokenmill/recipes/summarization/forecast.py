@@ -1,4 +1,4 @@
-"""What summaries will take, before anything has run: the lines of the first stage, and what reducing adds."""
+"""Stages of a summarization for a forecast: the lines of the first stage, and the reduction."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -13,7 +13,7 @@ from tokenmill.recipes.summarization.work import MOST_LEVELS, NUMBER_TOKENS, Doc
 from tokenmill.units import number_of
 
 Stored = Callable[[Line], Answered | None]
-"""The answer to a line that is there already; None: it has to be computed."""
+"""The stored answer to a line; None: it must be computed."""
 _SHOWN = 5  # names
 _ASSUMED = "notes on pieces as long as --max-tokens allows"
 
@@ -25,7 +25,7 @@ def prospect(
     tokens: TokenCount | None,
     stored: Stored = lambda _line: None,
 ) -> Prospect:
-    """The stages to come; reads the manifest and the summaries that are there."""
+    """The stages to run; reads the manifest and existing summaries."""
     manifest = read_manifest(request.out)
     judged = judge(request, manifest, model_id)
     unchanged = len(judged.of("unchanged"))
@@ -60,7 +60,7 @@ def prospect(
 
 
 def _pruning(manifest: Manifest, vanished: Sequence[str]) -> list[str]:
-    """What --prune would do."""
+    """Notes on the effect of --prune."""
     gone = [name for name in vanished if prunable(manifest, name)]
     notes = list[str]()
     more = f", and {len(gone) - _SHOWN:,} more" if len(gone) > _SHOWN else ""
@@ -73,7 +73,7 @@ def _pruning(manifest: Manifest, vanished: Sequence[str]) -> list[str]:
 
 
 def _answered(work: DocumentWork, request: SummarizeRequest, room: Rooms, stored: Stored) -> bool:
-    """Whether answers that are there lead to the end of a document, level by level. Changes nothing."""
+    """Whether stored answers complete a document at every level. Changes nothing."""
     tried = replace(work, parts=[replace(part) for part in work.parts])
     opened = False
     while not tried.over:
@@ -90,7 +90,7 @@ def _answered(work: DocumentWork, request: SummarizeRequest, room: Rooms, stored
 
 
 def _reducing(split: Sequence[int], room: Rooms, request: SummarizeRequest) -> list[StageProspect]:
-    """A stage for each level, as if every answer were as long as it may be."""
+    """One stage per level of reduction, assuming answers of maximum length."""
     head = len(request.prompts.system("reduce").encode())
     note = room.answer + NUMBER_TOKENS
     stages = list[StageProspect]()

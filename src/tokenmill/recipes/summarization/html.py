@@ -1,7 +1,7 @@
-"""The text of a page of HTML: what a reader sees, with its headings, paragraphs, lists and cells told apart.
+"""Extracts the visible text of an HTML page with its headings, paragraphs, lists and cells.
 
-Scripts, styles and what else is not shown are dropped. Headings become Markdown's, so that a long page is cut at them.
-Damaged markup gives the text that is in it; nothing is fetched.
+Scripts, styles and other invisible elements are dropped. Headings become Markdown, so that long pages are split there.
+Tolerates damaged markup; fetches nothing.
 """
 
 import re
@@ -45,7 +45,7 @@ _BLOCKS = frozenset(
 _HEADINGS = {f"h{rank}": "#" * rank + " " for rank in range(1, 7)}
 _LINES = frozenset(("br", "tr", "li", "caption"))
 _CHARSET = re.compile(rb"<meta[^>]{0,200}charset\s*=\s*[\"']?([A-Za-z0-9_.:-]{1,40})", re.IGNORECASE)
-_LOOKED_AT = 2048  # bytes in which a page has to say its encoding
+_LOOKED_AT = 2048  # bytes searched for an encoding declaration
 
 
 def page_text(page: str) -> str:
@@ -57,7 +57,7 @@ def page_text(page: str) -> str:
 
 
 def said_encoding(data: bytes) -> str | None:
-    """The encoding that a page names; it need not be one."""
+    """The declared encoding of a page, which may be invalid."""
     found = _CHARSET.search(data[:_LOOKED_AT])
     return found[1].decode() if found else None
 

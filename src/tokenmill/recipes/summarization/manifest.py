@@ -1,8 +1,7 @@
-"""What is in a folder of summaries: a line for each document, and which files are ours to replace.
+"""The manifest of a folder of summaries: one line per document, and which files may be replaced.
 
-The manifest is written before the files it speaks of, and it names the sum of a file's content before and after: so a
-kill between the two leaves a file that is told apart from one that a person edited. Both are replaced whole. Nothing
-here knows how a summary is made.
+The manifest is written before the files and records a file's hash before and after. After a kill between the two, a
+file can still be told from one that a person edited. Writes are atomic.
 """
 
 import errno
@@ -24,71 +23,71 @@ from tokenmill.storage.atomic import replace_file
 MANIFEST = "manifest.jsonl"
 ManifestState = Literal["done", "failed", "edited"]
 DocumentChange = Literal["to do", "unchanged", "edited"]
-_LONGEST_PART = 160  # bytes of one part of a file's name; file systems end at 255
+_LONGEST_PART = 160  # bytes per part of a file name; file systems allow 255
 _NOT_IN_NAMES = frozenset('/\\:*?"<>|~')
 _GO_ON = "what is answered is kept, and the same command goes on from there"
 
 
 @dataclass(frozen=True, slots=True)
 class SummaryInputs:
-    """What a summary depends on beside its document: where one of these differs, it is another."""
+    """Everything a summary depends on except its document; a difference requires a new summary."""
 
     digest_sha256: str | None
     prompts_sha256: str
     model_id: str
-    sampling: Mapping[str, Any]  # keys of the request's body
+    sampling: Mapping[str, Any]  # keys of the request body
     overlap: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ManifestEntry:
-    """A line of the manifest: a document and what became of it."""
+    """A manifest line: a document and its outcome."""
 
     document: str
     source: str
-    sha256: str  # of the document's text
+    sha256: str  # hash of the document's text
     digest_sha256: str | None
     prompts_sha256: str
     model_id: str
     sampling: Mapping[str, Any]
     overlap: int
     state: ManifestState
-    summary: str  # the file, below the folder
-    summary_sha256: str | None = None  # of the file's bytes; None: there is none yet
-    before_sha256: str | None = None  # of what the file held before
+    summary: str  # path relative to the folder
+    summary_sha256: str | None = None  # hash of the file; None: not written yet
+    before_sha256: str | None = None  # hash of the previous content
     model: str | None = None
     engine: str | None = None
     build: str | None = None
-    failures: int = 0  # in a row; the next try is another job for the store
+    failures: int = 0  # consecutive failures; each retry is a new job for the store
     pieces: int | None = None
-    levels: int | None = None  # of reducing
+    levels: int | None = None  # levels of reduction
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     completion_tokens: int | None = None
     finish_reason: str | None = None
-    code: str | None = None  # why there is no summary
+    code: str | None = None  # error code if there is no summary
     message: str | None = None
 
     def made_by(self, document_sha256: str, recipe: SummaryInputs) -> bool:
-        """Whether this is the summary of that text by that recipe."""
+        """Whether this is the summary of that text with those inputs."""
         own = SummaryInputs(self.digest_sha256, self.prompts_sha256, self.model_id, self.sampling, self.overlap)
         return self.state == "done" and self.sha256 == document_sha256 and own == recipe
 
     @property
     def ours(self) -> frozenset[str]:
-        """Sums of contents that were written here."""
+        """Hashes of contents that this recipe wrote."""
         return frozenset(each for each in (self.summary_sha256, self.before_sha256) if each is not None)
 
 
 @dataclass(slots=True)
 class Manifest:
-    """The lines of a folder by document; changed in memory, and on the disk by `save`."""
+    """Manifest lines by document; `save` writes changes."""
 
     folder: Path
     entries: dict[str, ManifestEntry] = field(default_factory=dict)
 
     def save(self) -> None:
-        """Replace the file, if that changes it."""
+        """Write the file if it has changed."""
         lines = [json.dumps(asdict(self.entries[name]), ensure_ascii=False) + "\n" for name in sorted(self.entries)]
         data = "".join(lines).encode()
         path = self.folder / MANIFEST
@@ -97,7 +96,7 @@ class Manifest:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a folder; an empty one where there is none."""
+    """Read a folder's manifest; empty if there is none."""
     path = folder / MANIFEST
     try:
         lines = path.read_text(encoding="utf-8").split("\n")  # splitlines() would cut at U+2028, which a name may have
@@ -131,14 +130,14 @@ def _entry(line: str, path: Path, number: int) -> ManifestEntry:
 
 
 def is_below(name: str) -> bool:
-    """Whether a name stays inside the folder it is put behind."""
+    """Whether a relative path stays inside its folder."""
     return bool(name) and not name.startswith("/") and not {"..", "", "."} & set(name.split("/")) and "\0" not in name
 
 
 def verdict(
     document: SourceDocument, file: str, manifest: Manifest, recipe: SummaryInputs, *, force: bool
 ) -> DocumentChange:
-    """What is to be done for a document; reads its summary's file."""
+    """What to do for a document; reads its summary file."""
     entry = manifest.entries.get(document.name)
     here = sum_of(manifest.folder / file)
     if entry is None:
@@ -150,7 +149,7 @@ def verdict(
 
 
 def sum_of(path: Path) -> str | None:
-    """The sum of a file; None: it is not there."""
+    """The hash of a file; None if it does not exist."""
     try:
         return sum_of_bytes(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
@@ -160,12 +159,12 @@ def sum_of(path: Path) -> str | None:
 
 
 def sum_of_bytes(data: bytes) -> str:
-    """The same of content."""
+    """The hash of content."""
     return hashlib.sha256(data).hexdigest()
 
 
 def remove(path: Path, folder: Path) -> None:
-    """Remove a file, and folders that are empty then, up to the one that all are in."""
+    """Remove a file, and parent folders that become empty."""
     try:
         path.unlink(missing_ok=True)
         for parent in path.parents:
@@ -177,7 +176,7 @@ def remove(path: Path, folder: Path) -> None:
 
 
 def put(path: Path, data: bytes) -> None:
-    """Replace a file whole; its folder is made where it is not there."""
+    """Replace a file atomically, creating its folder."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, data, temporary=path.with_name(f".{path.name}.part"))
@@ -189,7 +188,7 @@ def put(path: Path, data: bytes) -> None:
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Make the folder and hold it against another run."""
+    """Create the folder and lock it against other runs."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
@@ -215,7 +214,7 @@ def _lock(handle: int, folder: Path) -> None:
 
 
 def file_names(documents: Iterable[SourceDocument], known: Mapping[str, str]) -> dict[str, str]:
-    """A file below the folder for each document, different for each; `known` ones stay."""
+    """A unique relative path per document; paths in `known` are kept."""
     wanted = {document.name: "/".join(_safe(part) for part in document.parts) for document in documents}
     files = dict[str, str]()
     taken = {folder.as_posix().casefold() for file in wanted.values() for folder in PurePosixPath(file).parents}
@@ -229,7 +228,7 @@ def file_names(documents: Iterable[SourceDocument], known: Mapping[str, str]) ->
 
 
 def _safe(part: str) -> str:
-    """A part of a name that any file system takes; where it had to be changed, a sum makes it unlike others."""
+    """A portable file name; if it was changed, a hash makes it unique."""
     letters = ["_" if letter in _NOT_IN_NAMES or unicodedata.category(letter)[0] == "C" else letter for letter in part]
     cleaned = "".join(letters).strip(" ").lstrip(".")
     while len(cleaned.encode()) > _LONGEST_PART:

@@ -1,7 +1,7 @@
-"""What a model is told before a document: a digest that all share, then the words of a prompt file.
+"""System messages of a summary: a shared digest, then a prompt file.
 
-Prompt files are for people to edit: `{words}` and `{language}` are filled in, everything else stands as it is. The
-digest comes first, so that the head of all prompts is one; of the document nothing is in the system message.
+Prompt files can be edited: `{words}` and `{language}` are placeholders. The digest comes first, so that all prompts
+share a prefix; the system message contains nothing of the document.
 """
 
 import difflib
@@ -20,7 +20,7 @@ from tokenmill.storage.atomic import new_file
 PromptKind = Literal["document", "piece", "reduce"]
 KINDS: tuple[PromptKind, ...] = ("document", "piece", "reduce")
 OWN_LANGUAGE = "the language of the document"
-WORDS_PER_TOKEN = 0.6  # less than English has, so that a summary ends before its last token
+WORDS_PER_TOKEN = 0.6  # below English's ratio, so that a summary ends before max_tokens
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 _PLACES = ("words", "language")
 _BOM = "\ufeff"
@@ -31,26 +31,26 @@ class Prompts:
     """The system messages of a run."""
 
     digest: str | None
-    texts: Mapping[PromptKind, str]  # filled in
+    texts: Mapping[PromptKind, str]  # with placeholders replaced
 
     def system(self, kind: PromptKind) -> str:
-        """A system message whole."""
+        """The complete system message."""
         return "\n\n".join(text for text in (self.digest, self.texts[kind]) if text)
 
     @property
     def digest_sha256(self) -> str | None:
-        """Of the digest's text."""
+        """Hash of the digest's text."""
         return None if self.digest is None else hashlib.sha256(self.digest.encode()).hexdigest()
 
     @property
     def sha256(self) -> str:
-        """Of the prompts' texts as they are sent."""
+        """Hash of the prompts as sent."""
         whole = "\0".join(self.texts[kind] for kind in KINDS)
         return hashlib.sha256(whole.encode()).hexdigest()
 
 
 def prompts_for(folder: Path | None, digest: Path | None, *, max_tokens: int, language: str | None) -> Prompts:
-    """Prompts from a folder, packaged ones for files that it lacks, and the digest; UsageError where one is wrong."""
+    """Prompts from a folder, packaged ones for missing files, and the digest; raises UsageError for an invalid one."""
     if folder is not None and not any((folder / f"{kind}.md").is_file() for kind in KINDS):
         names = ", ".join(f"{kind}.md" for kind in KINDS)
         raise UsageError(f"{folder} has none of {names}", hint=f"tokenmill summarize --write-prompts {folder}")
@@ -60,7 +60,7 @@ def prompts_for(folder: Path | None, digest: Path | None, *, max_tokens: int, la
 
 
 def write_packaged(folder: Path, *, force: bool) -> tuple[Path, ...]:
-    """Put the packaged prompts into a folder, to be edited; UsageError where one is there already."""
+    """Copy the packaged prompts to a folder; raises UsageError if one exists already."""
     targets = [folder / f"{kind}.md" for kind in KINDS]
     there = [target for target in targets if target.exists()]
     if there and not force:

@@ -1,7 +1,7 @@
-"""Summaries of documents, each done once: what is unchanged is not sent, what is cut short goes on from there.
+"""Summarizes documents incrementally: unchanged ones are skipped, interrupted runs resume.
 
-Stages: everything that can be asked at once is one stage, and what its answers lead to the next. After each, finished
-summaries are written, the manifest first (see there). Opens no engine and prints nothing.
+Independent requests form one stage, requests that depend on its answers the next. Finished summaries are written
+after each stage, manifest first (see there). Opens no engine and prints nothing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -35,25 +35,25 @@ from tokenmill.recipes.summarization.work import DocumentFailure, DocumentWork, 
 
 @dataclass(frozen=True, slots=True)
 class SummarizeRequest:
-    """What is to be summarized, how, and where to."""
+    """What to summarize, how, and where to write it."""
 
     found: FoundDocuments
     out: Path
     prompts: Prompts
-    sampling: Mapping[str, Any]  # keys of the request's body, max_tokens among them
+    sampling: Mapping[str, Any]  # keys of the request body, including max_tokens
     overlap: int = 0
-    context: int | None = None  # for engines that do not say theirs
-    force: bool = False  # files that somebody else wrote or edited are overwritten
-    prune: bool = False  # summaries of documents that are gone are removed
+    context: int | None = None  # for engines that do not report theirs
+    force: bool = False  # overwrite files written or edited by others
+    prune: bool = False  # remove summaries of deleted documents
 
     def recipe(self, model_id: str) -> SummaryInputs:
-        """What summaries depend on beside their documents."""
+        """The inputs of summaries besides their documents."""
         return SummaryInputs(
             self.prompts.digest_sha256, self.prompts.sha256, model_id, dict(self.sampling), self.overlap
         )
 
     def rooms(self, context: int | None, tokens: TokenCount | None) -> Rooms:
-        """What has room; UsageError where it is not known."""
+        """Token limits of prompts; raises UsageError if the context is unknown."""
         known = context if context is not None else self.context
         if known is None:
             raise UsageError("the engine does not say how long its context is", hint="--context N says it")
@@ -62,11 +62,11 @@ class SummarizeRequest:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Documents by what is to be done for them."""
+    """Documents by required action."""
 
     verdicts: Mapping[str, DocumentChange]
     files: Mapping[str, str]
-    vanished: tuple[str, ...]  # documents of the manifest that are not there any more
+    vanished: tuple[str, ...]  # documents of the manifest that no longer exist
 
     def of(self, verdict: DocumentChange) -> list[str]:
         """Names."""
@@ -75,25 +75,25 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Summarized:
-    """What came of it; every document is in one of done, unchanged, edited, failed and left."""
+    """Result of a run; every document is in exactly one of done, unchanged, edited, failed and left."""
 
     end: RecipeEnd
     documents: int
     done: int = 0
     unchanged: int = 0
-    edited: tuple[str, ...] = ()  # summaries that somebody changed, kept as they are
+    edited: tuple[str, ...] = ()  # summaries changed by a person, kept
     failed: tuple[tuple[str, DocumentFailure], ...] = ()
-    left: int = 0  # for the next run
+    left: int = 0  # left for the next run
     skipped: tuple[Skipped, ...] = ()
     vanished: tuple[str, ...] = ()
     pruned: int = 0
-    pieces: int = 0  # of the documents that were done
-    reduced: int = 0  # documents in pieces
-    cut: tuple[str, ...] = ()  # summaries that --max-tokens ended
+    pieces: int = 0  # pieces of the finished documents
+    reduced: int = 0  # split documents
+    cut: tuple[str, ...] = ()  # summaries cut at --max-tokens
 
 
 def judge(request: SummarizeRequest, manifest: Manifest, model_id: str) -> Judged:
-    """What is to be done; reads summaries, changes nothing."""
+    """Decide what to do per document; reads summaries, changes nothing."""
     known = {name: entry.summary for name, entry in manifest.entries.items()}
     files = file_names(request.found.documents, known)
     recipe = request.recipe(model_id)
@@ -101,7 +101,7 @@ def judge(request: SummarizeRequest, manifest: Manifest, model_id: str) -> Judge
         document.name: verdict(document, files[document.name], manifest, recipe, force=request.force)
         for document in request.found.documents
     }
-    # What cannot be read today is not gone; neither are the rows of such a table.
+    # Unreadable documents are not deleted ones; neither are rows of unreadable tables.
     unread = {skipped.name for skipped in request.found.skipped}
     gone = (name for name in manifest.entries if name not in verdicts and unread.isdisjoint(_with_folders(name)))
     return Judged(verdicts, files, tuple(gone))
@@ -113,7 +113,7 @@ def _with_folders(name: str) -> list[str]:
 
 
 def nothing_to_do(request: SummarizeRequest, manifest: Manifest, model_id: str) -> Summarized | None:
-    """The end of a run that needs no runner; None: it needs one."""
+    """The result if there is no work; None: a runner is needed."""
     judged = judge(request, manifest, model_id)
     if judged.of("to do") or (request.prune and judged.vanished):
         return None
@@ -127,7 +127,7 @@ async def summarize(
     tokens: TokenCount | None,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Summarized:
-    """Summarize what is new or changed; `tokens` counts with the model's vocabulary, None: 4 bytes are one."""
+    """Summarize new or changed documents; `tokens` counts with the model's tokenizer, None: 4 bytes per token."""
     with held(request.out):
         manifest = read_manifest(request.out)
         judged = judge(request, manifest, runner.origin.model_id)
@@ -145,12 +145,12 @@ async def summarize(
 
 
 def stage_name(number: int) -> str:
-    """A stage for people, counted from 1."""
+    """Display name of a stage, counted from 1."""
     return "read" if number == 1 else f"reduce {number - 1}"
 
 
 def works_of(request: SummarizeRequest, judged: Judged, manifest: Manifest, room: Rooms) -> list[DocumentWork]:
-    """The work on every document that is to be done, before the first stage."""
+    """Initial work on every document that needs a summary."""
     failures = {name: entry.failures for name, entry in manifest.entries.items()}
     wanted = (each for each in request.found.documents if judged.verdicts[each.name] == "to do")
     return [begun(each, judged.files[each.name], failures.get(each.name, 0), room) for each in wanted]
@@ -163,7 +163,7 @@ async def _stages(
     request: SummarizeRequest,
     write: Callable[[list[DocumentWork]], None],
 ) -> RecipeEnd:
-    """Stage by stage until every document is over, or until one ends early; finished ones are written after each."""
+    """Run stages until every document is finished or one ends early; write finished ones after each."""
     number = 0
     opened = False
     waiting = list(works)
@@ -175,7 +175,7 @@ async def _stages(
         ran = await runner.run(stage_name(number), lines)
         opened = opened or any(parted(text_of(each) or "").by_template for each in ran.answers())
         for answered in ran.answers():
-            if answered.custom_id in parts and answered.code != "cancelled":  # to be taken up again as it is
+            if answered.custom_id in parts and answered.code != "cancelled":  # cancelled lines are resumed
                 work, part = parts[answered.custom_id]
                 work.take(part, answered, room, opened=opened)
         for work in waiting:
@@ -187,7 +187,7 @@ async def _stages(
 
 
 def _write(manifest: Manifest, works: Sequence[DocumentWork], request: SummarizeRequest, origin: AnswerOrigin) -> None:
-    """Write what is over: the manifest, then summaries. A file that is not ours is left, and its entry says so."""
+    """Write finished documents: the manifest, then summaries. Files of others are kept and noted in the entry."""
     recipe = request.recipe(origin.model_id)
     files = list[tuple[Path, bytes]]()
     for work in works:
@@ -243,14 +243,14 @@ def _write(manifest: Manifest, works: Sequence[DocumentWork], request: Summarize
 
 
 def prunable(manifest: Manifest, name: str) -> bool:
-    """Whether a document's summary is as it was written here, or not there any more. Changes nothing."""
+    """Whether a document's summary is unchanged or missing."""
     entry = manifest.entries[name]
     here = sum_of(manifest.folder / entry.summary)
     return here is None or here in entry.ours
 
 
 def _prune(manifest: Manifest, vanished: Sequence[str], tell: Callable[[str], None]) -> int:
-    """Remove summaries of documents that are gone, but none that somebody changed; how many."""
+    """Remove unchanged summaries of deleted documents; return the number."""
     pruned = 0
     for name in vanished:
         path = manifest.folder / manifest.entries[name].summary

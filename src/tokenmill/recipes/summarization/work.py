@@ -1,4 +1,4 @@
-"""One document on its way to a summary: whole, or in pieces whose notes are reduced to one, level by level.
+"""The work on one document: summarized whole, or in pieces whose notes are reduced level by level.
 
     document ──────────────────────────────> summary            it fits the context
     document ─> pieces ─> notes ─> reduced ─> summary            it does not; reduced again while notes do not fit
@@ -20,19 +20,19 @@ from tokenmill.recipes.summarization.chunking import TokenCount, estimate, fits,
 from tokenmill.recipes.summarization.documents import SourceDocument
 from tokenmill.recipes.summarization.prompts import KINDS, PromptKind, Prompts
 
-TEMPLATE_TOKENS = 64  # what a chat template puts around two messages, at most
-MARGIN = 0.02  # of the context: tokens of parts do not quite add up
-ESTIMATED_MARGIN = 0.25  # where 4 bytes are taken for a token
-LEAST_ROOM = 64  # tokens of a document that are worth a prompt
+TEMPLATE_TOKENS = 64  # maximum tokens that a chat template adds to two messages
+MARGIN = 0.02  # share of the context: token counts of parts do not exactly add up
+ESTIMATED_MARGIN = 0.25  # margin if tokens are estimated from bytes
+LEAST_ROOM = 64  # minimum useful tokens of a document per prompt
 MOST_HALVINGS = 6
 MOST_LEVELS = 8
-NUMBER_TOKENS = 8  # of the line above each note
+NUMBER_TOKENS = 8  # tokens of the line above each note
 _LONGEST_NAME = LONGEST_CUSTOM_ID - 64
 
 
 @dataclass(frozen=True, slots=True)
 class Rooms:
-    """What has room in a context, in tokens."""
+    """Token limits within a context."""
 
     context: int
     answer: int
@@ -43,15 +43,15 @@ class Rooms:
     overlap: int = 0
 
     def room(self, kind: PromptKind) -> int:
-        """For the user's message."""
+        """Tokens available to the user's message."""
         return self.context - self.heads[kind] - self.answer - self.margin
 
     def check(self, kind: PromptKind) -> None:
-        """UsageError where there is too little of it."""
-        # Reducing makes progress only where two notes and their numbers have room.
+        """Raise UsageError if it is too small."""
+        # Reducing needs space for two notes and their numbers.
         least = 2 * (self.answer + NUMBER_TOKENS) if kind == "reduce" else LEAST_ROOM
         if kind == "piece":
-            least = max(least, 2 * self.overlap)  # a piece that is mostly the one before says little
+            least = max(least, 2 * self.overlap)  # a piece that mostly repeats its predecessor is of little use
         short = least - self.room(kind)
         if short > 0:
             what = {"document": "a document", "piece": "a piece of a document", "reduce": "notes on two pieces"}[kind]
@@ -63,7 +63,7 @@ class Rooms:
 
 
 def rooms(context: int, prompts: Prompts, tokens: TokenCount | None, *, answer: int, overlap: int = 0) -> Rooms:
-    """What is left of a context for documents; UsageError where that is too little."""
+    """The token limits of documents in a context; raises UsageError if they are too small."""
     margin = TEMPLATE_TOKENS + int(context * (ESTIMATED_MARGIN if tokens is None else MARGIN))
     count = tokens or estimate
     heads = {kind: count(prompts.system(kind)) for kind in KINDS}
@@ -74,10 +74,10 @@ def rooms(context: int, prompts: Prompts, tokens: TokenCount | None, *, answer: 
 
 @dataclass(slots=True)
 class SummaryPart:
-    """Something to be answered, and the answer when it is there."""
+    """A request and its answer."""
 
     kind: PromptKind
-    notes: tuple[str, ...]  # to be reduced; of a document or a piece the one text
+    notes: tuple[str, ...]  # notes to reduce; for a document or a piece, its text
     answer: str | None = None
     halvings: int = 0
 
@@ -91,7 +91,7 @@ class SummaryPart:
 
 @dataclass(frozen=True, slots=True)
 class DocumentFailure:
-    """Why a document has no summary."""
+    """Reason for the lack of a summary."""
 
     code: str
     message: str
@@ -99,11 +99,11 @@ class DocumentFailure:
 
 @dataclass(slots=True)
 class DocumentWork:
-    """A document that is worked on."""
+    """The state of one document."""
 
     document: SourceDocument
     file: str
-    attempt: int  # how often it failed before
+    attempt: int  # number of earlier failures
     parts: list[SummaryPart]
     pieces: int
     level: int = 0
@@ -115,25 +115,25 @@ class DocumentWork:
 
     @property
     def summary(self) -> str | None:
-        """The one answer that is left; None: not yet."""
+        """The final answer; None: not yet."""
         return self.parts[0].answer if len(self.parts) == 1 and self.failure is None else None
 
     @property
     def over(self) -> bool:
-        """Whether it needs no more."""
+        """Whether the document is finished."""
         return self.failure is not None or self.summary is not None
 
     def pending(self) -> Iterator[tuple[str, SummaryPart]]:
-        """Parts without an answer, under names that no other document's have."""
+        """Parts without an answer, under unique names."""
         again = f"~{self.attempt}" if self.attempt else ""
-        # A long path is told by its end, which the sum in front of it makes different from others.
+        # Long paths are truncated at the front; the preceding hash keeps them unique.
         name = self.file if len(self.file) <= _LONGEST_NAME else f"{_sum(self.file)}{self.file[-256:]}"
         for number, part in enumerate(self.parts, 1):
             if part.answer is None:
                 yield f"{name}#{self.level}.{number}{again}", part
 
     def take(self, part: SummaryPart, answered: Answered, rooms: Rooms, *, opened: bool = False) -> None:
-        """Note what became of a part; `opened`: the model's template begins its thinking."""
+        """Record the outcome of a part; `opened`: the model's template opens the reasoning."""
         if answered.body is None:
             self._refused(part, answered, rooms)
             return
@@ -164,7 +164,7 @@ class DocumentWork:
         self.failure = self.failure or DocumentFailure(answered.code or "failed", answered.message or "no answer")
 
     def advance(self, rooms: Rooms) -> None:
-        """When every part has its answer and there are several: make the parts of the next level."""
+        """If all of several parts are answered, make the parts of the next level."""
         if self.over or any(part.answer is None for part in self.parts):
             return
         notes = [part.answer or "" for part in self.parts]
@@ -184,7 +184,7 @@ class DocumentWork:
 
 
 def begun(document: SourceDocument, file: str, attempt: int, rooms: Rooms) -> DocumentWork:
-    """A document's work before the first stage."""
+    """The initial work on a document."""
     if fits(document.text, rooms.room("document"), rooms.count):
         return DocumentWork(document, file, attempt, [SummaryPart("document", (document.text,))], 1)
     rooms.check("piece")
@@ -194,14 +194,14 @@ def begun(document: SourceDocument, file: str, attempt: int, rooms: Rooms) -> Do
 
 
 def line_of(name: str, part: SummaryPart, prompts: Prompts, sampling: Mapping[str, Any]) -> Line:
-    """The line of a batch that has a part answered."""
+    """The batch line that requests a part."""
     system = {"role": "system", "content": prompts.system(part.kind)}
     messages = [system, {"role": "user", "content": part.message}]
     return chat_line(name, messages if system["content"] else messages[1:], **sampling)
 
 
 def finish_of(answered: Answered) -> str | None:
-    """Why an answer ended."""
+    """The finish reason of an answer."""
     choices = answered.body.get("choices") if answered.body else None
     reason = choices[0].get("finish_reason") if choices else None
     return reason if isinstance(reason, str) else None
@@ -216,7 +216,7 @@ def _pieces(texts: Sequence[str], halvings: int) -> list[SummaryPart]:
 
 
 def _reduced(notes: Sequence[str], halvings: int = 0) -> SummaryPart:
-    """Notes to be made one; a single one is that already."""
+    """A part that combines notes; a single note needs none."""
     return (
         SummaryPart("reduce", (), answer=notes[0])
         if len(notes) == 1
@@ -225,7 +225,7 @@ def _reduced(notes: Sequence[str], halvings: int = 0) -> SummaryPart:
 
 
 def _in_two(part: SummaryPart, rooms: Rooms) -> list[SummaryPart]:
-    """Shorter parts instead of one; none: it cannot be cut."""
+    """Shorter parts in place of one; empty if it cannot be split."""
     halvings = part.halvings + 1
     if part.kind != "reduce":
         texts = halved(part.notes[0], rooms.count)
