@@ -69,10 +69,10 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
     max_tokens: int | None = None  # None: as far as the context goes
     stop: tuple[str, ...] = ()
-    ignore_eos: bool = False  # go on to max_tokens: for measuring
+    ignore_eos: bool = False  # generate max_tokens tokens, for measurements
     priority: Priority = "batch"
-    timeout_s: float | None = None  # from when the engine took it
-    lane: int | None = None  # the slot to use, where lanes can be chosen
+    timeout_s: float | None = None  # counted from the engine's receipt of the request
+    lane: int | None = None  # the slot to use, for engines with `chooses_lanes`
     extra: Mapping[str, Any] = field(default_factory=dict)  # further keys for a server's body, as they are
 
 
@@ -146,9 +146,9 @@ class Answer:
 class Capabilities:
     """What an engine can do."""
 
-    shares_prefixes: bool  # sequences share the cells of one head
-    keeps_prefixes: bool  # a head computed once is found again by a later request
-    chooses_lanes: bool  # Request.lane is obeyed
+    shares_prefixes: bool  # sequences share the cells of a common prefix
+    keeps_prefixes: bool  # a later request can reuse a prefix that was computed before
+    chooses_lanes: bool  # Request.lane selects the slot
     interactive_first: bool
     pins_heads: bool  # pin_prefix() and unpin_prefix()
     saves_heads: bool  # save_prefix() and restore_prefix(); on a server, its slots
@@ -160,8 +160,8 @@ class Capabilities:
     logit_bias: bool
     tools_parsed: bool  # tool calls come back parsed in Answer.message
     most_logprobs: int
-    shows_tools: bool | None = None  # the model is told what tools a request has; None: the server knows
-    notes: tuple[str, ...] = ()  # what it cannot, and why, for a person
+    shows_tools: bool | None = None  # the template shows the request's tools to the model; None: unknown
+    notes: tuple[str, ...] = ()  # missing abilities and their reasons, for users
     max_slots: int | None = None  # set_slots() takes 1 to max_slots; None: the number of slots is fixed
     changes_kv_layout: bool = False
     saves_slots: bool = False  # save_slot() and restore_slot(), once verify_saved_slots() has succeeded
@@ -188,8 +188,8 @@ class Identity:
     model: str  # the name in answers
     model_id: str  # answers of the same model have the same; part of a job's identity
     build: str  # engine and version, in its own words
-    context: int | None  # tokens of one sequence at most
-    lanes: int | None  # sequences at once
+    context: int | None  # maximum tokens of one sequence
+    lanes: int | None  # number of slots
     address: str  # URL or socket
     pid: int | None = None
 
@@ -269,7 +269,7 @@ class Engine(ABC):
 
     @abstractmethod
     async def close(self) -> None:
-        """Stop what we started; let go of what we attached to."""
+        """Stop the engine if this object started it; else only disconnect."""
 
     async def stop(self) -> None:
         """Stop the engine's process, even one that was started to outlive us, and close."""
@@ -390,7 +390,7 @@ class Engine(ABC):
 
 
 async def answer(engine: Engine, request: Request) -> Answer:
-    """The whole answer at once."""
+    """Return the complete answer of a request."""
     stream = engine.stream(request)
     try:
         async for event in stream:

@@ -1,10 +1,9 @@
-"""Prompt heads that an engine holds from its start: read back where they were saved, computed and saved otherwise.
+"""Prefixes that an engine has cached from its start: restored from files, else computed and saved. Entry point: `hold`.
 
-A file bears the hash of the head's text and of the model's identity, and holds whose it is: one of another model, build
-or cache type is computed again and replaced. llama.cpp's servers have a head in slots, each its own copy: computed in
-one, saved, and read into the others, where a probe has shown that this works. Other engines compute the head with a
-request, as any user would, and keep it for as long as they like. What cannot be kept is said in a note; nothing here
-stops an engine.
+A file is named after hashes of the prefix's text and the model's identity; a prefix of another model, build or cache
+type is computed again. llama.cpp servers keep a copy in each slot: it is computed in one slot, saved, and restored in
+the others, if a test has shown that this works. Other engines compute the prefix with an ordinary request and may evict
+it later. A prefix that cannot be cached becomes a note; errors here never stop an engine.
 """
 
 import hashlib
@@ -19,14 +18,14 @@ from tokenmill.engine.engine import Chat, Engine, Prompt, Request, Sampling, Usa
 from tokenmill.engine.server.saved_slots import RESTORED
 from tokenmill.errors import EngineDied, EngineError, TokenmillError, UsageError
 
-_NAME_DIGITS = 20  # of a SHA-256: two heads by chance in one file are not to be feared
+_NAME_DIGITS = 20  # of a SHA-256, enough to make collisions of file names unlikely
 
 PinResult = Literal["restored", "computed", "not held"]
 
 
 @dataclass(frozen=True, slots=True)
 class PinnedPrefix:
-    """A long shared prompt head that later requests begin with; a chat stands for all that begin with its messages."""
+    """A long prefix that later requests begin with; a chat stands for all chats that begin with its messages."""
 
     name: str
     prompt: Prompt
@@ -34,7 +33,7 @@ class PinnedPrefix:
 
     @property
     def text(self) -> str:
-        """What it says, without what a template puts around it."""
+        """The text without the chat template."""
         if isinstance(self.prompt, Chat):
             return "\n".join(str(message.get("content", "")) for message in self.prompt.messages)
         return self.prompt if isinstance(self.prompt, str) else ""
@@ -42,26 +41,26 @@ class PinnedPrefix:
 
 @dataclass(frozen=True, slots=True)
 class WarmedHead:
-    """What became of one head."""
+    """Result for one prefix."""
 
     name: str
     prompt_tokens: int
-    reused_tokens: int | None  # found in the engine already: restored, or part of another head
+    reused_tokens: int | None  # cached already: restored, or part of another prefix
     seconds: float
     how: PinResult = "computed"
-    saved: Path | None = None  # where it was read from or written to
+    saved: Path | None = None  # the file it was restored from or saved to
 
 
 @dataclass(frozen=True, slots=True)
 class HeldPrefixes:
-    """What became of all of them."""
+    """Results for all prefixes."""
 
     heads: tuple[WarmedHead, ...] = ()
     notes: tuple[str, ...] = ()
 
 
 def digest_in(path: Path) -> PinnedPrefix:
-    """A file's text as the system message of the chats to come; UsageError if it has none."""
+    """Read a digest as the system message of later chats; UsageError if the file is empty or unreadable."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -76,7 +75,7 @@ def digest_in(path: Path) -> PinnedPrefix:
 
 
 def saved_at(folder: Path, head: PinnedPrefix, owner: str, suffix: str = ".head") -> Path:
-    """Where a head is saved; `owner`: of the state, a model or a model's build."""
+    """Return the file of a saved prefix; `owner` identifies the model, or the model and the engine's build."""
     prompt = head.prompt
     content = [prompt.messages, prompt.tools, prompt.template_arguments] if isinstance(prompt, Chat) else prompt
     plain = json.dumps(content, sort_keys=True)
@@ -92,9 +91,9 @@ async def hold(
     *,
     slots: Path | None = None,
 ) -> HeldPrefixes:
-    """Make an engine hold heads, the first first; those saved in `folder` are read from there, others saved to it.
+    """Cache prefixes in an engine, in order; restores those saved in `folder` and saves the others there.
 
-    `slots`: where a llama.cpp server saves its slots, which it then does instead.
+    slots: the folder in which a llama.cpp server saves slots; such a server uses it instead of `folder`.
     """
     if heads and not engine.capabilities.keeps_prefixes:
         return HeldPrefixes((), ("this engine keeps no prompt heads: each request computes its own",))
@@ -106,10 +105,10 @@ async def hold(
             tell(number, head)
         try:
             if folder_of_slots is not None:
-                lanes = range(number, engine.identity.lanes or 1, len(heads))
-                warmed.append(await _hold_in_slots(engine, head, lanes, folder_of_slots, notes))
+                slot_ids = range(number, engine.identity.lanes or 1, len(heads))
+                warmed.append(await _pin_in_slots(engine, head, slot_ids, folder_of_slots, notes))
             else:
-                warmed.append(await _hold(engine, head, folder, notes))
+                warmed.append(await _pin(engine, head, folder, notes))
         except EngineDied:
             raise
         except TokenmillError as error:
@@ -118,21 +117,21 @@ async def hold(
     return HeldPrefixes(tuple(warmed), tuple(notes))
 
 
-async def _hold(engine: Engine, head: PinnedPrefix, folder: Path | None, notes: list[str]) -> WarmedHead:
+async def _pin(engine: Engine, head: PinnedPrefix, folder: Path | None, notes: list[str]) -> WarmedHead:
     began = perf_counter()
     if not engine.capabilities.pins_heads:
-        usage = await _asked(engine, head)
+        usage = await _compute(engine, head)
         return WarmedHead(head.name, usage.prompt_tokens, usage.cached_tokens, perf_counter() - began)
     path = saved_at(folder, head, engine.identity.model_id) if folder is not None else None
     if path is not None and path.is_file():
         await _restore(engine, head, path, notes)
     usage = await engine.pin_prefix(head.prompt)
     reused = usage.cached_tokens or 0
-    # A template that writes the date makes another head of the same text on another day.
-    whole = path is not None and path.is_file() and reused >= usage.prompt_tokens - 1
-    if path is not None and not whole:
+    # If the template prints the date, the same text is another prefix on another day.
+    restored = path is not None and path.is_file() and reused >= usage.prompt_tokens - 1
+    if path is not None and not restored:
         path = await _save(engine, head, path, notes)
-    how: PinResult = "restored" if whole else "computed"
+    how: PinResult = "restored" if restored else "computed"
     return WarmedHead(head.name, usage.prompt_tokens, reused, perf_counter() - began, how, path)
 
 
@@ -146,10 +145,10 @@ async def _saves_slots(engine: Engine, folder: Path, notes: list[str]) -> bool:
     return works
 
 
-async def _hold_in_slots(
-    engine: Engine, head: PinnedPrefix, lanes: Sequence[int], slots: Path, notes: list[str]
+async def _pin_in_slots(
+    engine: Engine, head: PinnedPrefix, slot_ids: Sequence[int], slots: Path, notes: list[str]
 ) -> WarmedHead:
-    if not lanes:
+    if not slot_ids:
         raise EngineError("there are more digests than slots", hint="more --sequences")
     began = perf_counter()
     owner = f"{engine.identity.model_id} {engine.identity.build}"
@@ -157,19 +156,19 @@ async def _hold_in_slots(
     read = path.is_file()
     if read:
         try:
-            await engine.restore_slot(lanes[0], path.name)
+            await engine.restore_slot(slot_ids[0], path.name)
         except EngineDied:
             raise
         except TokenmillError as error:
             notes.append(f"{head.name} is computed again: {error}")
-    usage = await _asked(engine, head, lanes[0])
+    usage = await _compute(engine, head, slot_ids[0])
     reused = usage.cached_tokens or 0
-    whole = read and reused >= RESTORED * usage.prompt_tokens
-    if not whole:
-        await engine.save_slot(lanes[0], path.name)
-    for lane in lanes[1:]:
-        await engine.restore_slot(lane, path.name)
-    how: PinResult = "restored" if whole else "computed"
+    restored = read and reused >= RESTORED * usage.prompt_tokens
+    if not restored:
+        await engine.save_slot(slot_ids[0], path.name)
+    for slot_id in slot_ids[1:]:
+        await engine.restore_slot(slot_id, path.name)
+    how: PinResult = "restored" if restored else "computed"
     return WarmedHead(head.name, usage.prompt_tokens, reused, perf_counter() - began, how, path)
 
 
@@ -193,9 +192,9 @@ async def _save(engine: Engine, head: PinnedPrefix, path: Path, notes: list[str]
     return path
 
 
-async def _asked(engine: Engine, head: PinnedPrefix, lane: int | None = None) -> Usage:
-    """Let an engine compute a head as part of a short request; templates may want a user's turn behind it."""
+async def _compute(engine: Engine, head: PinnedPrefix, slot_id: int | None = None) -> Usage:
+    """Compute a prefix as part of a short request, with a user message because templates may require one."""
     prompt = head.prompt
     if isinstance(prompt, Chat):
         prompt = replace(prompt, messages=(*prompt.messages, {"role": "user", "content": "."}))
-    return (await answer(engine, Request(prompt, Sampling(temperature=0.0), max_tokens=1, lane=lane))).usage
+    return (await answer(engine, Request(prompt, Sampling(temperature=0.0), max_tokens=1, lane=slot_id))).usage

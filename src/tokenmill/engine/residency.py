@@ -19,7 +19,7 @@ from tokenmill.errors import ModelError
 from tokenmill.hardware.disk import mount_of, parse_mountinfo
 from tokenmill.units import MIB
 
-BLOCK_BYTES = 16 * MIB  # how finely residency is told
+BLOCK_BYTES = 16 * MIB  # granularity of residency
 _ASKERS, _BATCH = 8, 64  # threads, and blocks for one of them at a time
 _CACHESTAT = 451  # the same system call number on every architecture
 _STATX_ATTR_DAX = 0x0020_0000
@@ -38,7 +38,7 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A stretch of a file whose blocks are alike: all resident, none, or each in part."""
+    """A range of a file whose blocks have the same state: resident, not resident, or partly resident."""
 
     offset_bytes: int
     bytes: int
@@ -47,7 +47,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """How much of one file is in memory."""
+    """Resident bytes and ranges of one file."""
 
     path: Path
     bytes: int | None  # resident; None: the kernel does not tell
@@ -62,7 +62,7 @@ class Residency:
 
 
 def resident(path: Path) -> Residency:
-    """Tell how much of a file is in memory, without touching its data."""
+    """Measure the resident part of a file without reading its data."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:

@@ -1,8 +1,7 @@
-"""Makes a started engine as fast as it will ever be before anyone waits for it, and says what that was worth.
+"""Warms a started engine before its first request, and reports the time that this saves. Entry point: `warm`.
 
-The first request after a start pays for every page of the model that is not in memory, for buffers that are made at
-first use and for each digest; people measure that and conclude that the machine is slow. An engine that was warmed is
-ready.
+The first request after a start waits for pages of the model that are not in memory, for buffers that are allocated at
+first use and for each digest, so a measurement of it makes the machine look slow.
 """
 
 import asyncio
@@ -31,18 +30,18 @@ StepName = Literal["page cache", "first decode", "heads"]
 TOKENS = 8  # of each of the two first requests
 FIRST = "Monday, Tuesday, Wednesday,"
 SECOND = "January, February, March,"
-"""Two prompts of about the same length with nothing in common: the second must not profit from the first's cache."""
-LEAST_LOCKED = 0.95  # of what was to be locked
-WORTH_TELLING = 1.2  # times slower cold than warm
+"""Two prompts of about the same length without a common prefix, so that the second cannot reuse the first's cache."""
+LEAST_LOCKED = 0.95  # minimum share of the wanted bytes that must be locked
+WORTH_TELLING = 1.2  # minimum ratio of cold to warm time that is reported
 
 
 @dataclass(frozen=True, slots=True)
 class WarmProgress:
-    """Where a warm-up is."""
+    """Progress of a warm-up."""
 
     step: StepName
     detail: str
-    done: int | None = None  # bytes of the page cache, or heads
+    done: int | None = None  # bytes of the page cache, or number of prefixes
     total: int | None = None
     rate_bytes_s: float | None = None
     eta_s: float | None = None
@@ -54,31 +53,31 @@ class WarmRun:
 
     seconds: float
     first_piece_s: float | None
-    prefill_s: float | None  # as the engine saw it
+    prefill_s: float | None  # measured by the engine
     decode_s: float | None
     tokens: int
 
     @property
     def decode_tok_s(self) -> float | None:
-        """By the engine's own clock."""
+        """Decode speed, from the engine's own timings."""
         return self.tokens / self.decode_s if self.decode_s and self.tokens else None
 
 
 @dataclass(frozen=True, slots=True)
 class ColdAgainstWarm:
-    """What the first request after a start would have taken, and what one takes now."""
+    """Duration of the first request without warming, and of a request now."""
 
-    cold_s: float | None  # reading what was not in memory, then the first request; a fill reads faster than page faults
-    read_s: float  # of that, reading
+    cold_s: float | None  # reading the model plus the first request: a lower bound, because page faults read slower
+    read_s: float  # the part of `cold_s` that is reading
     warm_s: float | None
 
     @property
     def times(self) -> float | None:
-        """How many times slower cold is."""
+        """Ratio of cold to warm time."""
         return self.cold_s / self.warm_s if self.cold_s is not None and self.warm_s else None
 
     def as_words(self) -> str:
-        """One sentence."""
+        """Return one sentence for the user."""
         if self.cold_s is None or self.warm_s is None or self.times is None:
             return "cold against warm was not measured"
         if self.times < WORTH_TELLING:
@@ -92,7 +91,7 @@ class ColdAgainstWarm:
 
 @dataclass(frozen=True, slots=True)
 class WarmReport:
-    """What a warm-up did."""
+    """Result of a warm-up."""
 
     filled: CacheFill | None
     locked_bytes: int | None
@@ -103,7 +102,7 @@ class WarmReport:
 
     @property
     def cold_against_warm(self) -> ColdAgainstWarm:
-        """The first request as it would have been, beside one now."""
+        """Compare the first request without warming with a request now."""
         read_s = self.filled.seconds if self.filled and self.filled.read_bytes else 0.0
         cold_s = None if self.first is None else read_s + self.first.seconds
         return ColdAgainstWarm(cold_s, read_s, None if self.second is None else self.second.seconds)
@@ -124,9 +123,10 @@ async def warm(
     filled: CacheFill | None = None,
     host: Host | None = None,
 ) -> WarmReport:
-    """Warm a started engine; `filled` where the page cache was filled ahead of its start already.
+    """Warm a started engine.
 
-    Heads are read from and saved to `folder`, those of a server to `slots`.
+    folder, slots: where saved prefixes are, see `pinned_prefixes.hold`.
+    filled: result of filling the page cache, if that was done before the start.
     """
     tell: OnWarmProgress = progress or (lambda _: None)
     host = host or LocalHost()
@@ -151,7 +151,7 @@ async def hold_with_progress(
     slots: Path | None,
     tell: OnWarmProgress,
 ) -> HeldPrefixes:
-    """Heads alone, with progress, and how long each takes by the forecast if it has to be computed."""
+    """Cache prefixes and report progress, with the forecast time of each if it has to be computed."""
     speed = next(iter(plan.forecast.prefill), None)
 
     def now(number: int, head: PinnedPrefix) -> None:
@@ -171,10 +171,10 @@ async def fill_ahead(
     progress: OnWarmProgress | None = None,
     host: Host | None = None,
 ) -> CacheFill | None:
-    """Fill the page cache for a plan that maps its files; None for one that does not.
+    """Fill the page cache for a plan that maps its files; None if the plan does not.
 
-    Best before the engine is started, which then maps a file that is there; `loaded` says that it has started, and
-    that what it needs beside the files is taken already. Cancelling stops the readers before it returns.
+    Call it before the engine starts, which then maps a cached file. `loaded` means that the engine has started and
+    allocated its memory. Cancelling stops the readers before this function returns.
     """
     if not plan.settings.mmap or (loaded and mapped_bytes(plan) == 0):
         return None
@@ -204,21 +204,23 @@ async def fill_ahead(
 
 
 def room_bytes(plan: Plan, host: Host, *, loaded: bool) -> int | None:
-    """Memory that a plan's files may fill: what is available, less what the engine will still take; None: unknown."""
+    """Return the memory that a plan's files may fill: available memory minus the engine's own; None if unknown."""
     meminfo = parse_meminfo(host.text("/proc/meminfo") or "")
     available = meminfo.get("MemAvailable")
     if available is None:
         return None
     limits, _ = read_limits(host, parse_mountinfo(host.text("/proc/self/mountinfo") or ""), meminfo.get("MemTotal"))
     if limits.cgroup_memory_bytes is not None:
-        available = min(available, limits.cgroup_memory_bytes)  # pages count for the group of who reads them
+        available = min(
+            available, limits.cgroup_memory_bytes
+        )  # pages count for the group of the process that reads them
     rows = plan.ledger.full_context
     own = sum(row.bytes for row in rows if row.tier in HOST_TIERS and row.item not in ("weights", "reserve"))
     return max(0, available - (0 if loaded else own))
 
 
 def _spread(plan: Plan) -> tuple[int, ...] | None:
-    """Nodes that the engine's memory is spread over: pages read ahead by us must lie there too, not all near us."""
+    """Return the NUMA nodes over which the engine's memory is spread; pages read ahead must be spread the same way."""
     return preparation(plan, EngineConfig()).nodes
 
 
@@ -247,7 +249,7 @@ async def _run(engine: Engine, prompt: str) -> WarmRun:
 
 
 def _locked(engine: Engine, plan: Plan, host: Host) -> tuple[int | None, list[str]]:
-    """What the engine really locked beside what the plan asked for."""
+    """Return the bytes that the engine locked, and a note if they are fewer than planned."""
     if not plan.settings.mlock or engine.identity.pid is None:
         return None, []
     locked = parse_status(host.text(f"/proc/{engine.identity.pid}/status") or "").locked_bytes

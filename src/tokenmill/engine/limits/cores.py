@@ -1,9 +1,9 @@
 """Which logical CPUs an engine leaves to others when cores are reserved.
 
-Whole cores are left, siblings included, because half a core is no core: what runs on one sibling slows the other. They
-are taken evenly over the NUMA nodes, the last of each first, so that no node of the engine's becomes the slow one.
-Cores that this process may not use anyway count as left already: a unit with AllowedCPUs= and a reserve of the same
-size mean the same, and to divide twice gives what dividing once gave.
+Whole cores are reserved, including their SMT siblings, because work on one sibling slows the other. They are taken
+evenly from the NUMA nodes, the last cores of each first, so that no node of the engine becomes the slowest. Cores that
+this process may not use count as reserved already: AllowedCPUs= in a unit and a reserve of the same size are
+equivalent, and dividing twice has the same result as dividing once.
 """
 
 from collections import Counter
@@ -30,19 +30,19 @@ class Core:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """The cores of a machine, between the engine and all others."""
+    """The cores of a machine, divided between the engine and other programs."""
 
-    kept: tuple[Core, ...]  # the engine's, with those of their CPUs that it may use
-    left: tuple[int, ...]  # logical CPUs of others, those too that never were ours
+    kept: tuple[Core, ...]  # the engine's cores, with the logical CPUs that it may use
+    left: tuple[int, ...]  # logical CPUs of other programs, including those that this process may not use
 
     @property
     def cpus(self) -> tuple[int, ...]:
-        """Every logical CPU that is kept."""
+        """All logical CPUs of the engine."""
         return tuple(sorted(cpu for core in self.kept for cpu in core.cpus))
 
     @property
     def first_cpus(self) -> tuple[int, ...]:
-        """One logical CPU of each core that is kept."""
+        """One logical CPU of each of the engine's cores."""
         return tuple(sorted(core.cpus[0] for core in self.kept))
 
 

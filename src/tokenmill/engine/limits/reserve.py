@@ -1,12 +1,12 @@
-"""What engines leave to other programs while they run: cores and memory that a plan reserves, enforced.
+"""Enforces the cores and the memory that a plan reserves for other programs.
 
-  cores    affinity, which every process may set for those it starts; a cpuset on top where we may make groups
-  memory   memory.max of a control group: ours where we may make one, else a systemd scope; else it is said
+  cores    affinity, which a process may set for its children; also a cpuset if control groups can be created
+  memory   memory.max of a control group if one can be created, else of a systemd scope; else a note for the user
 
-The memory limit is all there is less the reserve, not the plan's own need: pages of a mapped model count for the group
-that read them first, and a limit near the need would make the kernel drop pages of weights that are about to be read
-again. A plan that fits stays below it by the operating system's share. It is memory.max and not memory.high: an engine
-that wants more than was promised is to die with a reason and be started again, not to crawl until morning.
+The memory limit is the total minus the reserve, not the plan's own need: pages of a mapped model count for the group
+that read them first, and a limit near the need would make the kernel drop weights that are read again soon. A plan that
+fits stays below it by the operating system's share. It is memory.max and not memory.high, so that an engine that
+exceeds its plan is killed with a clear cause and restarted instead of slowing down for hours.
 """
 
 import os
@@ -36,19 +36,19 @@ _VLLM_BIND = "VLLM_CPU_OMP_THREADS_BIND"
 
 @dataclass(frozen=True, slots=True)
 class AppliedLimits:
-    """What an engine leaves to others, as far as something holds it to that."""
+    """The reserve of an engine and the mechanisms that enforce it."""
 
-    cores: int  # that were to be left
+    cores: int  # cores to reserve
     ram_bytes: int
-    cpus: tuple[int, ...] | None = None  # logical CPUs it keeps to; None: not kept
+    cpus: tuple[int, ...] | None = None  # logical CPUs of the engine; None: not limited
     left: tuple[int, ...] = ()
     cores_by: CoresBy | None = None
     memory_max_bytes: int | None = None  # None: not limited
     memory_by: MemoryBy | None = None
-    lacking: tuple[str, ...] = ()  # what is not enforced, why, and how to have it, in a sentence each
+    lacking: tuple[str, ...] = ()  # one sentence for each limit that is not enforced: the reason and how to enforce it
 
     def as_words(self) -> tuple[str, ...]:
-        """What holds and what does not, a sentence each."""
+        """Return one sentence for each limit, enforced or not."""
         words = []
         if self.cpus is not None:
             words.append(
@@ -83,7 +83,7 @@ class Arranged:
 
 
 def arrange(plan: Plan, config: EngineConfig, *, name: str, contained: bool = False) -> Arranged:
-    """Make what is needed before an engine is started: a control group where that is allowed."""
+    """Prepare the limits of an engine before its start: create a control group if that is allowed."""
     cores = plan.goal.reserve_cores
     ram = plan.goal.reserve_ram_bytes
     if contained:
@@ -121,7 +121,7 @@ def arrange(plan: Plan, config: EngineConfig, *, name: str, contained: bool = Fa
 
 
 def division_here(plan: Plan) -> Division | None:
-    """The cores of this machine between the engine and others; None where nothing is reserved or nothing is told."""
+    """Divide the cores of this machine; None if nothing is reserved or the cores are unknown."""
     if not plan.goal.reserve_cores:
         return None
     nodes = binding(plan).nodes

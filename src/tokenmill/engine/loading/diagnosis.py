@@ -1,7 +1,7 @@
 """Why a load is slow, in words, each with the command that helps.
 
-`diagnose` is pure over facts; `facts` makes them of two looks. A load is only called slow beside something: the
-plan's forecast, or what the disk was measured to give. Where neither is known nothing is.
+`diagnose` is pure over `LoadFacts`; `facts` computes them from two samples. A load is only called slow compared with the
+forecast of the plan or the measured speed of the disk; if both are unknown, no load is slow.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ STALL_S = 60.0
 SWAPPING_BYTES_S = MIB
 PRESSURE = 0.2
 BUSY = 0.9
-ONE_SIDED = 0.9  # of what was taken, on one NUMA node
+ONE_SIDED = 0.9  # share of the allocated memory on one NUMA node
 SMALL_READ_BYTES = 64 << 10
 WINDOW_S = 30.0
 
@@ -32,7 +32,7 @@ Look = TypeVar("Look", System, Sample)
 
 @dataclass(frozen=True, slots=True)
 class LoadFacts:
-    """What is known of a load between two looks; rates are of that time. None: not known."""
+    """Facts about a load between two samples; rates are averages over that time. None: unknown."""
 
     elapsed_s: float  # since the start
     bytes_loaded: int | None = None
@@ -71,7 +71,7 @@ class LoadFacts:
 
 
 def slow(facts: LoadFacts) -> str | None:
-    """Beside what the load is slow, in words; None where it is not, is done, or nothing to compare with is known."""
+    """Return what the load is slower than, in words; None if it is fast or complete, or no reference is known."""
     done = facts.bytes_loaded is not None and facts.bytes_total is not None and facts.bytes_loaded >= facts.bytes_total
     if facts.elapsed_s < LEAST_ELAPSED_S or done:
         return None

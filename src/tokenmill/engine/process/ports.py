@@ -31,7 +31,7 @@ def is_loopback(host: str) -> bool:
 
 
 def free_port(host: str, wanted: int) -> int:
-    """The wanted port if nobody has it, else any free one; 0 wants any."""
+    """Return the wanted port if it is free, else any free port; 0 means any."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, wanted, type=socket.SOCK_STREAM)[0]
     except (OSError, OverflowError) as error:
@@ -50,7 +50,7 @@ def free_port(host: str, wanted: int) -> int:
 
 
 def holder_of(port: int) -> PortHolder | None:
-    """Who listens on a TCP port of this machine; None: nobody."""
+    """Return the process that listens on a TCP port of this machine; None if there is no such process."""
     try:
         connections = psutil.net_connections("tcp")
     except (psutil.Error, OSError):  # /proc/net may be hidden

@@ -78,7 +78,7 @@ def write(state: Path, record: Record) -> None:
 
 
 def read(state: Path, name: str) -> Record | None:
-    """The record of that name, of a dead engine too; None: there is none that can be read."""
+    """Return the record of a name, also of a dead engine; None if it is missing or unreadable."""
     try:
         given = json.loads((folder(state, name) / "engine.json").read_text(encoding="utf-8"))
         record = Record(
@@ -95,7 +95,7 @@ def read(state: Path, name: str) -> Record | None:
 
 
 def listed(state: Path) -> tuple[Record, ...]:
-    """Engines that run, by name. Records of those that are gone are removed."""
+    """Return the records of running engines, by name, and remove those of dead ones."""
     homes = sorted((state / "engines").iterdir()) if (state / "engines").is_dir() else []
     found = []
     for home in homes:
@@ -116,7 +116,7 @@ def forget(state: Path, record: Record) -> None:
 
 @asynccontextmanager
 async def locked(state: Path, name: str, *, wait_s: float = 0.0) -> AsyncIterator[None]:
-    """Hold a name: two who start the same engine do not both succeed. EngineError names who has it."""
+    """Lock a name, so that only one process starts an engine under it. EngineError names the process that has it."""
     home = folder(state, name)
     home.mkdir(parents=True, exist_ok=True)
     file = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -129,7 +129,7 @@ class ServerEngine(Engine):
         return EngineStatus(state, self._identity, counters or Counters(), detail)
 
     async def close(self) -> None:
-        """Stop what we started; let go of what we attached to, or what was started to outlive us."""
+        """Stop the server if this object started it and it is not detached; else only disconnect."""
         if self._closing:
             return
         self._closing = True
@@ -200,7 +200,7 @@ class ServerEngine(Engine):
         return metrics.llama_counters(metrics.samples_of(text or ""), known)
 
     async def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """One question to the server beside the requests: its answer, or our error for its refusal."""
+        """Call the server's API outside of generation; returns its answer, raises TokenmillError for its refusal."""
         try:
             response = await self._client.request(method, path, json=body)
         except httpx.TransportError as error:
