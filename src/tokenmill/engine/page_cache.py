@@ -1,7 +1,7 @@
-"""Fills the page cache with a model's files ahead of an engine that maps them: what is missing, and no more than fits.
+"""Fills the page cache with a model's files before an engine maps them; reads only missing pages, and only what fits.
 
 Plain preads of 1 MiB from several threads, in the files' order. MADV_POPULATE_READ was a quarter slower and
-posix_fadvise WILLNEED about half as fast where this was measured, and the kernel cuts the latter short without a word.
+posix_fadvise WILLNEED about half as fast where this was measured, and the kernel silently truncates the latter.
 """
 
 import mmap
@@ -27,7 +27,7 @@ _KEPT = 0.95  # of what was read and is still there afterwards; less means that 
 
 @dataclass(frozen=True, slots=True)
 class FillProgress:
-    """How far a fill has come."""
+    """Progress of a fill."""
 
     bytes_done: int
     bytes_total: int
@@ -37,7 +37,7 @@ class FillProgress:
 
 @dataclass(frozen=True, slots=True)
 class CacheFill:
-    """What a fill did."""
+    """Result of a fill."""
 
     total_bytes: int  # of all files, holes left out
     cold_bytes: int  # not in memory before; where the kernel does not tell, all of it
@@ -48,11 +48,11 @@ class CacheFill:
 
     @property
     def gb_s(self) -> float | None:
-        """The rate that was reached; None where nothing was read."""
+        """Bytes per second; None if nothing was read."""
         return self.read_bytes / self.seconds / 1e9 if self.read_bytes and self.seconds else None
 
     def as_words(self) -> str:
-        """One sentence."""
+        """Return one sentence for the user."""
         if not self.read_bytes:
             return f"{format_bytes(self.total_bytes)} of files, nothing to read"
         return (
@@ -127,22 +127,22 @@ class _Work:
         self.notes: list[str] = []
 
     def next(self) -> tuple[Path, int, int] | None:
-        """Take one chunk; None when there is none or it is time to stop."""
+        """Take one chunk; None when no chunk is left or the fill was stopped."""
         with self.lock:
             return None if self.stop.is_set() or self.error else next(self.chunks, None)
 
     def did(self, size: int) -> None:
-        """Count what was read."""
+        """Count bytes that were read."""
         with self.lock:
             self.bytes_done += size
 
     def failed(self, error: OSError) -> None:
-        """Remember the first failure; the others stop."""
+        """Record the first failure, which stops the other threads."""
         with self.lock:
             self.error = self.error or error
 
     def say(self, note: str) -> None:
-        """Say something once."""
+        """Add a note unless it exists."""
         with self.lock:
             if note not in self.notes:
                 self.notes.append(note)
@@ -228,12 +228,12 @@ def _chunks(cold: list[tuple[Path, Range]], room_bytes: int | None) -> Iterator[
 
 
 def _lost(before: list[Residency], read_bytes: int) -> list[str]:
-    """Say so where the cache did not keep what was read."""
+    """Add a note if pages that were read are not in the cache any more."""
     known = [one for one in before if one.bytes is not None and one.why is None]
     if len(known) < len(before) or not read_bytes:
         return []
     now = sum(resident(one.path).bytes or 0 for one in known)
-    # what was there of a block in part was read again with it, and must not be counted twice
+    # Resident parts of a block were read again with it, and must not be counted twice.
     full = sum(part.bytes for one in known for part in one.ranges if part.resident_bytes == part.bytes)
     wanted = min(sum(one.total_bytes for one in known), full + read_bytes)
     if now >= _KEPT * wanted:

@@ -1,12 +1,12 @@
-"""A plan's ledger beside what an engine really took, item by item, after it has loaded.
+"""Compares a plan's ledger with the measured memory of a loaded engine, item by item. Entry point: `reconcile`.
 
-  who says it   items
+  source        items
   engine        weights, repack, kv, compute, output: its own buffers, from its log or llama.cpp's breakdown
   process       mapped (pages of the model file), own (everything else that is resident), prompt_cache
   driver        total and runtime of each GPU: memory of the engine's processes
 
-Pure. Only what both sides know is compared; the rest is None. A difference is flagged when it is more than
-`TOLERANCE` of the measured size and more than `FLOOR_BYTES`, and then has its likely reason where one is known.
+Pure. Items that only one side knows are not compared. A difference is flagged if it is more than `TOLERANCE` of the
+measured size and more than `FLOOR_BYTES`, with its likely reason if one is known.
 """
 
 from collections.abc import Iterator, Mapping
@@ -44,7 +44,7 @@ _ENGINE_ITEMS: dict[RowItem, tuple[Item, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class ObservedMemory:
-    """What was seen of a running engine; None: it could not be."""
+    """Measured memory of a running engine; None: unknown."""
 
     buffers: tuple[Buffer, ...] = ()
     mapped: bool | None = None
@@ -75,7 +75,7 @@ class ReconciledItem:
 
     @property
     def share(self) -> float | None:
-        """The difference as a share of what was measured."""
+        """The difference as a share of the measured size."""
         difference = self.difference_bytes
         return difference / self.measured_bytes if self.measured_bytes and difference is not None else None
 
@@ -87,7 +87,7 @@ class ReconciledItem:
 
 @dataclass(frozen=True, slots=True)
 class Reconciliation:
-    """What came of it."""
+    """Result of the comparison."""
 
     rows: tuple[ReconciledItem, ...]
     build: str | None = None
@@ -121,7 +121,7 @@ def observed(
 
 
 def reconcile(plan: Plan, seen: ObservedMemory) -> Reconciliation:
-    """Hold a plan against what was seen after its load."""
+    """Compare a plan with the measurements after its load."""
     rows = (*_engine_rows(plan, seen), *_process_rows(plan, seen), *_driver_rows(plan, seen))
     return Reconciliation(rows, seen.build)
 

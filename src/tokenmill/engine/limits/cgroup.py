@@ -1,6 +1,6 @@
 """A control group (version 2) around engines, where this process may make one.
 
-    HOME                        a group that was delegated to us, or the root where nobody manages it
+    HOME                        a group that was delegated to us, or the root if no manager owns it
       tokenmill-command         this process, because a group with members cannot hand controllers to groups below it
       tokenmill-engines         memory.max: all engines together leave the reserve
         NAME.N.PID.TICKS        cpuset.cpus: one engine and all it starts, the Nth of the process PID
@@ -33,7 +33,7 @@ _DELEGATED = ("user.delegate", "trusted.delegate")  # set by systemd on what it 
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """A group below which we may make groups."""
+    """A group in which this process may create groups."""
 
     folder: Path
     crowded: bool  # we are in it and must leave it first
@@ -41,15 +41,15 @@ class Home:
 
 @dataclass(frozen=True, slots=True)
 class Cgroup:
-    """A group for one engine."""
+    """The group of one engine."""
 
     folder: Path
     memory_max_bytes: int | None  # of all engines together; None: not limited
-    cpuset: bool  # it is kept to its CPUs by the kernel, whatever it asks for
+    cpuset: bool  # the kernel limits the engine to its CPUs, whatever affinity it sets
 
 
 def find_home(proc: Path = _PROC, managed: Path = _MANAGED) -> Home | str:
-    """Where groups may be made, or why nowhere."""
+    """Find where groups can be created, or the reason why they cannot."""
     mount = _mount(proc)
     path = _path(proc)
     if mount is None or path is None:
@@ -66,7 +66,7 @@ def find_home(proc: Path = _PROC, managed: Path = _MANAGED) -> Home | str:
 
 
 def make_group(home: Home, name: str, *, memory_max_bytes: int | None, cpus: Iterable[int] | None) -> Cgroup | str:
-    """Make a group for an engine and set its limits; what the kernel says where it refuses."""
+    """Create a group for an engine and set its limits, or return the kernel's error."""
     engines = home.folder / ENGINES
     try:
         if home.crowded:

@@ -1,4 +1,4 @@
-"""Starts a process that leaves what a plan reserves, and keeps beside its record (reserve.json) what it is held to."""
+"""Starts an engine process with its reserve enforced; stores the applied limits next to its record (reserve.json)."""
 
 import asyncio
 import json

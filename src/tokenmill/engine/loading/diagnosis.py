@@ -1,7 +1,7 @@
 """Why a load is slow, in words, each with the command that helps.
 
-`diagnose` is pure over `LoadFacts`; `facts` computes them from two samples. A load is only called slow compared with the
-forecast of the plan or the measured speed of the disk; if both are unknown, no load is slow.
+`diagnose` is pure over `LoadFacts`; `facts` computes them from two samples. A load is only called slow compared with
+the plan's forecast or the measured speed of the disk; if both are unknown, no load is slow.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""How far a load has come: bytes in memory against bytes of the model, a rate, and when it will be done.
+"""Load progress: bytes in memory, bytes of the model, a rate and the remaining time.
 
 Pure arithmetic over samples, which `loading_watch` takes. What counts as loaded is the most that any sign shows:
 
@@ -8,8 +8,8 @@ Pure arithmetic over samples, which `loading_watch` takes. What counts as loaded
   hundredths, shards in the log  either                                    nothing
   memory of its own, of GPUs     a copy, where /proc shows no reads        the first look
 
-What is copied out of a mapped file, rewritten for the processor or sent to a card, comes on top of its pages.
-The sum never falls, never passes the total, and is all of it once the engine speaks of what comes after the weights.
+Bytes copied from a mapped file, repacked for the CPU or sent to a GPU, are added to its pages. The sum never decreases
+and never exceeds the total, which it reaches when the log shows a step after the weights.
 """
 
 import math
@@ -25,7 +25,7 @@ _AFTER_WEIGHTS: tuple[Phase, ...] = ("context", "compiling", "warming", "ready")
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """One look at a load; None where nothing could be told."""
+    """Progress of a load at one moment; None: unknown."""
 
     phase: Phase
     bytes_loaded: int | None = None
@@ -36,7 +36,7 @@ class LoadProgress:
 
     @property
     def share(self) -> float | None:
-        """Of the bytes, 0 to 1."""
+        """Loaded share, 0 to 1."""
         if self.bytes_loaded is None or not self.bytes_total:
             return None
         return min(1.0, self.bytes_loaded / self.bytes_total)
@@ -67,7 +67,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class LoadWork:
-    """What a load has to do."""
+    """Bytes that a load has to read and copy."""
 
     file_bytes: int | None  # of the model's files
     copied_bytes: int = 0  # out of mapped pages: rewritten, or sent to cards

@@ -1,6 +1,6 @@
-"""Looks at an engine's processes while it loads: /proc, the GPUs and the end of its log, one sample at each look.
+"""Samples the processes of a loading engine: /proc, the GPUs and the end of its log.
 
-Works for any engine, its child processes included; needs no word from it. What may not be read is None.
+Works for any engine, including its child processes, without its cooperation. Values that cannot be read are None.
 """
 
 import time
@@ -63,7 +63,7 @@ class LoadWatch:
         self._log = Tail(log, kind) if log is not None else None
 
     def look(self) -> LoadProgress:
-        """Take a sample and say how far the load has come."""
+        """Take a sample and return the load progress."""
         self.samples.append(self._sample())
         if self._model is not None:
             self.systems.append(read_system(self._host, self.samples[-1].time_s, pid=self.pid, model=self._model))
@@ -73,7 +73,7 @@ class LoadWatch:
         return progress(self.samples, self.work)
 
     def findings(self, plan: Plan, *, warm: bool = False) -> tuple[Finding, ...]:
-        """What holds the load up, as far as the looks so far tell; `warm`: the file was in memory before."""
+        """Diagnose a slow load from the samples so far; `warm`: the file was in memory before."""
         if not self.systems:
             return ()
         now = progress(self.samples, self.work)
@@ -146,7 +146,7 @@ class Tail:
         self._last: Hint | None = None
 
     def hint(self) -> Hint | None:
-        """The latest word on how far the load has come; the unfinished last line counts too."""
+        """Return the latest progress in the log, including its unfinished last line."""
         new = self._new()
         text = (self._rest + new).decode(errors="replace")
         for line in logs.lines(text):

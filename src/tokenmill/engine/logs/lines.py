@@ -1,7 +1,6 @@
-"""Log text as engines and what runs them write it, made into plain lines.
+"""Splits the log text of engines into plain lines.
 
-Colours, carriage returns of progress bars and the prefixes of journald, containers, llama.cpp and vLLM are taken off;
-what is left is what the engine said.
+Removes colours, carriage returns of progress bars, and the prefixes of journald, containers, llama.cpp and vLLM.
 """
 
 import re
@@ -37,7 +36,7 @@ _UVICORN = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL): +")
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One thing an engine said."""
+    """One line of a log without its prefixes."""
 
     text: str
     level: Level | None = None
@@ -45,7 +44,7 @@ class LogLine:
 
 
 def lines(text: str) -> Iterator[LogLine]:
-    """Every line that says something; each state of a progress bar is one."""
+    """Yield the lines that are not empty; each state of a progress bar is a line."""
     for raw in re.split(r"[\r\n]+", _COLOUR.sub("", text)):
         if raw.strip():
             yield line(raw)

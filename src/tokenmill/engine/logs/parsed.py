@@ -1,4 +1,4 @@
-"""What an engine's log was found to say. Sizes are as exact as the text; None is what it does not say."""
+"""Facts parsed from an engine's log. Sizes are as exact as the text; None: not in the log."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Literal
 from tokenmill.engine.fit_params import Buffer
 
 Phase = Literal["starting", "reading", "context", "compiling", "warming", "ready"]
-"""What a load is doing: reading weights, making caches and buffers, compiling kernels, a first run."""
+"""Phase of a load: reading weights, making caches and buffers, compiling kernels, a first run."""
 
 FaultKind = Literal[
     "memory",
@@ -29,7 +29,7 @@ FaultKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """How far a load has come, as its engine puts it."""
+    """Load progress in the engine's own terms."""
 
     phase: Phase
     share: float | None = None  # of this phase, 0 to 1
@@ -38,13 +38,13 @@ class Hint:
 
 @dataclass(frozen=True, slots=True)
 class LogFault:
-    """Something that went wrong, in words."""
+    """An error in the log, in words."""
 
     kind: FaultKind
     message: str
     line: str  # as the engine wrote it
     hint: str | None = None
-    fatal: bool = True  # the engine does not go on
+    fatal: bool = True  # the engine exits after it
     device: int | None = None  # the GPU, as the engine counts them
     needed_bytes: int | None = None
     limit_bytes: int | None = None
@@ -67,7 +67,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class RequestedContext:
-    """The context as the engine understood what it was asked for."""
+    """The context settings that the engine logged."""
 
     tokens: int | None = None  # of all sequences together
     sequences: int | None = None
@@ -78,7 +78,7 @@ class RequestedContext:
 
 @dataclass(frozen=True, slots=True)
 class EngineLog:
-    """Everything one run of an engine said of itself."""
+    """Everything parsed from the log of one run."""
 
     build: str | None = None
     buffers: tuple[Buffer, ...] = ()
@@ -93,12 +93,12 @@ class EngineLog:
 
     @property
     def cause(self) -> LogFault | None:
-        """Why it ended: the first thing that it could not go on after."""
+        """The first fatal error, which is why the engine exited."""
         return next((fault for fault in self.faults if fault.fatal), None)
 
 
 def latest(hints: Iterable[Hint | None]) -> Hint | None:
-    """The latest word on how far a load has come; requests that follow do not take `ready` back."""
+    """The latest progress of the load; later requests do not reset `ready`."""
     last: Hint | None = None
     for hint in hints:
         last = hint or last

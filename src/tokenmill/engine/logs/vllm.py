@@ -1,7 +1,7 @@
 """vLLM's log, V1's and V0's: memory of each worker, how far it has loaded, and why it did not start.
 
-Sizes come in hundredths of GiB. A worker's rank is the GPU it has; a log of one process is that of the first. The
-space it calls available is what it then takes for the cache.
+Sizes come in hundredths of GiB. A worker's rank is its GPU; a log without ranks is that of the first. vLLM
+uses all of the space that it reports as available for the cache.
 """
 
 import re
@@ -151,7 +151,7 @@ PATTERNS: tuple[Pattern, ...] = (
 
 
 def read(text: str) -> EngineLog:
-    """Everything the last run in a log says."""
+    """Parse the last run in a log."""
     said = last_run(list(lines(text)))
     tokens = [match[2] for line in said if (match := _TOKENS.search(line.text))]
     most = next((match for line in said if (match := _MAXIMUM.search(line.text))), None)
@@ -176,7 +176,7 @@ def last_run(said: Sequence[LogLine]) -> Sequence[LogLine]:
 
 
 def hint(line: LogLine) -> Hint | None:
-    """What one line tells of a load's progress."""
+    """Return the load progress in one line."""
     if match := _SHARDS.search(line.text):
         return Hint("reading", int(match[1]) / 100, "the weights")
     if match := _CAPTURE.search(line.text):
@@ -185,7 +185,7 @@ def hint(line: LogLine) -> Hint | None:
 
 
 def problems(said: Sequence[LogLine]) -> Iterator[LogFault]:
-    """What went wrong, the cause first."""
+    """Return the errors, the cause first."""
     return faults.found(said, PATTERNS)
 
 

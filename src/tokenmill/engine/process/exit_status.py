@@ -1,4 +1,4 @@
-"""How a process ended, in words; killed for memory is told from killed by somebody as far as the kernel lets us.
+"""How a process exited, in words; distinguishes the OOM killer from other kills as far as the kernel reports it.
 
 Pure over a supervisor's report.
 """
@@ -30,7 +30,7 @@ _WHY = {
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """How a process ended. None: not known."""
+    """Exit status of a process. None: unknown."""
 
     code: int | None = None
     signal: int | None = None
@@ -43,7 +43,7 @@ class Exit:
 
     @property
     def for_memory(self) -> bool | None:
-        """Whether it was killed for memory; None: killed, and nothing speaks for or against it."""
+        """Whether the OOM killer killed it; None: killed by an unknown sender."""
         if self.kernel is not None:
             return True
         if self.asked or (self.signal != signal.SIGKILL and self.code != _KILLED_BY_SHELL):
@@ -68,7 +68,7 @@ class Exit:
         return None if self.signal is None and not self.code else False
 
     def words(self, predicted_host_bytes: int | None = None) -> str:
-        """For a tired operator, with what a plan had predicted for host memory where that matters."""
+        """Return the exit status as a sentence, with the predicted host memory if the process ran out of it."""
         if self.asked:
             return "was stopped"
         if self.for_memory:

@@ -1,9 +1,9 @@
-"""What a process asks of the kernel before it becomes an engine: priority, scheduling, cores, memory nodes, locks.
+"""Kernel settings of an engine process, applied before exec: priority, scheduling, cores, memory nodes, locks.
 
-A `Preparation` is made from a plan and the configuration, travels to the child as one argument (`encode`), and is
-applied there just before exec; all of it outlives exec. What the kernel refuses becomes a sentence that says which
-right is missing and how to grant it, and the engine starts as it would have without. This module imports nothing
-heavy, because the child pays for it at every start.
+A `Preparation` is made from a plan and the configuration, passed to the child as one argument (`encode`), and applied
+there just before exec, which preserves all settings. A setting that the kernel refuses becomes a sentence that names
+the missing right and how to grant it, and the engine starts without it. This module has no slow imports, because the
+child loads it at every start.
 """
 
 import ctypes
@@ -50,7 +50,7 @@ _LIMITS_FILE = "/etc/security/limits.d/tokenmill.conf"
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """What is asked for; None leaves things as they are."""
+    """The settings to apply; None leaves a setting unchanged."""
 
     nice: int | None = None  # absolute
     scheduling: Scheduling = "normal"
@@ -62,7 +62,7 @@ class Preparation:
     group: str | None = None  # folder of a control group to be in
 
     def apply(self) -> tuple[str, ...]:
-        """Ask the kernel for all of it, for this thread and what it becomes; returns what was refused, in words."""
+        """Apply all settings to this thread and its later program; return what the kernel refused, in words."""
         notes: list[str] = []
         for wanted, ask in (
             (self.group is not None, self._join),
@@ -78,7 +78,7 @@ class Preparation:
         return tuple(notes)
 
     def as_words(self) -> tuple[str, ...]:
-        """What is asked for, one thing each: for a person, before a start."""
+        """Return one description per setting, for users."""
         words = []
         if self.nice is not None:
             words.append(f"nice {self.nice}")
@@ -98,14 +98,14 @@ class Preparation:
         return tuple(words)
 
     def encode(self) -> str:
-        """One argument for a child; the empty preparation is `{}`."""
+        """Encode as one argument; the empty preparation is `{}`."""
         unset = Preparation()
         said = {name: value for name, value in asdict(self).items() if value != getattr(unset, name)}
         return json.dumps(said, separators=(",", ":"))
 
     @staticmethod
     def decode(text: str) -> "Preparation":
-        """What `encode` wrote; UsageError for anything else."""
+        """Decode the output of `encode`; UsageError for anything else."""
         try:
             said = json.loads(text)
         except ValueError as error:

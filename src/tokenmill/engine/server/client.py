@@ -1,8 +1,8 @@
 """An engine behind HTTP: llama.cpp's server, ik_llama.cpp's, vLLM, or anything that speaks OpenAI's protocol.
 
-One life of it, started by us or found running. When its process ends, every stream gets `EngineDied` with the cause
-and the object is spent; restarting it is up to `RestartingEngine`. Closing a stream closes its connection, on which
-the servers stop working for it. What the wire looks like is known in openai_wire.py and server_*.py.
+The server was started by tokenmill or was already running. When its process exits, every stream raises `EngineDied`
+with the cause, and the object cannot be used again; `RestartingEngine` starts a new one. Closing a stream closes its
+connection, which cancels the request. request.py and response.py define the wire format.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ _LAST_LINES = 12
 
 
 class ServerEngine(Engine):
-    """A running server. Belongs to the event loop in which it was made."""
+    """A running server. It belongs to the event loop in which it was created."""
 
     def __init__(
         self,
@@ -71,16 +71,16 @@ class ServerEngine(Engine):
 
     @property
     def identity(self) -> Identity:
-        """What answers."""
+        """Identity of the server."""
         return self._identity
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it can do."""
+        """Capabilities of the server."""
         return capabilities_of(self.speech, reports_cached=self._reports_cached, saves_heads=self._saves_heads)
 
     async def stream(self, request: Request) -> AsyncGenerator[Piece | Answer, None]:
-        """Work on one request; the last value is the answer. Closing the generator cancels."""
+        """Yield the pieces of one request, then its answer. Closing the generator cancels the request."""
         call = call_of(request, self.speech)
         collector = Collector(
             self.speech.kind,
@@ -105,7 +105,7 @@ class ServerEngine(Engine):
         yield await self._answer(collector, before)
 
     async def tokenize(self, prompt: Prompt) -> tuple[int, ...]:
-        """The tokens a prompt becomes, its template applied."""
+        """Return the tokens of a prompt, with the chat template applied."""
         if isinstance(prompt, tuple):
             return prompt
         if self.speech.kind in LLAMA:
@@ -120,7 +120,7 @@ class ServerEngine(Engine):
         return tuple((await self.ask("POST", "/tokenize", body))["tokens"])
 
     async def status(self) -> EngineStatus:
-        """State and counters, as of now."""
+        """Return the current state and counters."""
         if self._closing or self.ended.done():
             detail = str(self.ended.result()) if self.ended.done() else None
             return EngineStatus("stopped" if self._closing else "failed", self._identity, Counters(), detail)
@@ -143,7 +143,7 @@ class ServerEngine(Engine):
         await self._client.aclose()
 
     async def stop(self) -> None:
-        """End the server's process, also one that was started to outlive us."""
+        """Stop the server's process, also if it is detached."""
         self._owned = True
         await self.close()
 
@@ -189,7 +189,7 @@ class ServerEngine(Engine):
     # ---- more than the protocol
 
     async def counters(self) -> Counters | None:
-        """What the server counts; None where it does not tell."""
+        """Return the server's counters; None for those that it does not report."""
         text = await self._text("/metrics")
         if self.speech.kind == "vllm":
             return metrics.vllm_counters(metrics.samples_of(text)) if text else None
@@ -267,7 +267,7 @@ class ServerEngine(Engine):
         return await self.counters() if silent else None
 
     async def _lost(self, why: str) -> EngineDied:
-        """The error for a broken connection, with what the process died of if it did."""
+        """Return the error for a broken connection, with the cause if the process died."""
         if self.process is not None:
             await asyncio.wait({self.ended}, timeout=_CAUSE_S)
         if self.ended.done():

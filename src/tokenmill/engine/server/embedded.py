@@ -1,8 +1,8 @@
 """llama-server out of the xllamacpp wheel, as a program: `python -m tokenmill.engine.server.embedded --model ...`.
 
-Takes those of llama-server's flags that a plan is spelled with, and sets each on the wheel's parameters by name; any
-other flag is an error. Listens on loopback alone. Its log is llama.cpp's, on stderr. SIGTERM ends it cleanly once the
-model is loaded, and at once before that.
+Accepts the flags of llama-server that plans use, and sets each on the wheel's parameters by name; any other flag is an
+error. Listens on loopback only. Logs to stderr, as llama.cpp does. SIGTERM stops it cleanly once the model is loaded,
+and immediately before that.
 """
 
 import os
@@ -36,7 +36,7 @@ Setter = Callable[[Any, Any, str], None]
 
 
 def version() -> str:
-    """What runs, in the wheel's own words; its llama.cpp is the last number of the wheel's version."""
+    """Return the version; the build of llama.cpp is the last number of the wheel's version."""
     try:
         wheel = metadata.version(WHEEL)
     except metadata.PackageNotFoundError as error:
@@ -166,7 +166,7 @@ def _set(flag: str, value: str, params: Any, wheel: Any) -> None:
 
 
 def main() -> int:
-    """Serve until told to stop."""
+    """Serve until SIGTERM or SIGINT."""
     words = sys.argv[1:]
     try:
         if words == ["--version"]:

@@ -1,4 +1,4 @@
-"""A request as each server spells it. What a server cannot do is refused here, never left out.
+"""Translates requests into the JSON of each server; unsupported options are refused, never dropped.
 
 Pure. Knows llama.cpp's server and its ik_llama.cpp fork (which share their spelling), vLLM before and after it renamed
 guided decoding, and any other server of OpenAI's protocol, of which only that protocol is expected.
@@ -25,14 +25,14 @@ URGENT, PATIENT = 0, 1  # vLLM works on lower numbers first
 
 @dataclass(frozen=True, slots=True)
 class ServerCall:
-    """What to post."""
+    """Path and body of a POST request."""
 
     path: str
     body: dict[str, Any]
 
 
 def call_of(request: Request, speech: Speech) -> ServerCall:
-    """The call for a request; RequestRefused where the server cannot do what is asked."""
+    """Return the call for a request; RequestRefused if the server does not support it."""
     chat = isinstance(request.prompt, Chat)
     body: dict[str, Any] = {"model": speech.model, "stream": True, "stream_options": {"include_usage": True}}
     body |= _prompt(request)
@@ -50,7 +50,7 @@ def call_of(request: Request, speech: Speech) -> ServerCall:
 
 
 def capabilities_of(speech: Speech, *, reports_cached: bool, saves_heads: bool = False) -> Capabilities:
-    """What a server of that kind can do."""
+    """Return the capabilities of a kind of server."""
     llama = speech.kind in LLAMA
     vllm = speech.kind == "vllm"
     return Capabilities(
@@ -101,7 +101,7 @@ def _prompt(request: Request) -> dict[str, Any]:
 
 
 def chat_body(chat: Chat) -> dict[str, Any]:
-    """A conversation's part of a body."""
+    """Return the body fields of a chat."""
     body: dict[str, Any] = {"messages": [dict(message) for message in chat.messages]}
     if chat.tools:
         body["tools"] = [bounded(tool) for tool in chat.tools]  # llama.cpp compiles their parameters
@@ -113,7 +113,7 @@ def chat_body(chat: Chat) -> dict[str, Any]:
 
 
 def _common(sampling: Sampling) -> dict[str, Any]:
-    """What every server spells the same."""
+    """Return the body fields that all servers share."""
     names = ("temperature", "top_p", "presence_penalty", "frequency_penalty", "seed")
     body = {name: getattr(sampling, name) for name in names if getattr(sampling, name) is not None}
     for token, bias in sampling.logit_bias:
@@ -209,7 +209,7 @@ def _any(request: Request, speech: Speech, chat: bool) -> dict[str, Any]:
 
 
 def _openai(request: Request, speech: Speech, chat: bool) -> dict[str, Any]:
-    """JSON schemas, probabilities and biases as OpenAI has them."""
+    """Return JSON schema, logprobs and logit bias in OpenAI's format."""
     sampling = request.sampling
     body: dict[str, Any] = {}
     if sampling.json_schema is not None:

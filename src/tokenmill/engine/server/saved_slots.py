@@ -1,4 +1,4 @@
-"""Saved slots of llama.cpp's server, believed only after they were seen to work on the build at hand.
+"""Tests whether the installed build of llama.cpp's server restores saved slots correctly.
 
 Some builds answer a restore with success and compute the prompt again (llama.cpp#26676): nothing but the number of
 reused tokens of the next request counts.
@@ -18,16 +18,15 @@ RESTORED = 0.9  # of a prompt must be found again; the last token or two are alw
 
 
 SlotAction = Callable[[int, str, str | None], Awaitable[dict[str, Any]]]
-"""`act(slot, action, file)`: saves, restores or erases a slot."""
+"""`act(slot, action, file)` saves, restores or erases a slot."""
 
 
 async def probe_slot_state(
     engine: Engine, act: SlotAction, *, lane: int = 0, folder: Path | None = None
 ) -> tuple[bool, str]:
-    """Whether a slot's state survives being saved, erased and restored, and what was seen.
+    """Test whether a slot's state survives being saved, erased and restored; return the result and a description.
 
-    Uses one lane for a few seconds; what it held is gone afterwards. The file is removed where `folder` says where
-    the server put it.
+    Uses one slot for a few seconds and erases it. The file is removed if `folder` is the server's folder of slots.
     """
     name = f"probe-{secrets.token_hex(8)}.bin"
     try:
@@ -49,7 +48,7 @@ async def probe_slot_state(
 
 
 def verdict(erased: tuple[int, int], restored: tuple[int, int], tokens: int) -> tuple[bool, str]:
-    """What (reused tokens, prompt tokens) after an erasure and after a restore mean."""
+    """Interpret (reused tokens, prompt tokens) after an erasure and after a restore."""
     enough = RESTORED * tokens
     if erased[0] > tokens - enough:
         return (
