@@ -1,1 +1,1 @@
-"""One URL for chat and batches: OpenAI's protocol before the engines, interactive requests first."""
+"""HTTP front for chat and batches: OpenAI's protocol in front of the engines, interactive requests first."""

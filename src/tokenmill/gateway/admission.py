@@ -16,17 +16,17 @@ from tokenmill.gateway.recorder import PriorityClass
 
 LEAST_RETRY_S = 1.0
 MOST_RETRY_S = 120.0
-_FIRST_GUESS_S = 5.0  # of a request, while none has ended
+_FIRST_GUESS_S = 5.0  # assumed duration of a request before the first has ended
 _NEW = 0.2  # weight of the newest request in the running mean
 
 
 @dataclass(slots=True)
 class AdmissionGate:
-    """The way into one engine."""
+    """The queue in front of one engine."""
 
-    lanes: int | None  # what it works on at once; None: it does not say
-    at_once: int | None  # streams let in at once; None: all
-    queue: int  # requests of one lane that may wait, here or inside
+    lanes: int | None  # requests that it runs concurrently; None: unknown
+    at_once: int | None  # maximum streams admitted concurrently; None: all
+    queue: int  # maximum queued requests per priority class, here or inside the engine
     inside: dict[PriorityClass, int] = field(default_factory=lambda: {"interactive": 0, "batch": 0})
     mean_s: float | None = None  # of a request
     _waiting: dict[PriorityClass, deque[asyncio.Future[None]]] = field(
@@ -35,25 +35,25 @@ class AdmissionGate:
 
     @property
     def running(self) -> int:
-        """Streams that were let in."""
+        """Number of admitted streams."""
         return sum(self.inside.values())
 
     def waiting(self, lane: PriorityClass) -> int:
-        """Requests that wait here; those that wait inside an engine are its own to count."""
+        """Requests queued here; the engine counts those queued inside it."""
         return sum(not turn.done() for turn in self._waiting[lane])
 
     def queued(self, lane: PriorityClass) -> int:
-        """Requests of a lane that are not being worked on, as far as can be said from here."""
+        """Estimated number of admitted or queued requests of a priority class that are not running yet."""
         return self.waiting(lane) + (max(0, self.inside[lane] - self.lanes) if self.lanes is not None else 0)
 
     def retry_after_s(self, lane: PriorityClass) -> float:
-        """When it may be worth trying again: when the first of those before has probably ended."""
+        """Seconds until a retry may succeed: when the first of the requests before it has probably ended."""
         per_lane = (self.mean_s or _FIRST_GUESS_S) / max(1, self.lanes or 1)
         return min(MOST_RETRY_S, max(LEAST_RETRY_S, per_lane))
 
     @asynccontextmanager
     async def enter(self, lane: PriorityClass) -> AsyncIterator[None]:
-        """Wait for one's turn and hold it; Busy at once where too many wait already."""
+        """Wait for a place and hold it; raises Busy immediately if the queue is full."""
         if self.queued(lane) >= self.queue and not self._free():
             raise Busy(f"{self.queued(lane)} requests are waiting already", retry_after_s=self.retry_after_s(lane))
         loop = asyncio.get_running_loop()
@@ -72,16 +72,16 @@ class AdmissionGate:
         return limit is None or self.running < limit
 
     async def _turn(self, lane: PriorityClass) -> None:
-        """Returns with the place taken."""
+        """Returns once the place is acquired."""
         if self.at_once is None or self.running < self.at_once:
-            self.inside[lane] += 1  # nobody waits while a place is free: whoever leaves hands it on
+            self.inside[lane] += 1  # a free place never has waiters: a leaving request passes it on
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[lane].append(turn)
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # the place was ours already
+            if turn.done() and not turn.cancelled():  # the place was already acquired
                 self.inside[lane] -= 1
                 self._next()
             else:
@@ -89,7 +89,7 @@ class AdmissionGate:
             raise
 
     def _next(self) -> None:
-        """Hand a free place to who waits, interactive ones first."""
+        """Pass a free place to the next waiter, interactive requests first."""
         while self.at_once is not None and self.running < self.at_once:
             lane: PriorityClass = "interactive" if self._waiting["interactive"] else "batch"
             if not self._waiting[lane]:
@@ -102,13 +102,13 @@ class AdmissionGate:
 
 @dataclass(slots=True)
 class AdmissionGates:
-    """The gates of all engines, by backend."""
+    """The gates of all backends."""
 
     queue: int
     gates: dict[str, AdmissionGate] = field(default_factory=dict)
 
     def open(self, name: str, *, lanes: int | None, interactive_first: bool) -> AdmissionGate:
-        """Make the gate of a backend."""
+        """Create the gate of a backend."""
         gate = AdmissionGate(lanes, None if interactive_first else lanes, self.queue)
         self.gates[name] = gate
         return gate

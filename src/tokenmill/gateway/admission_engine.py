@@ -24,17 +24,17 @@ class AdmissionEngine(ForwardingEngine):
 
     @property
     def inner(self) -> Engine:
-        """The engine itself."""
+        """The wrapped engine."""
         return self._backend.engine
 
     @property
     def identity(self) -> Identity:
-        """What answers."""
+        """Identity of the engine."""
         return self.inner.identity
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it can do."""
+        """Capabilities of the engine."""
         return self.inner.capabilities
 
     @property
@@ -67,7 +67,7 @@ class AdmissionEngine(ForwardingEngine):
         return await self.inner.reconnect()
 
     async def stream(self, request: Request) -> AsyncGenerator[Piece | Answer, None]:
-        """Work on one request when the gate lets it in; waits as long as it takes."""
+        """Run one request when the gate admits it; waits as long as that takes."""
         while True:
             events = self._backend.stream(request)
             begun = False

@@ -1,7 +1,7 @@
-"""The page at /, what it reads (/api/status, /api/events), and /metrics. All of it is public and described.
+"""The dashboard at /, its data (/api/status, /api/events), and /metrics.
 
-The page's files are served as they are, from this package: no build, nothing from elsewhere. They need no key, hold no
-data, and ask for a key themselves.
+The dashboard's files are served from this package unchanged; they need no key, contain no data, and ask for a key
+themselves.
 """
 
 from collections.abc import AsyncIterator
@@ -41,11 +41,11 @@ _STRICT = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-cache",
 }
-YOUNG_S = 0.5  # a look that is younger answers several who ask
+YOUNG_S = 0.5  # a more recent poll answers several clients
 
 
 def page_part(state: GatewayState) -> RouteGroup:
-    """The page, its files, what it reads, and metrics."""
+    """The dashboard, its files, its data, and metrics."""
     watch = Monitor(state)
     feed = Feed(watch)
     metrics = Metrics(watch)
@@ -94,7 +94,7 @@ def page_part(state: GatewayState) -> RouteGroup:
 
 
 def page_files() -> dict[str, bytes]:
-    """Every file of the page by its name."""
+    """Every file of the dashboard by name."""
     folder = files("tokenmill.gateway") / "dashboard"
     return {file.name: file.read_bytes() for file in folder.iterdir() if file.name.rpartition(".")[2] in _TYPES}
 

@@ -1,4 +1,4 @@
-"""The gateway as an ASGI application: every route, and the door that every request comes through."""
+"""The gateway as an ASGI application: all routes, and the middleware in front of them."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -19,7 +19,7 @@ from tokenmill.gateway.state import GatewayState
 
 
 def create_app(state: GatewayState, more: Sequence[RouteGroup] | None = None) -> AccessMiddleware:
-    """The application; `more`: parts beside the front's own, default: all there are."""
+    """Create the application; `more` are parts in addition to the core ones, by default all that exist."""
     every = (*front(state), *(parts(state) if more is None else more))
     described = openapi.document(operation for part in every for operation in part.operations)
     routes = [route for part in every for route in part.routes]
@@ -38,7 +38,7 @@ def create_app(state: GatewayState, more: Sequence[RouteGroup] | None = None) ->
 
 
 def handlers(state: GatewayState) -> dict[Any, Any]:
-    """Every error as OpenAI's clients expect it."""
+    """Convert every error to OpenAI's format."""
 
     async def ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, TokenmillError)  # noqa: S101  what it is registered for
@@ -64,7 +64,7 @@ def handlers(state: GatewayState) -> dict[Any, Any]:
 
 
 def front(state: GatewayState) -> tuple[RouteGroup, ...]:
-    """What answers requests one by one."""
+    """The parts that answer single requests."""
     return (
         completions.part(state),
         models.part(state),
@@ -75,5 +75,5 @@ def front(state: GatewayState) -> tuple[RouteGroup, ...]:
 
 
 def parts(state: GatewayState) -> tuple[RouteGroup, ...]:
-    """What else is served: batches and files, metrics and the page. Each brings its own line."""
+    """The other parts: batches and files, metrics and the dashboard."""
     return batches.part(state), api.page_part(state)

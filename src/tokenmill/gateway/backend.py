@@ -1,6 +1,6 @@
-"""What answers behind the gateway: an engine with a name and a gate before it, and the chain that a request tries.
+"""Protocol of a backend (an engine with a name and an admission gate), and the fallback chain of a request.
 
-A request goes to the first of its chain that can take it. Another is only tried while not one token has come.
+A request goes to the first backend of its chain that can take it. Another is tried only before the first token.
 """
 
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -26,30 +26,30 @@ class Backend(Protocol):
 
     @property
     def name(self) -> str:
-        """What the configuration calls it; it goes into X-Tokenmill-Engine."""
+        """The name in the configuration; sent in the X-Tokenmill-Engine header."""
 
     @property
     def engine(self) -> Engine:
-        """The engine itself, past the gate."""
+        """The engine itself, without the gate."""
 
     @property
     def gate(self) -> AdmissionGate:
-        """Who may go to it."""
+        """Its admission gate."""
 
     @property
     def available(self) -> bool:
-        """Whether it is worth trying now: it is up, and no breaker is open."""
+        """Whether to try it now: it is up, and its breaker is not open."""
 
     @property
     def state(self) -> str:
-        """How it is, in a word of engine.State or of a breaker."""
+        """Its state: a value of engine.State or of the breaker."""
 
     @property
     def trouble(self) -> str | None:
         """Why the last request to it failed; None if it succeeded."""
 
     def stream(self, request: Request) -> Events:
-        """Work on one request, when it is its turn; the last value is the answer. Closing cancels."""
+        """Run one request when it is admitted; the last event is the answer. Closing cancels."""
 
     async def relay(
         self, request: "ParsedRequest", sending: ResponseWriter, visit: RequestContext, charge: Callable[[int], None]
@@ -71,18 +71,18 @@ class ServedModel:
     """A model name that clients can use."""
 
     id: str
-    backends: tuple[str, ...]  # who answers for it, the first first
+    backends: tuple[str, ...]  # backends that serve it, in order of preference
     created_s: int
     context: int | None = None
     aliases: tuple[str, ...] = ()
 
 
 class Routes(Protocol):
-    """Which backends a request may go to."""
+    """Chooses the backends of a request."""
 
     @property
     def by_length(self) -> bool:
-        """Whether the length of a prompt matters: only then is it counted."""
+        """Whether routing depends on the prompt's length; only then is it counted."""
 
     def models(self) -> Sequence[ServedModel]:
         """Every model that is served."""
@@ -95,19 +95,19 @@ class Routes(Protocol):
     def reasoned(
         self, model: str | None, lane: PriorityClass, prompt_tokens: int | None, key: str | None
     ) -> "tuple[Sequence[Backend], str | None]":
-        """The same with the reason for the log; None: the model alone decided."""
+        """The chain with the reason for the log; None: the model alone decided."""
 
 
 @dataclass(slots=True)
 class ByModel:
-    """Routes by model alone: whoever has it, in the order of the configuration."""
+    """Routes by model alone: all backends with the model, in configuration order."""
 
-    served: Sequence[tuple[Backend, tuple[str, ...]]]  # with every name of its model; the first is shown
+    served: Sequence[tuple[Backend, tuple[str, ...]]]  # with all names of its model; the first is displayed
     created_s: int
 
     @property
     def by_length(self) -> bool:
-        """It does not matter."""
+        """Not used: routing depends on the model alone."""
         return False
 
     def models(self) -> Sequence[ServedModel]:
@@ -123,7 +123,7 @@ class ByModel:
     def choose(
         self, model: str | None, lane: PriorityClass, prompt_tokens: int | None, key: str | None
     ) -> "Sequence[Backend]":
-        """Those who have the model; without a name, the first and whoever has the same."""
+        """Backends with the model; without a name, the first and all with the same model."""
         wanted = self.served[0][1][0] if model is None else model
         chain = tuple(backend for backend, names in self.served if wanted in names)
         if not chain:
@@ -134,13 +134,13 @@ class ByModel:
     def reasoned(
         self, model: str | None, lane: PriorityClass, prompt_tokens: int | None, key: str | None
     ) -> "tuple[Sequence[Backend], str | None]":
-        """The same; there is never another reason."""
+        """The chain; there is never another reason."""
         return self.choose(model, lane, prompt_tokens, key), None
 
 
 @dataclass(frozen=True, slots=True)
 class StartedStream:
-    """An answer that has begun: who gives it, and what has come."""
+    """A started answer: its backend, and the events received so far."""
 
     backend: Backend
     first: Piece | Answer
@@ -148,7 +148,7 @@ class StartedStream:
 
 
 async def begin(backend: Backend, request: Request) -> StartedStream:
-    """Wait for the first sign of an answer; until then another backend may still be tried."""
+    """Wait for the first event of an answer; before it, another backend may still be tried."""
     events = backend.stream(request)
     try:
         return StartedStream(backend, await anext(events), events)
@@ -158,5 +158,5 @@ async def begin(backend: Backend, request: Request) -> StartedStream:
 
 
 def worth_trying(chain: Sequence[Backend]) -> Sequence[Backend]:
-    """Those that are up; all of them where none is, so that the true reason is found."""
+    """Backends that are up; all of them if none is, so that the real cause is reported."""
     return [backend for backend in chain if backend.available] or chain

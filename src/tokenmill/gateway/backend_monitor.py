@@ -1,6 +1,6 @@
-"""What is known of one backend: its state, how fast it is, what it holds and works on.
+"""Polls one backend and keeps its latest state, throughput, prefix tree and slot usage.
 
-What the native engine can only say between two steps is waited for a moment, and otherwise taken when it comes.
+The native engine answers some questions only between two steps; these are awaited briefly, and otherwise used later.
 """
 
 import asyncio
@@ -14,23 +14,23 @@ from tokenmill.errors import EngineError, TokenmillError
 from tokenmill.gateway.backend import Backend
 from tokenmill.gateway.pace import CounterPace
 
-PATIENCE_S = 2.0  # for a server to say how it is
-STEP_S = 0.25  # for the native engine to come to the end of a step
-HEADS_S = 2.0  # between two looks at the forest: every segment is a line that the thread which computes writes
+PATIENCE_S = 2.0  # timeout of a server's status
+STEP_S = 0.25  # wait for the native engine to finish a step
+HEADS_S = 2.0  # between polls of the prefix tree: the computing thread writes one line per segment
 
 
 @dataclass(slots=True)
 class BackendMonitor:
-    """What is known of one backend."""
+    """The latest data of one backend."""
 
     backend: Backend
     status: EngineStatus | None = None
     pace: CounterPace = field(default_factory=CounterPace)
     heads: list[dict[str, Any]] | None = None
-    heads_s: float | None = None  # when they were told last
+    heads_s: float | None = None  # when they were reported last
     at_work: list[dict[str, Any]] | None = None
-    told: tuple[str, str | None] | None = None  # state and detail when it was looked at last
-    exited: "asyncio.Future[EngineError] | None" = None  # of the process whose death is waited for
+    told: tuple[str, str | None] | None = None  # state and detail at the last poll
+    exited: "asyncio.Future[EngineError] | None" = None  # of the process whose end is awaited
     asking: "asyncio.Task[None] | None" = None
 
     @property
@@ -49,7 +49,7 @@ class BackendMonitor:
         return trouble or said
 
     async def look(self, *, closely: bool) -> None:
-        """Ask it how it is; mutates. `closely`: what it holds and works on, too."""
+        """Poll the backend. With `closely`, also its prefix tree and slots."""
         try:
             async with asyncio.timeout(PATIENCE_S):
                 self.status = await self.backend.engine.status()

@@ -25,7 +25,7 @@ from tokenmill.jobs.store.sqlite_errors import unusable
 from tokenmill.storage import lines
 from tokenmill.storage.json_text import parse, shown
 
-MOST_ERRORS = 100  # that are reported
+MOST_ERRORS = 100  # errors reported at most
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5": "zstd", b"PA": "Parquet"}
 _PAGE_LINES = 512
 _OPENAI_ERRORS = {
@@ -82,7 +82,7 @@ def _errors(path: Path, reading: _Reading, go_on: Callable[[], bool]) -> Iterato
 
 
 def _bad_line(text: str, number: int, reading: _Reading) -> RefusedLine | None:
-    """What is wrong with a line, given those before it."""
+    """The error of a line, given the lines before it."""
     reading.lines += 1
     try:
         line = parse(text)

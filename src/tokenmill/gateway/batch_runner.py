@@ -26,8 +26,8 @@ from tokenmill.jobs.store.http_batches import HttpBatch, HttpBatches, Outcome, R
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.submit import submit
 
-TICK_S = 1.0  # between two looks while there is work
-SWEEP_S = 600.0  # between two searches for expired files
+TICK_S = 1.0  # polling interval while there are batches
+SWEEP_S = 600.0  # interval between searches for expired files
 _RETRY_S = 5.0  # after a step failed
 _EXPIRED = "deadline"  # the store's code
 
@@ -79,7 +79,7 @@ class HttpBatchRunner:
             await self._main
 
     def wake(self) -> None:
-        """Look for work now."""
+        """Check for new batches now."""
         self._woken.set()
 
     def _log_failure(self, main: "asyncio.Task[None]") -> None:
@@ -101,7 +101,7 @@ class HttpBatchRunner:
             await self._close_store()
 
     async def _look(self) -> bool:
-        """Advance every batch that has not ended; whether to look again soon."""
+        """Advance every batch that has not ended; returns whether to check again soon."""
         try:
             await self._sweep()
             batches = await asyncio.to_thread(self._rows.unfinished)

@@ -1,8 +1,8 @@
-"""Which backend works on which batches: one job worker per backend, each batch on its best available backend.
+"""Assigns batches to backends: one job worker per backend, each batch on its best available backend.
 
-The batches of one backend are worked on together, because they may share prefixes and whole answers; new ones join
-while others run. A worker is stopped when the backend of one of its batches fails, or when a better one is available
-again. Its jobs in flight are put back, and its batches go to the backends where they belong.
+The batches of one backend run together, because they may share prefixes and whole answers; new ones join running
+workers. A worker stops when the backend of one of its batches fails, or when a better one is available again. Its jobs
+in flight return to the queue, and its batches move to their best backends.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class _Worker:
 
 @dataclass(slots=True)
 class _Backoff:
-    """Of a backend on which a worker failed."""
+    """Backoff of a backend on which a worker failed."""
 
     until_s: float = 0.0
     failures: int = 0
@@ -62,7 +62,7 @@ class BackendWorkers:
         return bool(self._workers)
 
     def has(self, batch: int) -> bool:
-        """Whether a worker works on a job batch."""
+        """Whether a worker runs a job batch."""
         return any(batch in worker.batches for worker in self._workers.values())
 
     def done(self, batch: int) -> None:
@@ -71,7 +71,7 @@ class BackendWorkers:
             worker.batches.discard(batch)
 
     async def work_on(self, store: Store, jobs: Batch, batch: HttpBatch) -> None:
-        """Have a batch worked on, if one of its backends is available."""
+        """Run a batch if one of its backends is available."""
         best = self._best(jobs, batch)
         current = next((worker for worker in self._workers.values() if jobs.id in worker.batches), None)
         if best is None:

@@ -16,7 +16,7 @@ Position = Literal["closed", "open", "half-open"]
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """When it opens, and for how long."""
+    """Thresholds of a circuit breaker."""
 
     failures: int = 3  # in a row
     wait_s: float = 2.0  # after the first opening; each failed trial doubles it
@@ -25,37 +25,37 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """What is known of one backend's luck."""
+    """State of one backend's circuit breaker."""
 
     rules: Rules = Rules()
     failures: int = 0  # in a row
     until_s: float | None = None  # open until then; None: closed
     wait_s: float = 0.0  # of the last opening
-    lost: bool = False  # it opened because nothing answered at all
-    trial: bool = False  # one request is trying it
+    lost: bool = False  # it opened because the backend did not respond at all
+    trial: bool = False  # a trial request is in flight
 
     def position(self, now_s: float) -> Position:
-        """Where it stands."""
+        """The state: closed, open or half-open."""
         if self.until_s is None:
             return "closed"
         return "half-open" if self.trial or now_s >= self.until_s else "open"
 
     def allows(self, now_s: float) -> bool:
-        """Whether a request may be sent; half-open lets one in at a time."""
+        """Whether a request may be sent; half-open admits one at a time."""
         return self.until_s is None or (now_s >= self.until_s and not self.trial)
 
     def began(self, now_s: float) -> "Breaker":
-        """A request has been sent; where it is half-open, that is its trial."""
+        """A request was sent; if half-open, it is the trial."""
         return replace(self, trial=True) if self.position(now_s) == "half-open" else self
 
     def succeeded(self) -> "Breaker":
-        """An answer has begun. One that was sent before it opened, and is late, closes nothing."""
+        """An answer has started. A late answer to a request sent before it opened does not close it."""
         if self.until_s is not None and not self.trial:
             return self
         return Breaker(self.rules)
 
     def failed(self, now_s: float, *, lost: bool = False) -> "Breaker":
-        """A request failed; `lost`: nothing answered, which needs no second proof."""
+        """A request failed; `lost`: the backend did not respond at all, which opens it immediately."""
         if self.until_s is not None and not self.trial:
             return self
         failures = self.failures + 1
@@ -65,11 +65,11 @@ class Breaker:
         return Breaker(self.rules, failures, now_s + wait_s, wait_s, lost)
 
     def left(self) -> "Breaker":
-        """The request ended without telling anything: its client went away, or it was refused for what it asked."""
+        """The request ended without a verdict: its client left, or it was invalid."""
         return replace(self, trial=False)
 
     def looks_healthy(self, now_s: float) -> "Breaker":
-        """Its health page answers. That is news only of one that nothing was heard of; the next request tries it."""
+        """The health page responds. Matters only after a lost connection; the next request is the trial."""
         if self.until_s is None or not self.lost or now_s >= self.until_s:
             return self
         return replace(self, until_s=now_s)

@@ -1,4 +1,4 @@
-"""Cancels a request whose client leaves, whose time is over, or which the gateway ends."""
+"""Cancels a request when its client disconnects, its deadline passes, or the gateway stops."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

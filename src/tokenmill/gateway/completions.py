@@ -1,4 +1,4 @@
-"""/v1/chat/completions and /v1/completions: a request from its body to the last byte of its answer.
+"""/v1/chat/completions and /v1/completions: handles a request from its body to the last byte of its answer.
 
     Completions   reads, admits and answers one request
     _Attempts     tries the backends of its route, in order, until one answers
@@ -93,7 +93,7 @@ class Completions:
                 writer.abort()
             except TokenmillError as error:
                 if not writer.begun:
-                    raise  # it becomes an answer with a status of its own
+                    raise  # it becomes a response with its own status
                 context.error = error.code
                 await _end_with(error, writer)
 
@@ -151,7 +151,7 @@ class _Attempts:
         return chain
 
     async def _length(self, request: ParsedRequest) -> int | None:
-        """Tokens of the prompt as the first engine that can count them counts; engines differ a little."""
+        """Prompt tokens, counted by the first engine that can; engines differ slightly."""
         for backend in self._state.backends:
             try:
                 return len(await backend.engine.tokenize(request.calls[0].prompt))
@@ -290,7 +290,7 @@ def fingerprint(identity: Identity) -> str:
 
 
 def _engine_headers(backend: Backend, use: ToolUse) -> list[tuple[bytes, bytes]]:
-    """The backend's name, and a warning where the model does not see the request's tools."""
+    """The backend's name, and a warning if the model does not see the request's tools."""
     headers = [(b"x-tokenmill-engine", backend.name.encode("ascii", "replace"))]
     if use.hidden:
         headers.append((b"x-tokenmill-not-told", b"tools"))

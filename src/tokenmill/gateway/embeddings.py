@@ -1,4 +1,4 @@
-"""/v1/embeddings, where the engine has them: servers that do are asked as they are; the native engine has none."""
+"""/v1/embeddings, passed to servers that support it; the native engine does not."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
@@ -35,7 +35,7 @@ class EmbeddingRequest(Struct, forbid_unknown_fields=True):
 
 
 class EmbeddingList(TypedDict):
-    """The server's answer, as it is."""
+    """The server's response, unchanged."""
 
     object: NotRequired[Literal["list"]]
     data: list[Any]

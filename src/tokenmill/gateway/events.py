@@ -1,11 +1,11 @@
-"""/api/events: how the gateway is, as a stream of server-sent events for as long as somebody reads it.
+"""/api/events: the gateway's state as server-sent events, while a client is connected.
 
-    history    once: the last minutes' rates, one entry a look
-    status     with every look: /api/status
-    heads      when it has changed: the forest of heads in the cells of each engine
+    history    once: the rates of the last minutes, one entry per poll
+    status     with every poll: /api/status
+    heads      when it has changed: the prefix tree in the cells of each engine
     stopping   the last one, when the gateway ends
 
-Who reads slowly misses looks, never gets a queue. Silence is broken by a comment now and then.
+A slow client misses polls instead of filling a queue. A comment is sent now and then if there is no event.
 """
 
 import json
@@ -27,12 +27,12 @@ _HEARTBEAT = b": still here\n\n"
 
 
 def event(name: str, data: Any) -> bytes:
-    """One event as it travels."""
+    """One encoded event."""
     return f"event: {name}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
 
 
 class Feed:
-    """What all who look are sent, written out once for a look."""
+    """The events of a poll, encoded once for all clients."""
 
     def __init__(self, watch: Monitor) -> None:
         self.watch = watch
@@ -40,7 +40,7 @@ class Feed:
         self.status = self.heads = b""
 
     def update(self) -> int:
-        """Write out the last look, if that was not done yet; mutates. Its version."""
+        """Encode the last poll unless that was done; returns its version."""
         if self._version != self.watch.version:
             self._version = self.watch.version
             self.status = event("status", status_view(self.watch))
@@ -58,7 +58,7 @@ class EventStream(Response):
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let one look."""
+        """Register a client."""
         state = self._watch.state
         visit = visit_of(scope)
         sending = ResponseWriter(scope, send, state.config.gateway.write_timeout_s)
@@ -67,7 +67,7 @@ class EventStream(Response):
                 async with cancel_on_disconnect(state, visit, receive, answered=lambda: sending.ended):
                     await self._send(sending)
             except (ClientLeft, Stopping):
-                pass  # nobody reads any more
+                pass  # the last client has left
             except SlowClient:
                 visit.error = "slow_client"
                 sending.abort()
@@ -77,7 +77,7 @@ class EventStream(Response):
         feed = self._feed
         await sending.start(200, HEADERS)
         await sending.put(event("history", list(watch.history)))
-        version, heads = 0, b""  # the first look may have been taken before: it is sent at once
+        version, heads = 0, b""  # a poll may already have been made: send it immediately
         while not watch.state.shutting_down.is_set():
             if not await watch.newer(version, self._heartbeat_s):
                 await sending.put(_HEARTBEAT)

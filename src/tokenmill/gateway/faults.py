@@ -1,7 +1,6 @@
-"""Errors as OpenAI's clients expect them: one JSON object, a status, and Retry-After where waiting helps.
+"""Errors in OpenAI's format: a JSON object, a status, and Retry-After if waiting helps.
 
-Everything that goes wrong becomes a `Fault`'s answer here and nowhere else. `source` says who failed: the request, the
-gateway or the engine.
+Every error becomes a response here and nowhere else. `source` names the cause: the request, the gateway or the engine.
 """
 
 import math
@@ -17,7 +16,7 @@ from tokenmill.errors import (
 from tokenmill.gateway.schemas import Error
 
 _KEY = re.compile(r"([A-Za-z_]\w*)[:\[.]")
-CLIENT_LEFT = 499  # nobody reads it: for the log, as nginx has it
+CLIENT_LEFT = 499  # the client has left: for the log, as in nginx
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -35,7 +34,7 @@ _TYPES = {
 
 
 class GatewayFault(TokenmillError):
-    """A request that the gateway itself does not let through."""
+    """A request that the gateway refuses."""
 
     code = "invalid_request"
     status: ClassVar[int] = 400
@@ -55,11 +54,11 @@ class GatewayFault(TokenmillError):
         self.answer_status = status if status is not None else self.status
         self.param = param
         self.retry_after_s = retry_after_s
-        self.kind = kind  # for who counts refusals; None: not counted
+        self.kind = kind  # for metrics; None: not counted
 
 
 class Busy(GatewayFault):
-    """Too many requests wait, or a limit of a key is reached: try again later."""
+    """The queue is full, or a limit of a key is reached; retry later."""
 
     status = 429
 
@@ -84,7 +83,7 @@ def status_of(error: TokenmillError) -> int:
 
 
 def source_of(error: TokenmillError) -> Literal["request", "gateway", "engine"]:
-    """Who failed."""
+    """The cause of an error: request, gateway or engine."""
     if isinstance(error, EngineError):
         return "engine"
     return "request" if status_of(error) < 500 else "gateway"
@@ -106,13 +105,13 @@ def error_body(error: TokenmillError) -> Error:
 
 
 def error_headers(error: TokenmillError) -> dict[str, str]:
-    """Retry-After where waiting helps."""
+    """The Retry-After header, if waiting helps."""
     wait_s = error.retry_after_s if isinstance(error, GatewayFault) else 1.0 if isinstance(error, EngineDied) else None
     return {} if wait_s is None else {"retry-after": str(max(1, math.ceil(wait_s)))}
 
 
 def param_of(error: TokenmillError) -> str | None:
-    """The key of the body that is wrong; engines name it at the beginning of their messages."""
+    """The invalid key of the body; engines name it at the beginning of their messages."""
     if isinstance(error, GatewayFault):
         return error.param
     if not isinstance(error, RequestRefused):

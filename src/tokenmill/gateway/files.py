@@ -77,7 +77,7 @@ class FileStore:
         return user
 
     def sweep(self) -> int:
-        """Delete files that have expired and old bytes without a row; how many."""
+        """Delete expired files and old bytes without a row; returns how many."""
         deleted = sum(self.delete(file) is None for file in self._rows.expired_files())
         for path in self._folder.iterdir():
             with suppress(FileNotFoundError):
@@ -154,13 +154,13 @@ def file_routes(state: GatewayState, opened: Callable[[], tuple[HttpBatches, Fil
 
 
 def owner_of(request: Request) -> str | None:
-    """The name of the request's API key; None without one, where none is needed: such a client sees everything."""
+    """The name of the request's API key; None if no key is required, in which case the client sees everything."""
     key = visit_of(request.scope).key
     return key.name if key is not None else None
 
 
 def may_see(owner: str | None, of: str | None) -> bool:
-    """Whether one owner may see what belongs to another; what was created without a key belongs to all."""
+    """Whether an owner may see a resource; those created without a key belong to everyone."""
     return owner is None or of is None or owner == of
 
 
@@ -173,7 +173,7 @@ async def visible_file(request: Request, rows: HttpBatches, file: str, *, param:
 
 
 def no_file(file: str, *, param: str) -> GatewayFault:
-    """The error for a file that does not exist, or that the client may not see."""
+    """The error for a file that does not exist or that the client may not see."""
     return GatewayFault(f"there is no file {file[:60]!r}", status=404, code="file_not_found", param=param)
 
 
@@ -227,7 +227,7 @@ def page_of(query: Mapping[str, str], *, usual: int, most: int, known: Sequence[
 
 
 def upload_terms(fields: Mapping[str, str]) -> tuple[str, int | None]:
-    """The purpose of an upload and how many seconds it is kept, from the fields of its form."""
+    """The purpose of an upload and its lifetime in seconds, from its form fields."""
     for name in fields:
         if name not in _UPLOAD_FIELDS:
             raise GatewayFault(f"unknown field {shown(name)}", param=name[:60], code="unknown_parameter")

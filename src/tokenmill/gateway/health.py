@@ -1,4 +1,4 @@
-"""/health: whether there is an engine that answers. Needs no key, and says nothing that a stranger may not know."""
+"""/health: whether an engine is available. Needs no key, and reveals nothing confidential."""
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -11,7 +11,7 @@ from tokenmill.gateway.state import GatewayState
 
 
 def part(state: GatewayState) -> RouteGroup:
-    """One page."""
+    """The health page."""
 
     async def health(_request: Request) -> Response:
         states = {backend.name: backend.state for backend in state.backends}

@@ -1,9 +1,9 @@
-"""Keys that clients show: 256 random bits, kept as their SHA-256 in a file that only its owner reads.
+"""API keys: 256 random bits, stored as SHA-256 in a file that only its owner can read.
 
-    <state>/gateway/keys.json     names, hashes and limits; replaced whole, mode 0600
+    <state>/gateway/keys.json     names, hashes and limits; replaced atomically, mode 0600
 
-A hash that is slow on purpose is for passwords, which people choose; nobody guesses 256 random bits. The file is read
-again when it changes, so that a key that is revoked stops working while the gateway runs.
+Slow hashes are for passwords, which people choose; 256 random bits cannot be guessed. The file is reloaded when it
+changes, so a revoked key stops working while the gateway runs.
 """
 
 import fcntl
@@ -26,13 +26,13 @@ from tokenmill.storage.atomic import replace_file
 
 PREFIX = "tm-"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,99}")
-_LOOK_S = 1.0  # between two looks at the file
-_MOST_GIVEN = 512  # characters of a key that a client shows
+_LOOK_S = 1.0  # between checks of the file
+_MOST_GIVEN = 512  # characters of a presented key
 
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """What one key may use; None: as the configuration says."""
+    """Limits of a key; None: as configured."""
 
     requests_at_once: int | None = None
     requests_per_minute: int | None = None
@@ -47,7 +47,7 @@ class KeyLimits:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key as it is kept; the key itself is shown once and not kept."""
+    """A stored key; the key itself is displayed once and not stored."""
 
     name: str
     sha256: str
@@ -59,12 +59,12 @@ _FILE = TypeAdapter(dict[str, tuple[Key, ...]])
 
 
 def path_in(state: Path) -> Path:
-    """Where keys are kept."""
+    """Path of the key file."""
     return state / "gateway" / "keys.json"
 
 
 def read(state: Path) -> tuple[Key, ...]:
-    """Every key, oldest first; ConfigError if the file is damaged: nobody is let in by mistake."""
+    """Every key, oldest first; raises ConfigError if the file is damaged, so that no client is admitted by mistake."""
     path = path_in(state)
     try:
         return _FILE.validate_json(path.read_bytes()).get("keys", ())
@@ -79,7 +79,7 @@ def read(state: Path) -> tuple[Key, ...]:
 
 
 def add(state: Path, name: str, limits: KeyLimits | None = None) -> str:
-    """Make a key; the returned text is all that will ever show it."""
+    """Create a key; the returned text is the only copy."""
     if not _NAME.fullmatch(name):
         raise UsageError(
             f"{name!r} cannot be the name of a key",
@@ -96,7 +96,7 @@ def add(state: Path, name: str, limits: KeyLimits | None = None) -> str:
 
 
 def revoke(state: Path, name: str) -> None:
-    """Forget a key; it stops working within a second."""
+    """Revoke a key; it stops working within a second."""
     with _changing(state) as keys:
         left = [key for key in keys if key.name != name]
         if len(left) == len(keys):
@@ -107,7 +107,7 @@ def revoke(state: Path, name: str) -> None:
 
 @contextmanager
 def _changing(state: Path) -> Iterator[list[Key]]:
-    """The keys as a list that is written back; one process at a time."""
+    """The keys as a list that is written back on exit; one process at a time."""
     path = path_in(state)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     lock = os.open(path.parent / "keys.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -130,17 +130,17 @@ def _hash(secret: str) -> str:
 
 
 class Keys:
-    """The keys of a running gateway, read again when the file changes."""
+    """The keys of a running gateway, reloaded when the file changes."""
 
     def __init__(self, state: Path) -> None:
-        """Read them; ConfigError if the file is damaged."""
+        """Load the keys; raises ConfigError if the file is damaged."""
         self._state = state
         self._stamp = self._seen()
         self._keys = read(state)
         self._looked_s = time.monotonic()
 
     def all(self) -> tuple[Key, ...]:
-        """Every key as of the last second. With a file that has become unreadable, none: nobody gets in by it."""
+        """The current keys, at most a second old. If the file is unreadable, every client is refused."""
         if time.monotonic() - self._looked_s >= _LOOK_S:
             self._looked_s = time.monotonic()
             stamp = self._seen()
@@ -153,7 +153,7 @@ class Keys:
         return self._keys
 
     def owner(self, given: str) -> Key | None:
-        """Whose key this is; takes as long for a wrong one."""
+        """The owner of a key, compared in constant time."""
         hashed = _hash(given[:_MOST_GIVEN])
         found = None
         for key in self.all():

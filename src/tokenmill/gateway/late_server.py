@@ -1,4 +1,4 @@
-"""A server that could not be reached when the gateway started; it joins the others once it can.
+"""A server that was unreachable when the gateway started; it joins the other backends once it responds.
 
 Until `reconnect` or a request reaches it, its liveness is "unreachable" and requests raise `EngineDied`.
 """
@@ -14,7 +14,7 @@ Attach = Callable[[], Awaitable[Engine]]
 
 
 class LateServer(ForwardingEngine):
-    """A server that is attached to when it can be reached."""
+    """A server that is attached once it is reachable."""
 
     def __init__(self, attach: Attach, *, model: str, address: str, error: TokenmillError) -> None:
         """`model`: its name until the server reports its own; `error`: why the first attempt failed."""
@@ -31,12 +31,12 @@ class LateServer(ForwardingEngine):
 
     @property
     def identity(self) -> Identity:
-        """What answers, or will."""
+        """Identity of the server, assumed until it was reached."""
         return self._server.identity if self._server is not None else self._identity
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it can do; until it was reached, what any server can."""
+        """Its capabilities; until it was reached, those of any server."""
         if self._server is not None:
             return self._server.capabilities
         return capabilities_of(self._speech, reports_cached=False)

@@ -1,8 +1,7 @@
-"""What one key may use: requests at once, requests and tokens a minute.
+"""Rate limits of an API key: concurrent requests, and requests and tokens per minute.
 
-Buckets that fill steadily: a minute's worth may be used at once, and then as fast as it comes in. Tokens are charged
-when they are known, at the end; whoever has used more than was there waits until the debt is gone. The clock is the
-caller's.
+Token buckets with a capacity of one minute. Tokens are charged when they are known, at the end; a client that used more
+than was available waits until the debt is gone. The caller passes the time.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,24 +16,24 @@ MINUTE_S = 60.0
 
 @dataclass(slots=True)
 class Bucket:
-    """A store that fills to `per_minute` within a minute; may be in debt."""
+    """A bucket that fills to `per_minute` within a minute; its level may be negative."""
 
     per_minute: float
     level: float
     seen_s: float
 
     def wait_s(self, now_s: float, wanted: float) -> float:
-        """How long until there is enough; 0: now."""
+        """Seconds until enough is available; 0: now."""
         self.fill(now_s)
         return max(0.0, (wanted - self.level) * MINUTE_S / self.per_minute)
 
     def take(self, now_s: float, amount: float) -> None:
-        """Take something out, whether it is there or not."""
+        """Take an amount, even if it is not available."""
         self.fill(now_s)
         self.level -= amount
 
     def fill(self, now_s: float) -> None:
-        """Let in what has come since."""
+        """Add what has accrued since the last call."""
         passed_s = max(0.0, now_s - self.seen_s)
         self.level = min(self.per_minute, self.level + passed_s * self.per_minute / MINUTE_S)
         self.seen_s = now_s
@@ -49,7 +48,7 @@ class _Use:
 
 @dataclass(slots=True)
 class Limiter:
-    """What all keys have used; requests without a key count as one client."""
+    """Usage of all keys; requests without a key count as one client."""
 
     usual: KeyLimits
     clock: Callable[[], float]
@@ -57,7 +56,7 @@ class Limiter:
 
     @contextmanager
     def admit(self, name: str, own: KeyLimits | None = None) -> Iterator[Callable[[int], None]]:
-        """Hold a place for one request; Busy where the limits do not allow it. Gives what tokens are charged with."""
+        """Hold a place for one request; raises Busy if a limit is reached. Yields the function that charges tokens."""
         limits = self._limits(own)
         now_s = self.clock()
         use = self._use(name, limits, now_s)
@@ -70,7 +69,7 @@ class Limiter:
             )
         if use.requests is not None and (wait_s := use.requests.wait_s(now_s, 1.0)):
             raise _over(f"{limits.requests_per_minute} requests a minute", wait_s)
-        # A bucket that is at least above nothing lets one in: how much it takes is not known before.
+        # A positive level admits a request, because its cost is not known in advance.
         if use.tokens is not None and (wait_s := use.tokens.wait_s(now_s, 1.0)):
             raise _over(f"{limits.tokens_per_minute} tokens a minute", wait_s)
         if use.requests is not None:
@@ -103,7 +102,7 @@ class Limiter:
 
 
 def _fitted(bucket: Bucket | None, per_minute: int | None, now_s: float) -> Bucket | None:
-    """The bucket for a limit; one that changed starts full."""
+    """The bucket for a limit; a changed limit starts with a full one."""
     if per_minute is None:
         return None
     return bucket if bucket is not None and bucket.per_minute == per_minute else Bucket(per_minute, per_minute, now_s)

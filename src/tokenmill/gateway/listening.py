@@ -30,9 +30,9 @@ from tokenmill.gateway.faults import GatewayFault, error_body, error_headers
 from tokenmill.gateway.response_writer import ABORT
 
 _MOST_HEADER_BYTES = 64 * 1024
-_SPARE_FILES = 256  # beside connections: engines, logs, stores
+_SPARE_FILES = 256  # for other files: engines, logs, stores
 _BACKLOG = 2048
-_MAY_GO_S = 5.0  # an idle connection may be closed for another after this
+_MAY_GO_S = 5.0  # an idle connection may be closed for a new one after this
 
 OnRefused = Callable[[str], None]
 
@@ -42,15 +42,15 @@ def protocol_for(config: GatewayConfig, refused: OnRefused) -> type[HttpToolsPro
     full = _plain(GatewayFault("too many connections", status=503, code="too_many_connections", retry_after_s=5.0))
     long = _plain(GatewayFault("the headers are too long", status=431, code="headers_too_long"))
 
-    idle: dict[Any, float] = {}  # connections without a request, the longest idle first, and since when
+    idle: dict[Any, float] = {}  # connections without a request and since when, the longest idle first
 
     class Connection(HttpToolsProtocol):
         """One connection."""
 
         _waiting: TimerHandle | None = None
-        _header_bytes = 0  # of headers that have begun and not ended
+        _header_bytes = 0  # size of the headers being received
         _in_headers = True
-        _turned = False  # headers or a message ended in what is being parsed
+        _turned = False  # headers or a message ended in the data being parsed
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -107,7 +107,7 @@ def protocol_for(config: GatewayConfig, refused: OnRefused) -> type[HttpToolsPro
             self._waiting = self.loop.call_later(config.idle_timeout_s, self._hang_up)
 
         def _oldest_gone(self) -> bool:
-            """Whether another could be closed that nobody has used for a while."""
+            """Whether a connection that was idle for a while can be closed for a new one."""
             oldest = next(iter(idle), None)
             if oldest is None or self.loop.time() - idle[oldest] < _MAY_GO_S:
                 return False
@@ -116,7 +116,7 @@ def protocol_for(config: GatewayConfig, refused: OnRefused) -> type[HttpToolsPro
 
         def _hang_up(self) -> None:
             self._cease_waiting()
-            # who has not taken the last answer by now never will, and a polite end would wait for that
+            # a client that has not read the last response by now will not, and a clean close would wait for it
             (self.transport.abort if self.transport.get_write_buffer_size() else self.transport.close)()
 
         def _cease_waiting(self) -> None:
@@ -147,10 +147,10 @@ def _plain(fault: GatewayFault) -> bytes:
 
 
 def bind(config: GatewayConfig) -> socket.socket:
-    """Take the address before an hour is spent loading a model; UsageError, ConfigError if there is no way to serve."""
+    """Bind the address before spending an hour on loading a model; UsageError or ConfigError if that fails."""
     _check_tls(config)
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    # said to be TCP, or asyncio does not switch Nagle's algorithm off, and an answer waits 40 ms for its own headers
+    # explicitly TCP, or asyncio leaves Nagle's algorithm on, and a response waits 40 ms for its own headers
     taken = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -166,14 +166,14 @@ def bind(config: GatewayConfig) -> socket.socket:
 
 
 def url_of(config: GatewayConfig, listening: socket.socket) -> str:
-    """Where clients find it."""
+    """The URL for clients."""
     host, port = listening.getsockname()[:2]
     shown = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(host, host)  # noqa: S104  only compared
     return f"{'https' if config.tls_cert else 'http'}://{f'[{shown}]' if ':' in shown else shown}:{port}"
 
 
 def allow_files(connections: int) -> int:
-    """Raise the limit of open files as far as connections need it; what is allowed then."""
+    """Raise the limit of open files to what the connections need; returns the resulting limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + _SPARE_FILES
     if soft < wanted:
@@ -183,7 +183,7 @@ def allow_files(connections: int) -> int:
 
 
 class Listener(uvicorn.Server):
-    """A server that leaves signals to its owner."""
+    """A server that does not handle signals; its owner does."""
 
     def __init__(self, app: ASGIApp, config: GatewayConfig, refused: OnRefused) -> None:
         super().__init__(
@@ -207,21 +207,21 @@ class Listener(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Not here."""
+        """Not installed: the owner handles signals."""
         yield
 
     def stop(self) -> None:
-        """Take nothing more, and end when what runs has ended."""
+        """Accept nothing new, and end when requests in flight have ended."""
         self.should_exit = True
 
     def stop_now(self) -> None:
-        """End at once."""
-        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it would tell of every task that it cancels
+        """Stop immediately."""
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it would log every task that it cancels
         self.should_exit = self.force_exit = True
 
 
 def _check_tls(config: GatewayConfig) -> None:
-    """ConfigError where certificate and key cannot be used."""
+    """Raise ConfigError if certificate and key cannot be used."""
     if config.tls_cert is None or config.tls_key is None:
         return
     for path in (config.tls_cert, config.tls_key):

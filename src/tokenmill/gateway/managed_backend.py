@@ -1,7 +1,7 @@
-"""An engine behind the gateway with what is known of its luck: a gate, a breaker, its vitals; servers are relayed.
+"""A backend with admission control, a circuit breaker, health checks and byte relaying.
 
-One that looks dead is not asked while another can be, requests that wait for its first byte are given to the next, and
-it is taken back when it is healthy again. Belongs to one event loop.
+A backend that looks dead is skipped while another is available; requests that wait for its first byte move to the next
+one, and it is used again once it is healthy. Belongs to one event loop.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ class ManagedBackend:
         rules: Rules | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`key`: for the server, where it wants one; `recorder`: told of answers that are relayed."""
+        """`key` is the server's API key; `recorder` is informed of relayed answers."""
         self.name = name
         self.engine = engine
         self.gate = gate
@@ -60,13 +60,13 @@ class ManagedBackend:
         self._vitals = Vitals()
         self._upstream: Upstream | None = None
         self._proxied = False
-        self.trouble: str | None = None  # why the last request to it failed
+        self.trouble: str | None = None  # error of the last failed request
 
-    # ---- how it is
+    # ---- state
 
     @property
     def state(self) -> str:
-        """A word: engine.State's, or that of the breaker while it keeps requests away."""
+        """A value of engine.State, or the breaker's while it refuses requests."""
         liveness = self.engine.liveness
         if liveness != "up":
             return _STATES[liveness]
@@ -77,13 +77,13 @@ class ManagedBackend:
 
     @property
     def available(self) -> bool:
-        """Whether it is worth trying now."""
+        """Whether to try it now."""
         return self.state == "ready"
 
     async def check(self, pace: PollPace) -> None:
-        """Ask how it is; what waits for the first byte of one that is down is given back."""
+        """Poll its health; if it is down, requests that wait for their first byte are cancelled."""
         if not await self.engine.reconnect():
-            return  # it restarts or cannot be reached, as its state says
+            return  # it is restarting or unreachable, as its state says
         if self.engine.http_api is not None:
             finding = await look(self._upstream_now(), pace.timeout_s)
         else:
@@ -96,14 +96,14 @@ class ManagedBackend:
             self._breaker = self._breaker.looks_healthy(self._clock())
 
     def close(self) -> None:
-        """Let go of connections; the engine is its owner's."""
+        """Close connections; the engine belongs to its owner."""
         if self._upstream is not None:
             self._upstream.close()
 
     # ---- through the engine protocol
 
     async def stream(self, request: Request) -> Events:
-        """Work on one request, when it is its turn; the last value is the answer. Closing cancels."""
+        """Run one request when it is admitted; the last event is the answer. Closing cancels."""
         async with self.gate.enter(request.priority):
             events = self.engine.stream(request)
             try:
@@ -114,12 +114,12 @@ class ManagedBackend:
             finally:
                 await events.aclose()
 
-    # ---- as bytes
+    # ---- relaying
 
     async def relay(
         self, request: "ParsedRequest", sending: ResponseWriter, visit: RequestContext, charge: Callable[[int], None]
     ) -> bool:
-        """Answer by passing bytes on; False: this request needs the engine protocol."""
+        """Answer by relaying bytes; False if this request needs the engine protocol."""
         speech = self.engine.http_api
         if speech is None:
             return False
@@ -171,11 +171,11 @@ class ManagedBackend:
                 )
             )
 
-    # ---- inside
+    # ---- internal
 
     @contextmanager
     def _attempt(self) -> Iterator[Callable[[], None]]:
-        """One request's luck, told to the breaker; gives what is called when an answer has begun."""
+        """Report the outcome of a request to the breaker; yields the callback for the start of an answer."""
         self._breaker = self._breaker.began(self._clock())
         told = False
 
@@ -189,7 +189,7 @@ class ManagedBackend:
         try:
             yield succeeded
         except EngineTimeout:
-            raise  # how long a request may take is its own affair
+            raise  # a request's own timeout says nothing about the backend
         except EngineError as error:
             told = True
             self.trouble = error.message
@@ -200,7 +200,7 @@ class ManagedBackend:
                 self._breaker = self._breaker.left()
 
     def _upstream_now(self) -> Upstream:
-        """Connections to its current address: a restarted engine may have another port."""
+        """Connections to its current address; a restarted engine may have another port."""
         address = self.engine.identity.address
         if self._upstream is None or self._upstream.url != address:
             self.close()
@@ -210,7 +210,7 @@ class ManagedBackend:
 
 
 def part(state: "GatewayState", pace: PollPace | None = None) -> RouteGroup:
-    """No pages: asks the backends how they are while the gateway serves."""
+    """Has no routes: polls the backends' health while the gateway serves."""
 
     @asynccontextmanager
     async def alongside() -> AsyncIterator[None]:
@@ -227,7 +227,7 @@ def part(state: "GatewayState", pace: PollPace | None = None) -> RouteGroup:
 
 
 def _proxied(address: str) -> bool:
-    """Whether the environment wants a proxy before it, which only the engine's own client speaks to."""
+    """Whether the environment requires a proxy, which only the engine's own client supports."""
     parts = urlsplit(address)
     host = parts.hostname or ""
     return not is_loopback(host) and parts.scheme in getproxies() and not proxy_bypass(host)

@@ -1,7 +1,7 @@
-"""The machine's memories with what lies in them: what the plan said, what the engines took, what is left.
+"""The machine's memories and their content: planned use, measured use, and free space.
 
-`host` is every memory that is no GPU's. Pages of a mapped model file are memory that the system calls available and
-that we would miss: they do not count as free here.
+`host` covers all memory except GPUs. Pages of a mapped model file count as available to the system, but the engines
+need them: they do not count as free here.
 """
 
 from collections.abc import Collection, Mapping
@@ -17,19 +17,19 @@ from tokenmill.hardware.memory import parse_meminfo
 from tokenmill.native.launching import ReadyEngine
 
 ITEMS = ("weights", "repack", "kv", "compute", "output", "prompt_cache", "runtime")
-"""What bars are made of; the rest (mapped, own, total) are sums of these, seen from the system's side."""
+"""Components of the displayed bars; the rest (mapped, own, total) are sums of these from the system's view."""
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How large a memory is, and what nobody uses; None: unknown."""
+    """Size and free bytes of a memory; None: unknown."""
 
     capacity_bytes: int | None
     free_bytes: int | None
 
 
 def rooms(tiers: Collection[str], host: Host | None = None) -> dict[str, Room]:
-    """These memories as they are now; blocks for some milliseconds."""
+    """Measure these memories; blocks for some milliseconds."""
     here = host or LocalHost()
     found = {HOST: _host_room(here)}
     if any(tier.startswith("gpu") for tier in tiers):
@@ -50,7 +50,7 @@ def _host_room(host: Host) -> Room:
 
 
 def memory_view(ups: Mapping[str, ReadyEngine], there: Mapping[str, Room]) -> list[MemoryObject]:
-    """Every memory that an engine of ours uses, GPUs first."""
+    """Every memory that our engines use, GPUs first."""
     rows = [(name, row) for name, up in ups.items() for row in up.held.rows]
     tiers = sorted({row.tier for _, row in rows}, key=lambda tier: (tier == HOST, tier))
     return [_tier(tier, [(name, row) for name, row in rows if row.tier == tier], there.get(tier)) for tier in tiers]

@@ -1,7 +1,7 @@
-"""/metrics: what the gateway and its engines do, in Prometheus' text format and by its rules for names.
+"""/metrics: gateway and engine metrics in Prometheus' text format, following its naming rules.
 
-Requests are counted as they end; engines are asked when somebody scrapes. Labels are names of the configuration and
-words of our own, never what clients send.
+Requests are counted as they end; engines are polled at each scrape. Labels come from the configuration and the code,
+never from clients.
 """
 
 from collections.abc import Iterator
@@ -24,11 +24,11 @@ from tokenmill.gateway.recorder import FinishedRequest, Missed, PriorityClass, S
 from tokenmill.version import __version__
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-YOUNG_S = 0.9  # a look that is younger serves two scrapes
+YOUNG_S = 0.9  # a more recent poll serves two scrapes
 _FIRST_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2.5, 5, 10, 20, 40, 80, 160, 320)
 _EACH_S = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5)
 _WHOLE_S = (0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
-_ENDLESS = frozenset(("/api/events",))  # how long a page was open says nothing of the gateway
+_ENDLESS = frozenset(("/api/events",))  # the duration of an event stream says nothing about the gateway
 _ENGINE_COUNTERS = (
     (
         "prompt_tokens_computed",
@@ -50,7 +50,7 @@ _ENGINE_COUNTERS = (
 
 
 class Metrics:
-    """Counts; a `Recorder`. One registry of its own, so that several gateways in a process do not mix."""
+    """Prometheus counters; a `Recorder`. Uses its own registry, so that several gateways in a process do not mix."""
 
     def __init__(self, watch: Monitor) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a series more for each counter that nobody reads
@@ -117,12 +117,12 @@ class Metrics:
         ProcessCollector(registry=self.registry)
 
     async def text(self) -> bytes:
-        """What a scrape gets."""
+        """The response to a scrape."""
         await self._watch.look(closely=False, younger_s=YOUNG_S)
         return generate_latest(self.registry)
 
     def request(self, seen: Seen) -> None:
-        """A request has been answered, refused or left."""
+        """Count a request that was answered, refused or abandoned."""
         self._requests.labels(seen.route, seen.method, str(seen.status)).inc()
         if seen.route not in _ENDLESS:
             self._whole.labels(seen.route).observe(seen.seconds)
@@ -130,11 +130,11 @@ class Metrics:
             self._errors.labels(seen.error).inc()
 
     def first_token(self, seconds: float, backend: str, lane: PriorityClass) -> None:
-        """The first token of an answer has come."""
+        """Record the time to the first token."""
         self._first.labels(backend, lane).observe(seconds)
 
     def finished(self, done: FinishedRequest) -> None:
-        """An answer is complete."""
+        """Count a complete answer."""
         by = (done.backend, done.lane)
         self._answers.labels(*by).inc()
         self._prompt.labels(*by).inc(done.usage.prompt_tokens)
@@ -145,26 +145,26 @@ class Metrics:
             self._each.labels(*by).observe(each_s)
 
     def missed(self, miss: Missed) -> None:
-        """A head of a batch was computed again."""
+        """Count a batch prompt whose prefix was recomputed."""
         self._missed.labels(miss.backend).inc(miss.expected_tokens - miss.cached_tokens)
 
     def refused(self, kind: str) -> None:
-        """Something was refused."""
+        """Count a refusal."""
         self._refusals.labels(kind).inc()
 
 
 class _Engines(Collector):
-    """What was seen at the last look."""
+    """Metrics of the last poll."""
 
     def __init__(self, watch: Monitor) -> None:
         self._watch = watch
 
     def describe(self) -> list[Metric]:
-        """Nothing is asked for names alone."""
+        """Metric names alone need no poll."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Families of all engines; what an engine does not tell is not there."""
+        """Metric families of all engines; values that an engine does not report are missing."""
         watch = self._watch
         yield InfoMetricFamily("tokenmill_build", "This tokenmill.", {"version": __version__})
         up = GaugeMetricFamily("tokenmill_engine_up", "1 where the engine can answer, else 0.", labels=("backend",))

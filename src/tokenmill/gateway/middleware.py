@@ -1,7 +1,7 @@
-"""The door: every request is named, checked, let in or turned away, and written down when it ends.
+"""The outermost middleware: assigns request IDs, authenticates, applies host and origin checks, and logs every request.
 
-Looks at addresses, hosts, origins and keys; never at bodies. Plain ASGI, because whatever wraps a stream in another
-task would keep a lane from being freed when a client leaves.
+Checks addresses, hosts, origins and keys, never bodies. Plain ASGI, because a wrapper that runs the stream in another
+task would delay freeing the slot when a client leaves.
 """
 
 import re
@@ -41,7 +41,7 @@ class AccessMiddleware:
         open_paths: frozenset[str],
         alongside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> None:
-        """`alongside`: what must run while it serves, for who does not use ASGI's lifespan."""
+        """`alongside` runs while the gateway serves, for callers without ASGI's lifespan."""
         self._inner = inner
         self._state = state
         self._open = open_paths
@@ -52,7 +52,7 @@ class AccessMiddleware:
         self._patterns = {route.endpoint: route.path for route in routes if isinstance(route, Route)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let one in."""
+        """Handle one request."""
         if scope["type"] == "lifespan":
             await self._inner(scope, receive, send)
         elif scope["type"] == "http":
@@ -86,7 +86,7 @@ class AccessMiddleware:
         finally:
             self._write_down(scope, visit, CLIENT_LEFT if visit.left and not status else status or 500)
 
-    # ---- who is let in
+    # ---- access
 
     def _check(self, scope: Scope, headers: Mapping[bytes, str], visit: RequestContext) -> None:
         if self._state.shutting_down.is_set() and scope["path"] != "/health":
@@ -106,7 +106,7 @@ class AccessMiddleware:
             )
 
     def _check_host(self, headers: Mapping[bytes, str]) -> None:
-        """A name that somebody made to point here is not ours: what a browser sends under it is not meant for us."""
+        """Refuse foreign host names that resolve to this machine (DNS rebinding)."""
         host = _host_name(headers.get(b"host", ""))
         if host in self._hosts or (not self._loopback and not self._hosts):
             return
@@ -121,7 +121,7 @@ class AccessMiddleware:
         )
 
     def _check_origin(self, scope: Scope, headers: Mapping[bytes, str]) -> None:
-        """Pages of other origins may neither read nor write, even with requests that browsers send unasked."""
+        """Pages of other origins may neither read nor write, not even with requests without preflight."""
         origin = headers.get(b"origin")
         if origin is None or self._allowed_origin(headers) is not None:
             return
@@ -139,7 +139,7 @@ class AccessMiddleware:
         origin = headers.get(b"origin")
         return origin if origin is not None and origin.lower() in self._origins else None
 
-    # ---- what is remembered
+    # ---- records
 
     def _write_down(self, scope: Scope, visit: RequestContext, status: int) -> None:
         seconds = self._state.now_s() - visit.began_s
@@ -154,7 +154,7 @@ class AccessMiddleware:
 
 
 def refusal(error: TokenmillError, visit: RequestContext, state: GatewayState) -> JSONResponse:
-    """The answer to a request that failed before it was answered."""
+    """The response to a request that failed before it was answered."""
     visit.error = error.code
     if isinstance(error, GatewayFault) and error.kind is not None:
         state.recorder.refused(error.kind)
@@ -165,7 +165,7 @@ def refusal(error: TokenmillError, visit: RequestContext, state: GatewayState) -
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is this machine's own alone."""
+    """Whether an address is reachable only from this machine."""
     if host == "localhost":
         return True
     try:
@@ -175,7 +175,7 @@ def is_loopback(host: str) -> bool:
 
 
 def allowed_to_listen(config: GatewayConfig, keys: Sequence[Key]) -> bool:
-    """Whether this address may be listened on: others than the loopback's need a key."""
+    """Check that this address may be listened on: any but the loopback's requires a key."""
     return is_loopback(config.host) or bool(keys)
 
 
@@ -221,7 +221,7 @@ def _preflight(headers: Mapping[bytes, str]) -> Response:
 
 
 def _line(seen: Seen, first_token_s: float | None) -> dict[str, Any]:
-    """What the log says of a request; no path, no body, no key."""
+    """The log fields of a request, without path, body and key."""
     usage = seen.usage
     given: dict[str, Any] = {
         "id": seen.id,

@@ -1,4 +1,4 @@
-"""/v1/models: what is served, under every name it has."""
+"""/v1/models: the served models, under all their names."""
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -13,7 +13,7 @@ from tokenmill.gateway.state import GatewayState
 
 
 def part(state: GatewayState) -> RouteGroup:
-    """The list, and one of it."""
+    """The list, and single models."""
 
     async def listed(_request: Request) -> Response:
         bodies = [_body(name, model) for model in state.routes.models() for name in (model.id, *model.aliases)]
@@ -27,7 +27,7 @@ def part(state: GatewayState) -> RouteGroup:
                 return JSONResponse(_body(wanted, model))
         raise UnknownModel(f"the model {wanted[:100]!r} is not served here", hint="/v1/models lists what is")
 
-    # a model's name may have slashes in it
+    # a model's name may contain slashes
     return RouteGroup([Route("/v1/models", listed), Route("/v1/models/{model:path}", one)], _OPERATIONS)
 
 

@@ -1,6 +1,6 @@
-"""Looks at the engines while somebody wants to know, and keeps what happened lately: for the page and for metrics.
+"""Polls the engines while a client watches, and keeps recent history for the dashboard and metrics.
 
-Nobody looks: nothing is asked of any engine. An engine's death is heard at once all the same.
+Without watchers no engine is polled, but the end of an engine process is still noticed immediately.
 """
 
 import asyncio
@@ -19,16 +19,16 @@ from tokenmill.gateway.state import GatewayState
 from tokenmill.jobs.store.http_batches import batches_by_status
 
 LOOK_S = 1.0
-SETTLE_S = 0.2  # between two looks while an engine is not as it should be
-ROOMS_S = 5.0  # between two looks at the machine's memory
+SETTLE_S = 0.2  # polling interval while an engine is not ready
+ROOMS_S = 5.0  # interval between measurements of the machine's memory
 MOST_CLIENTS = 32
 KEPT = 50
 HISTORY = 180
-TIMES = 200  # requests that medians are taken of
+TIMES = 200  # requests included in medians
 
 
 class Monitor:
-    """All backends, those who look, and what happened. Belongs to one event loop; a `Recorder`."""
+    """All backends, watchers and recent events. Belongs to one event loop; a `Recorder`."""
 
     def __init__(self, state: GatewayState) -> None:
         self.state = state
@@ -42,29 +42,29 @@ class Monitor:
         self.token_s: deque[float] = deque(maxlen=TIMES)
         self.history: deque[dict[str, float | None]] = deque(maxlen=HISTORY)
         self.clients = 0
-        self.version = 0  # of what is known; grows with every look
+        self.version = 0  # version of the data; grows with every poll
         self.looked_s: float | None = None
         self._rooms_s: float | None = None
         self._wake = asyncio.Event()
         self._changed = asyncio.Condition()
         self._looking = asyncio.Lock()
 
-    # ---- what requests tell
+    # ---- recorded requests
 
     def request(self, seen: Seen) -> None:
-        """A request has been answered, refused or left."""
+        """Record a request that was answered, refused or abandoned."""
         if seen.error is not None and seen.status >= 400:
             self.errors.append(
                 ErrorRecord(when_s=time.time(), id=seen.id, route=seen.route, status=seen.status, code=seen.error)
             )
 
     def first_token(self, seconds: float, backend: str, lane: PriorityClass) -> None:
-        """The first token of an answer has come."""
+        """Not used: medians are taken from complete answers."""
         if lane == "interactive":
             self.first_token_s.append(seconds)
 
     def finished(self, done: FinishedRequest) -> None:
-        """An answer is complete."""
+        """Record a complete answer."""
         each_s = token_s(done)
         if each_s is not None and done.lane == "interactive":
             self.token_s.append(each_s)
@@ -81,13 +81,13 @@ class Monitor:
             )
 
     def missed(self, miss: Missed) -> None:
-        """A head of a batch was computed again."""
+        """Record a batch prompt whose prefix was recomputed."""
         self.misses.append(
             CacheMiss(
                 when_s=time.time(),
                 backend=miss.backend,
                 lane="batch",
-                prompt_tokens=miss.expected_tokens,  # those that should have been reused
+                prompt_tokens=miss.expected_tokens,  # tokens that should have been reused
                 cached_tokens=miss.cached_tokens,
                 words=miss.words,
             )
@@ -96,7 +96,7 @@ class Monitor:
     def refused(self, kind: str) -> None:
         """Refusals are counted elsewhere."""
 
-    # ---- looking
+    # ---- polling
 
     @asynccontextmanager
     async def alongside(self) -> AsyncIterator[None]:
@@ -113,7 +113,7 @@ class Monitor:
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """Somebody looks while the block runs; Busy where too many do."""
+        """Register a watcher; raises Busy if there are too many."""
         if self.clients >= MOST_CLIENTS:
             raise Busy(
                 f"{self.clients} pages are looking already", retry_after_s=10.0, code="too_many_pages", kind="pages"
@@ -126,7 +126,7 @@ class Monitor:
             self.clients -= 1
 
     async def newer(self, version: int, timeout_s: float) -> bool:
-        """Wait for a look after this version; False: there was none in that time."""
+        """Wait for a poll after this version; False if there was none in that time."""
         try:
             async with asyncio.timeout(timeout_s), self._changed:
                 await self._changed.wait_for(lambda: self.version > version or self.state.shutting_down.is_set())
@@ -135,7 +135,7 @@ class Monitor:
         return True
 
     async def look(self, *, closely: bool = True, younger_s: float = 0.0) -> None:
-        """Look at everything now, unless that was done less than `younger_s` ago."""
+        """Poll everything now, unless that was done less than `younger_s` ago."""
         async with self._looking:
             if self.looked_s is not None and time.monotonic() - self.looked_s < younger_s:
                 return
@@ -184,7 +184,7 @@ class Monitor:
                 exited.add_done_callback(lambda _: self._wake.set())
 
     def _notice(self) -> None:
-        """Write down what has changed; mutates."""
+        """Record what has changed."""
         for eye in self.eyes:
             state = eye.state
             before = eye.told[0] if eye.told is not None else "ready"
@@ -200,7 +200,7 @@ class Monitor:
         now_s = time.time()
         last_s = self.history[-1]["when_s"] if self.history else None
         if last_s is not None and now_s - last_s > 5 * LOOK_S:
-            self.history.clear()  # nobody looked meanwhile
+            self.history.clear()  # nothing was polled meanwhile
         self.history.append(
             {
                 "when_s": round(now_s, 2),
@@ -212,6 +212,6 @@ class Monitor:
 
 
 def token_s(done: FinishedRequest) -> float | None:
-    """Seconds from one token to the next, as the client saw it; None: there were no two."""
+    """Seconds between tokens, as seen by the client; None with fewer than two."""
     tokens = done.usage.completion_tokens
     return None if done.first_token_s is None or tokens < 2 else (done.seconds - done.first_token_s) / (tokens - 1)

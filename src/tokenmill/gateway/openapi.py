@@ -45,7 +45,7 @@ class DocumentedAnswer:
     model: Any = None
     media: tuple[str, ...] = ()
     headers: Mapping[str, Any] = field(default_factory=dict)
-    mentions: tuple[Any, ...] = ()  # models that the description names
+    mentions: tuple[Any, ...] = ()  # models that only the description refers to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,12 +65,12 @@ class Operation:
 
 
 def path_parameter(name: str) -> dict[str, Any]:
-    """A required text in the path."""
+    """A required path parameter."""
     return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
 
 
 def query_parameter(name: str, description: str, schema: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    """An optional parameter of the query."""
+    """An optional query parameter."""
     return {"name": name, "in": "query", "required": False, "schema": schema, "description": description, **more}
 
 

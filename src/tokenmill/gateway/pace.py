@@ -1,4 +1,4 @@
-"""How fast counters grow, over the last few seconds. Pure; times come in as numbers."""
+"""Growth rates of counters over the last few seconds. Pure; times are passed in as numbers."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from math import ceil
 
 from tokenmill.engine.engine import Counters
 
-WINDOW_S = 3.0  # engines tell their counters a few times a second: a shorter window would show their pulse
+WINDOW_S = 3.0  # engines update their counters a few times per second; a shorter window would show that
 COUNTED = ("generated_tokens", "prompt_tokens_computed", "prompt_tokens_reused")
 
 
@@ -19,7 +19,7 @@ class CounterPace:
     _seen: deque[tuple[float, Counters]] = field(default_factory=deque)
 
     def seen(self, now_s: float, counters: Counters) -> None:
-        """Counters as of now; mutates. Those of an engine that has been started again begin anew."""
+        """Record counters; those of a restarted engine begin anew."""
         if self._seen and (_restarted(self._seen[-1][1], counters) or now_s - self._seen[-1][0] > 3 * self.window_s):
             self._seen.clear()
         self._seen.append((now_s, counters))
@@ -27,7 +27,7 @@ class CounterPace:
             self._seen.popleft()
 
     def per_s(self, name: str) -> float | None:
-        """How fast one of them grows; None: it is not counted, or only one look was taken. Mutates nothing."""
+        """Growth rate of a counter; None if it is unknown or was recorded only once."""
         if len(self._seen) < 2:
             return None
         (began_s, first), (ended_s, last) = self._seen[0], self._seen[-1]
@@ -45,6 +45,6 @@ def _restarted(before: Counters, now: Counters) -> bool:
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:
-    """The smallest value that so large a share is not above; None: there are none."""
+    """The smallest value with at least this share of values not above it; None without values."""
     ordered = sorted(values)
     return ordered[max(0, ceil(share * len(ordered)) - 1)] if ordered else None

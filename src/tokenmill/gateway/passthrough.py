@@ -1,8 +1,8 @@
-"""Requests that a server can answer as they are, and its answers, as bytes.
+"""Decides which requests a server can answer unchanged, and reads usage from its responses.
 
-A request is relayed where every key in it means to that server what it means here; its bytes stay as they came but for
-the model's name and, for vLLM, the priority. What it used is read from the end of the answer. Pure: sockets are
-upstream.py's, the order of things is backends.py's.
+A request is relayed if every key in it has the same meaning for the server; its bytes stay unchanged except for the
+model's name and, for vLLM, the priority. Usage is read from the end of the response. Pure: sockets are in `upstream`,
+the sequence is in `relaying`.
 """
 
 import json
@@ -37,8 +37,8 @@ _EVERYWHERE = frozenset(
     )
 )
 _TOOLS = frozenset(("tools", "tool_choice", "parallel_tool_calls"))
-# By kind; what is missing has another meaning or spelling there and goes through the engine protocol, which knows it.
-# ik_llama.cpp is missing altogether: its streams do not say truly why they ended.
+# By engine kind. Other keys have another meaning or spelling there: the engine protocol translates them.
+# ik_llama.cpp is not listed, because its streams do not report finish reasons correctly.
 _KEYS: Mapping[str, frozenset[str]] = {
     "llama-server": _EVERYWHERE | {"max_completion_tokens", "top_k", "min_p", "repeat_penalty"},
     "vllm": _EVERYWHERE | {"max_completion_tokens", "logprobs", "top_logprobs", "logit_bias", "min_p"},
@@ -46,7 +46,7 @@ _KEYS: Mapping[str, frozenset[str]] = {
 }
 _MODEL = re.compile(rb'"model"\s*:\s*("(?:[^"\\]|\\.)*")')
 _ERROR = re.compile(rb'^(?:error:|data: ?\{"error")', re.MULTILINE)
-_TAIL_BYTES = 8192  # of an answer: its last events, with what it used
+_TAIL_BYTES = 8192  # bytes kept of a response's end, which contain the usage
 _HOP_BY_HOP = frozenset(
     (
         b"connection",
@@ -64,7 +64,7 @@ _NOT_ITS_OWN = frozenset((b"content-length", b"date", b"server", b"set-cookie", 
 
 
 def _has_compilable_schemas(given: Mapping[str, Any]) -> bool:
-    """Whether the server may get the JSON schemas as they are; if not, the engine protocol bounds or refuses them."""
+    """Whether the server may get the JSON schemas unchanged; if not, the engine protocol bounds or rejects them."""
     schemas = [given.get("response_format"), given.get("tools")]
     try:
         return bool(bounded(schemas) == schemas)
@@ -73,7 +73,7 @@ def _has_compilable_schemas(given: Mapping[str, Any]) -> bool:
 
 
 def relayed_body(request: ParsedRequest, speech: Speech) -> bytes | None:
-    """The bytes to send; None: this server needs it said in another way, or it asks for what is ours."""
+    """The bytes to send; None if the request must be translated, or needs a feature of the gateway."""
     keys = _KEYS.get(speech.kind)
     if keys is None or len(request.calls) != 1:
         return None
@@ -97,12 +97,12 @@ def relayed_body(request: ParsedRequest, speech: Speech) -> bytes | None:
 
 
 def hides_usage(request: ParsedRequest, speech: Speech) -> bool:
-    """Whether the stream's event of usage was asked for by us alone; llama.cpp tells in its last event anyhow."""
+    """Whether only the gateway asked for the usage event; llama.cpp has usage in its last event anyway."""
     return request.stream and not request.include_usage and speech.kind != "llama-server"
 
 
 def _spliced(body: bytes, given: Mapping[str, Any], model: str, more: Mapping[str, Any]) -> bytes | None:
-    """The same bytes with another model and further keys; None where that is not certain to be right."""
+    """The bytes with another model and additional keys; None if that cannot be done reliably."""
     if body.count(b'"model"') != 1 or b"\\u006" in body or not more.keys().isdisjoint(given):
         return None
     found = _MODEL.search(body)
@@ -114,12 +114,12 @@ def _spliced(body: bytes, given: Mapping[str, Any], model: str, more: Mapping[st
 
 
 def encode_value(value: Any) -> bytes:
-    """A JSON value in few bytes."""
+    """Compact JSON."""
     return json.dumps(value, separators=(",", ":")).encode()
 
 
 def relayed_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """A server's headers that are for the client: not those of the connection, nor those that speak for us."""
+    """The server's headers that are passed to the client, without connection headers and our own."""
     headers = list(headers)
     named = {name.strip().lower() for key, value in headers if key == b"connection" for name in value.split(b",")}
     return [
@@ -134,45 +134,45 @@ def relayed_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes,
 
 @dataclass(frozen=True, slots=True)
 class ObservedUsage:
-    """What an answer used, as far as it says."""
+    """Usage of a response, as far as reported."""
 
     usage: Usage | None
     timings: Timings = field(default_factory=Timings)
 
 
 class ObservedAnswer:
-    """One answer going by: its last bytes are kept, events are counted, one event may be taken out."""
+    """One relayed response: keeps its last bytes, counts events, and can remove one event."""
 
     def __init__(self, *, hide_usage: bool = False) -> None:
         self.events = 0
         self._hide = hide_usage
-        self._held = b""  # the beginning of an event, where one may have to be taken out
+        self._held = b""  # the beginning of an event that may have to be removed
         self._tail = b""
 
     def take(self, data: bytes) -> bytes:
-        """What to pass on of what came."""
+        """The part of received bytes to pass on."""
         self.events += data.count(b"data: ")
         self._tail = data if len(data) >= _TAIL_BYTES else (self._tail + data)[-_TAIL_BYTES:]
         return self._without_usage(data) if self._hide else data
 
     def end(self) -> bytes:
-        """What is left to pass on."""
+        """The remaining bytes to pass on."""
         left = self._held
         self._held = b""
         return left
 
     @property
     def ended_well(self) -> bool:
-        """Whether a stream's last event was there."""
+        """Whether the stream's last event was received."""
         return b"data: [DONE]" in self._tail[-64:]
 
     @property
     def failed(self) -> bool:
-        """Whether the server itself told of an error at the end of the stream."""
+        """Whether the server reported an error at the end of the stream."""
         return _ERROR.search(self._tail) is not None
 
     def spent(self) -> ObservedUsage:
-        """What it used."""
+        """The reported usage."""
         return spent_in(self._tail)
 
     def _without_usage(self, data: bytes) -> bytes:
@@ -188,7 +188,7 @@ class ObservedAnswer:
 
 
 def _only_usage(event: bytes) -> bool:
-    """Whether an event tells what was used and nothing else."""
+    """Whether an event contains only usage."""
     if b'"usage"' not in event:
         return False
     try:
@@ -205,7 +205,7 @@ _COUNTS = re.compile(
 
 
 def spent_in(text: bytes) -> ObservedUsage:
-    """What the end of an answer says was used: `usage` of every server, `timings` of llama.cpp's."""
+    """The usage in the end of a response: `usage` of every server, `timings` of llama.cpp."""
     starts = [place for name in (b'"usage"', b'"timings"') if (place := text.rfind(name)) >= 0]
     if not starts:
         return ObservedUsage(None)
@@ -225,7 +225,7 @@ def spent_in(text: bytes) -> ObservedUsage:
 
 
 def says_something(data: bytes) -> bool:
-    """Whether the beginning of a stream has more than a role in it: from then on nobody else may answer."""
+    """Whether the beginning of a stream has more than a role; from then on no other backend may answer."""
     for line in data.splitlines():
         if not line.startswith(b"data:"):
             continue

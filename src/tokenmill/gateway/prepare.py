@@ -1,7 +1,7 @@
-"""Everything that can be refused before a gateway loads a model: its address, its port, and a plan for every engine.
+"""Checks everything that can be refused before a gateway loads a model: address, port, and a plan for every engine.
 
-`prepare` binds the port and plans; `gateway/serving.py` loads the engines and serves. Nothing is started here, but the
-default model is downloaded if it is missing.
+`prepare` binds the port and plans; `gateway/serving.py` loads the engines and serves. Starts nothing, but downloads the
+default model if it is missing.
 """
 
 import fcntl
@@ -26,7 +26,7 @@ from tokenmill.gateway.serving import EngineWanted, may_listen
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """What a caller may ask of a gateway; None leaves it to the configuration. `engine.port` is the gateway's port."""
+    """Options of a gateway; None: as configured. `engine.port` is the gateway's port."""
 
     host: str | None = None
     name: str | None = None

@@ -1,6 +1,6 @@
-"""What happens at the gateway, told to whoever counts it: metrics, the page, tests.
+"""Protocol for recording gateway events: metrics, the dashboard, tests.
 
-Calls are made on the event loop and must return at once.
+Methods are called on the event loop and must return immediately.
 """
 
 from collections import Counter
@@ -10,63 +10,63 @@ from typing import Protocol
 from tokenmill.engine.engine import Priority, Timings, Usage
 
 PriorityClass = Priority
-"""interactive or batch, as the engines have it."""
+"""Priority class, as in engine requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One HTTP request, at its end."""
+    """A finished HTTP request."""
 
     id: str
     method: str
-    route: str  # the path's pattern, never the path: labels must not grow with what clients invent
+    route: str  # the path's pattern, never the path: label values must be bounded
     status: int  # 499: the client left before an answer began
     seconds: float
     backend: str | None = None
     lane: PriorityClass | None = None
     key: str | None = None  # its name
     usage: Usage | None = None
-    error: str | None = None  # the error's code, where there was one
+    error: str | None = None  # the error's code, if any
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedRequest:
-    """One answer that an engine gave for a request."""
+    """An answer of an engine."""
 
     usage: Usage
     timings: Timings
     backend: str
     lane: PriorityClass
-    seconds: float  # from when the request was read to the last token
+    seconds: float  # from reading the request to the last token
     first_token_s: float | None  # None: there was no token
     key: str | None = None
-    notes: tuple[str, ...] = ()  # why less was reused than could have been
+    notes: tuple[str, ...] = ()  # why less was reused than possible
 
 
 @dataclass(frozen=True, slots=True)
 class Missed:
-    """A prompt of a batch of which less was reused than should have been."""
+    """A batch prompt of which less was reused than expected."""
 
     backend: str
     expected_tokens: int
     cached_tokens: int
-    words: str  # why
+    words: str  # the cause
 
 
 class Recorder(Protocol):
-    """Who counts."""
+    """Records gateway events."""
 
     def request(self, seen: Seen) -> None:
-        """A request has been answered, refused or left."""
+        """A request was answered, refused or abandoned."""
 
     def first_token(self, seconds: float, backend: str, lane: PriorityClass) -> None:
-        """The first token of an answer has come."""
+        """The first token of an answer arrived."""
 
     def finished(self, done: FinishedRequest) -> None:
         """An answer is complete."""
 
     def missed(self, miss: Missed) -> None:
-        """A head of a batch was computed again."""
+        """A prefix of a batch was recomputed."""
 
     def refused(self, kind: str) -> None:
         """A request or connection was refused: queue, limits, key, host, size, json, connections, stopping, ..."""
@@ -74,7 +74,7 @@ class Recorder(Protocol):
 
 @dataclass(slots=True)
 class RequestTally:
-    """Plain sums, for /health and for tests."""
+    """Plain totals, for /health and for tests."""
 
     requests: Counter[tuple[str, int]] = field(default_factory=Counter)  # by route and status
     refusals: Counter[str] = field(default_factory=Counter)
@@ -84,40 +84,40 @@ class RequestTally:
     answers: int = 0
 
     def request(self, seen: Seen) -> None:
-        """A request has been answered, refused or left."""
+        """Count a request that was answered, refused or abandoned."""
         self.requests[seen.route, seen.status] += 1
 
     def first_token(self, seconds: float, backend: str, lane: PriorityClass) -> None:
-        """Times are not kept here."""
+        """Not used: times are not recorded."""
 
     def finished(self, done: FinishedRequest) -> None:
-        """An answer is complete."""
+        """Count a complete answer."""
         self.answers += 1
         self.prompt_tokens += done.usage.prompt_tokens
         self.cached_tokens += done.usage.cached_tokens or 0
         self.completion_tokens += done.usage.completion_tokens
 
     def missed(self, miss: Missed) -> None:
-        """Misses are not kept here."""
+        """Not used: misses are not recorded."""
 
     def refused(self, kind: str) -> None:
-        """Something was refused."""
+        """Count a refusal."""
         self.refusals[kind] += 1
 
 
 @dataclass(slots=True)
 class Recorders:
-    """Several who count, told one after the other."""
+    """Several recorders, called in order."""
 
     all: list[Recorder] = field(default_factory=list)
 
     def request(self, seen: Seen) -> None:
-        """A request has been answered, refused or left."""
+        """A request was answered, refused or abandoned."""
         for one in self.all:
             one.request(seen)
 
     def first_token(self, seconds: float, backend: str, lane: PriorityClass) -> None:
-        """The first token of an answer has come."""
+        """The first token of an answer arrived."""
         for one in self.all:
             one.first_token(seconds, backend, lane)
 
@@ -127,7 +127,7 @@ class Recorders:
             one.finished(done)
 
     def missed(self, miss: Missed) -> None:
-        """A head of a batch was computed again."""
+        """A prefix of a batch was recomputed."""
         for one in self.all:
             one.missed(miss)
 

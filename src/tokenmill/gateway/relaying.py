@@ -1,7 +1,7 @@
-"""One answer of a server on its way through as bytes: held until it has begun, then passed on as it comes.
+"""Relays one server response as bytes: buffered until it has started, then passed on as it arrives.
 
-Nothing is sent before the server has said something, so that another may still answer; what breaks after that is the
-caller's to tell the client. Answers that are not streams come in one piece, and are passed on in one.
+Nothing is sent before the server's first event, so that another backend may still answer; the caller reports later
+errors to the client. Responses that are not streams are read and passed on as a whole.
 """
 
 import asyncio
@@ -18,14 +18,14 @@ from tokenmill.units import MIB
 
 _MOST_ANSWER_BYTES = 256 * MIB
 _MOST_ERROR_BYTES = MIB
-_MOST_HELD_BYTES = 16 * 1024  # of a stream that has not said anything yet
-_DRAIN_S = 0.5  # for what follows the last event: nothing but the end of the body
+_MOST_HELD_BYTES = 16 * 1024  # of a stream before its first event
+_DRAIN_S = 0.5  # for the end of the body after the last event
 _ERRORS = (b"error:", b'data: {"error"', b'data:{"error"')
 Headers = list[tuple[bytes, bytes]]
 
 
 class Relaying:
-    """One response; `spent` and `tokens` are what is known of its cost so far."""
+    """One relayed response; `spent` and `tokens` are its known cost so far."""
 
     def __init__(self, response: Response, sending: ResponseWriter, engine: str, *, hide_usage: bool) -> None:
         self._response = response
@@ -36,18 +36,18 @@ class Relaying:
 
     @property
     def tokens(self) -> int:
-        """Tokens that went by, nearly: events of a stream."""
+        """Approximate number of relayed tokens: events of a stream."""
         return self._observed.events
 
     @property
     def failed(self) -> bool:
-        """Whether the server ended its stream with an error of its own, which the client has got."""
+        """Whether the server ended its stream with an error event, which the client received."""
         return self._observed.failed
 
     async def run(self, begun: Callable[[bool], None]) -> None:
-        """Pass the answer on; `begun` is told when the server has begun, and whether with a token of a stream.
+        """Relay the response; `begun` is called when the server has started, and whether with a token of a stream.
 
-        Lost, EngineError or Busy before that: another may answer. After it they end the answer.
+        Raises Lost, EngineError or Busy; before `begun`, another backend may answer.
         """
         response = self._response
         if response.status != 200:
@@ -84,14 +84,14 @@ class Relaying:
         await put(observed.end(), more=False)
 
     async def _drained(self) -> None:
-        """Let the response come to its end, so that its connection can be used again."""
+        """Read the response to its end, so that its connection can be reused."""
         with suppress(UpstreamLost, TimeoutError):
             async with asyncio.timeout(_DRAIN_S):
                 while await self._response.part():
                     pass
 
     async def _first(self) -> bytes:
-        """The beginning of a stream, up to where it says something."""
+        """Buffer the beginning of a stream, up to its first event with content."""
         held = b""
         while len(held) < _MOST_HELD_BYTES:
             data = await self._response.part()
@@ -105,7 +105,7 @@ class Relaying:
         return held
 
     async def _refused(self) -> None:
-        """A status that is not 200: the request's fault is told as it is, the server's own is an error."""
+        """Handle a status other than 200: request errors are passed on, server errors are raised."""
         status = self._response.status
         engine = self._engine
         body = await self._response.all(_MOST_ERROR_BYTES)
@@ -120,7 +120,7 @@ class Relaying:
             raise error if isinstance(error, EngineError) else EngineError(f"{engine}: {error.message}")
         error = _fault(status, body)
         if isinstance(error, TooLong) or not self._response.header(b"content-type").startswith(b"application/json"):
-            raise error  # servers differ in how they say that a prompt is too long; programs go by our word for it
+            raise error  # servers report a prompt that is too long differently; clients rely on our code
         await self._send_whole(status, body)
 
     async def _send_whole(self, status: int, body: bytes) -> None:
@@ -137,7 +137,7 @@ class Relaying:
 
 
 def lost(engine: str, error: UpstreamLost) -> EngineDied:
-    """Our word for a connection that broke."""
+    """The error for a broken connection."""
     return EngineDied(f"the connection to {engine} was lost: {error}", from_outside=True)
 
 

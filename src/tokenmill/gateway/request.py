@@ -1,7 +1,7 @@
-"""Requests for chats and completions: bodies read and parsed within limits, validated, and split into engine requests.
+"""Parses and validates the bodies of chats and completions, and splits them into engine requests.
 
-The keys are those of a line of a batch, so that both mean the same. What only HTTP has is handled here: several
-choices, several prompts, streams, the lane.
+The keys are those of a batch line, so that both mean the same. HTTP-only features are handled here: several choices,
+several prompts, streams, the priority class.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from tokenmill.storage.json_text import compact_json, parse
 from tokenmill.units import MIB, format_bytes
 
 MOST_DEPTH = 64  # of nested arrays and objects
-_LARGE_BYTES = MIB  # parsed in a thread, so that other requests do not wait
+_LARGE_BYTES = MIB  # larger bodies are parsed in a thread, so that other requests do not wait
 _SEEDS = 1 << 63
 _PRIORITY_HEADER = "x-tokenmill-priority"
 _OLD_PRIORITY_HEADER = "x-tokenmill-lane"  # its name before 0.2; clients may send it still
@@ -35,7 +35,7 @@ class ParsedRequest:
     """A validated request. The calls are those of the answer's choices, in order; they differ in prompt and seed."""
 
     endpoint: Endpoint
-    raw: bytes  # the body as it came
+    raw: bytes  # the body as received
     body: Mapping[str, Any]
     calls: tuple[Call, ...]
     model: str | None
@@ -43,17 +43,17 @@ class ParsedRequest:
     stream: bool
     include_usage: bool
     timeout_s: float | None
-    n: int  # choices of one prompt
+    n: int  # choices per prompt
 
     def engine_requests(self) -> tuple[EngineRequest, ...]:
-        """One request for each choice; those of one prompt have different seeds."""
+        """One request per choice; those of one prompt have different seeds."""
         made = []
         for index, call in enumerate(self.calls):
             request = call.request(self.lane)
             turn = index % self.n
             seed = request.sampling.seed
             if turn and seed is not None:
-                # downwards at the upper end of what engines accept
+                # count downwards at the upper end of what engines accept
                 seed = seed + turn if seed + turn < _SEEDS else seed - turn
                 request = replace(request, sampling=replace(request.sampling, seed=seed))
             made.append(request)
@@ -92,7 +92,7 @@ def parsed_request(
 
 
 def _choices(body: Mapping[str, Any]) -> int:
-    """How many answers to one prompt."""
+    """Number of choices per prompt."""
     n: int = body.get("n") or 1
     if body.get("best_of") not in (None, n):
         raise GatewayFault("best_of: only n answers are computed", param="best_of", hint="leave best_of out")
@@ -100,7 +100,7 @@ def _choices(body: Mapping[str, Any]) -> int:
 
 
 def priority_of(headers: Mapping[str, str], body: Mapping[str, Any]) -> PriorityClass:
-    """`batch` for requests that can wait, by header or service tier; `interactive` for all others."""
+    """`batch` for requests that can wait, by header or service tier; otherwise `interactive`."""
     for name, code in ((_PRIORITY_HEADER, "invalid_priority"), (_OLD_PRIORITY_HEADER, "invalid_lane")):
         given = headers.get(name)
         if given is None:
@@ -158,18 +158,18 @@ def _too_large(most_bytes: int) -> GatewayFault:
 
 
 async def parse_body(raw: bytes) -> dict[str, Any]:
-    """The JSON object in a body; 400 says what is wrong with it."""
+    """The JSON object in a body; raises a Fault with status 400."""
     return await asyncio.to_thread(parse_json, raw) if len(raw) > _LARGE_BYTES else parse_json(raw)
 
 
 def parse_json(raw: bytes) -> dict[str, Any]:
-    """The JSON object in these bytes; a Fault says what is wrong with it."""
+    """The JSON object in some bytes; raises a Fault that describes the error."""
     try:
         value = parse(raw.decode("utf-8").strip())
         if deeper_than(value, MOST_DEPTH):
             raise ValueError(f"not supported: nested deeper than {MOST_DEPTH}")  # noqa: TRY301
         if rb"\ud" in raw or rb"\uD" in raw:
-            compact_json(value).encode()  # half of a surrogate pair is no text
+            compact_json(value).encode()  # half of a surrogate pair cannot be encoded
     except UnicodeError:
         raise GatewayFault("the body is not UTF-8 text", code="invalid_json", kind="json") from None
     except ValueError as error:
@@ -180,7 +180,7 @@ def parse_json(raw: bytes) -> dict[str, Any]:
 
 
 def deeper_than(value: Any, most: int) -> bool:
-    """Whether arrays and objects are nested more deeply than that."""
+    """Whether arrays and objects are nested too deeply."""
     level = [value]
     for _ in range(most):
         level = [

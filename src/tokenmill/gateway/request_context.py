@@ -1,4 +1,4 @@
-"""The context of one request: its ID, who sent it, and what the log will report."""
+"""Context of one request: its ID, its client, and the fields of its log line."""
 
 from dataclasses import dataclass
 from typing import cast
@@ -15,7 +15,7 @@ _ANYBODY = "anybody"  # all requests without a key count as one client
 
 @dataclass(slots=True)
 class RequestContext:
-    """One request; each layer adds what it learns."""
+    """One request; each layer adds its fields."""
 
     id: str
     began_s: float  # by GatewayState.now_s
@@ -25,21 +25,21 @@ class RequestContext:
     usage: Usage | None = None
     first_token_s: float | None = None
     error: str | None = None  # its code
-    route_reason: str | None = None  # why these backends; None: the model alone decided
+    route_reason: str | None = None  # why these backends were chosen; None: the model alone decided
     left: bool = False  # the client closed the connection
 
     @property
     def usage_tokens(self) -> int:
-        """Tokens of prompt and answer."""
+        """Prompt and answer tokens."""
         return self.usage.prompt_tokens + self.usage.completion_tokens if self.usage is not None else 0
 
     @property
     def client(self) -> tuple[str, KeyLimits | None]:
-        """The name and the limits of who sent it, for `Limiter.admit`."""
+        """Name and limits of the client, for `Limiter.admit`."""
         return (self.key.name, self.key.limits) if self.key is not None else (_ANYBODY, None)
 
     def enter(self, scope: Scope) -> None:
-        """Put the context into an ASGI scope."""
+        """Store the context in an ASGI scope."""
         scope[_SCOPE] = self
 
 

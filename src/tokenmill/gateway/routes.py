@@ -1,8 +1,8 @@
-"""Which engines a request may go to, and why, in words.
+"""Chooses the engines of a request by the configured routes, with the reason for the log.
 
-Rules are tried in order and the first that holds gives the chain. A rule that names a model (`*` and `?` stand for
-anything) sends its requests to its engines whatever they call theirs; one that names none takes what its engines have.
-After the last rule, whoever has the model answers. Pure, but for the backends that are handed through.
+Rules are tried in order; the first match gives the chain. A rule that names a model (`*` and `?` are wildcards) sends
+its requests to its engines whatever their model; one that names none uses what its engines serve. After the last rule,
+all engines with the model are used. Pure, except that backends are passed through.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,28 +17,28 @@ from tokenmill.gateway.recorder import PriorityClass
 
 @dataclass(frozen=True, slots=True)
 class RouteQuery:
-    """What a route is chosen by."""
+    """The properties of a request that routing depends on."""
 
     model: str | None
     lane: PriorityClass
-    prompt_tokens: int | None  # None: nobody could count
+    prompt_tokens: int | None  # None: it could not be counted
     key: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Engines in the order in which they are tried."""
+    """Engines in order of preference."""
 
     engines: tuple[str, ...]
     reason: str | None  # None: the model alone decided
 
 
 Names = Mapping[str, Sequence[str]]
-"""Every name of its model, by engine."""
+"""All names of its model, by engine."""
 
 
 def chosen(rules: Sequence[RouteEntry], names: Names, wanted: RouteQuery) -> Choice | None:
-    """The chain for a request; None: nothing serves a model of that name."""
+    """The chain for a request; None if no engine serves the model."""
     for number, rule in enumerate(rules, 1):
         engines = _engines(rule, names, wanted.model)
         if engines and holds(rule, wanted):
@@ -50,7 +50,7 @@ def chosen(rules: Sequence[RouteEntry], names: Names, wanted: RouteQuery) -> Cho
 
 
 def holds(rule: RouteEntry, wanted: RouteQuery) -> bool:
-    """Whether everything that a rule says but its model is so; a length that nobody knows is none."""
+    """Whether all conditions of a rule except its model hold; an unknown length never matches."""
     if rule.lane is not None and rule.lane != wanted.lane:
         return False
     if rule.key is not None and rule.key != wanted.key:
@@ -66,7 +66,7 @@ def holds(rule: RouteEntry, wanted: RouteQuery) -> bool:
 
 
 def conditions(rule: RouteEntry) -> str:
-    """What a rule asks for."""
+    """The conditions of a rule, in words."""
     said = [
         f"{name} {value}"
         for name, value in (
@@ -82,14 +82,14 @@ def conditions(rule: RouteEntry) -> str:
 
 
 def having(names: Names, model: str | None) -> tuple[str, ...]:
-    """Engines with a model; without a name, the first and whoever has the same."""
+    """Engines with a model; without a name, the first and all with the same model."""
     if model is None:
         model = next((own[0] for own in names.values() if own), None)
     return tuple(engine for engine, own in names.items() if model in own)
 
 
 def _engines(rule: RouteEntry, names: Names, model: str | None) -> tuple[str, ...]:
-    """A rule's engines for a model; empty: the rule is not about it."""
+    """A rule's engines for a model; empty if the rule does not apply."""
     if model is None:
         return rule.engines if rule.model in (None, "*") else ()
     if rule.model is not None:
@@ -98,17 +98,17 @@ def _engines(rule: RouteEntry, names: Names, model: str | None) -> tuple[str, ..
 
 
 def is_pattern(model: str) -> bool:
-    """Whether a rule's model stands for several."""
+    """Whether a rule's model has wildcards."""
     return any(sign in model for sign in "*?[")
 
 
 class Routed:
-    """The configuration's routes before the backends."""
+    """Applies the configured routes to the backends."""
 
     def __init__(
         self, rules: Sequence[RouteEntry], served: Sequence[tuple[Backend, tuple[str, ...]]], created_s: int
     ) -> None:
-        """`served`: backends with every name of their models, the first name shown."""
+        """`served`: backends with all names of their models, the displayed one first."""
         self._rules = rules
         self._created_s = created_s
         self._plain = ByModel(served, created_s)
@@ -117,7 +117,7 @@ class Routed:
 
     @property
     def by_length(self) -> bool:
-        """Whether the length of a prompt matters: only then is it counted."""
+        """Whether routing depends on the prompt's length; only then is it counted."""
         return any(rule.min_prompt_tokens is not None or rule.max_prompt_tokens is not None for rule in self._rules)
 
     def models(self) -> Sequence[ServedModel]:
@@ -141,7 +141,7 @@ class Routed:
     def reasoned(
         self, model: str | None, lane: PriorityClass, prompt_tokens: int | None, key: str | None
     ) -> tuple[Sequence[Backend], str | None]:
-        """The same, with the reason in words."""
+        """The chain, with the reason in words."""
         choice = chosen(self._rules, self._names, RouteQuery(model, lane, prompt_tokens, key))
         if choice is None:
             known = ", ".join(one.id for one in self.models())

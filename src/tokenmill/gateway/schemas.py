@@ -1,4 +1,4 @@
-"""Types of the gateway's own answers, which the functions that build them return.
+"""Types of the gateway's own responses, used by the functions that build them.
 
 The schemas of /openapi.json are generated from them. Those of chats and completions are in `jobs.openai.answers`.
 """

@@ -1,7 +1,7 @@
-"""From a configuration to a gateway that answers: engines up, one after the other, then the door open until the end.
+"""Loads the engines of a gateway one after the other, serves until it is stopped, and shuts down.
 
-Stopping: nothing new is taken, what runs may end within the grace, the rest is broken off with an honest error, parts
-put back what they have in hand, engines end. Told a second time, it ends at once.
+On shutdown it accepts no new requests; requests in flight may end within the grace period, the rest is cancelled with
+an error, jobs return to the queue, and engines are stopped. A second stop request ends it immediately.
 """
 
 import asyncio
@@ -40,27 +40,27 @@ from tokenmill.gateway.state import AccessLog, GatewayState, HeldDigest
 from tokenmill.native.launching import ReadyEngine, Tell, launch_engine
 from tokenmill.planner.plan import Plan
 
-_PREDECESSOR_S = 60.0  # for the engine of a gateway that was killed: it leaves by itself
+_PREDECESSOR_S = 60.0  # for the engine of a killed gateway, which ends by itself
 _POLL_S = 0.05
-_AFTER_GRACE_S = 5.0  # for broken-off answers to be told so
+_AFTER_GRACE_S = 5.0  # for cancelled requests to receive their error
 
 
 @dataclass(frozen=True, slots=True)
 class EngineWanted:
-    """One engine that the gateway is to have: one to start for a plan, or one that runs at a URL."""
+    """An engine of the gateway: one to start from a plan, or one that runs at a URL."""
 
     name: str
-    names: tuple[str, ...]  # of its model, for clients; the first is shown
+    names: tuple[str, ...]  # names of its model for clients; the first is displayed
     config: EngineConfig
     plan: Plan | None = None
     model_path: Path | None = None
     url: str | None = None
-    model: str | None = None  # at a URL that has several
+    model: str | None = None  # at a URL with several models
     heads: tuple[PinnedPrefix, ...] = ()
 
 
 def may_listen(config: Config) -> None:
-    """UsageError where the address needs a key and there is none."""
+    """Raise UsageError if the address requires a key and there is none."""
     if not allowed_to_listen(config.gateway, keys.read(config.state_path)):
         raise UsageError(
             f"{config.gateway.host} can be reached by others, and there is no key yet",
@@ -76,7 +76,7 @@ async def engines_up(
     tell: Callable[[str], Tell] | None = None,
     slow: Slow | None = None,
 ) -> AsyncIterator[tuple[list[tuple[EngineWanted, Engine]], dict[str, ReadyEngine]]]:
-    """Start or attach to all of them, one after the other; all are closed in the end."""
+    """Start or attach to all engines, one after the other; all are closed on exit."""
     engines: list[tuple[EngineWanted, Engine]] = []
     ups: dict[str, ReadyEngine] = {}
     async with AsyncExitStack() as stack:
@@ -109,9 +109,9 @@ class Gateway:
     """Engines that are loaded, and the server in front of them. Belongs to one event loop."""
 
     def __init__(self, state: GatewayState, engines: Sequence[tuple[EngineWanted, Engine]]) -> None:
-        """`loaded_gateway` makes it."""
+        """Use `loaded_gateway`."""
         self.state = state
-        self.failure: TokenmillError | None = None  # why every engine has failed, where that ended it
+        self.failure: TokenmillError | None = None  # why every engine has failed, if that ended the gateway
         self._engines = engines
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
@@ -175,7 +175,7 @@ def _load_progress(name: str | None, on_progress: OnProgress) -> Tell:
 
 
 async def _attached(one: EngineWanted, *, alone: bool) -> Engine:
-    """A server that runs; one that does not, where others may answer meanwhile, is found when it does."""
+    """Attach to a running server; one that is down is attached later if there are other engines."""
     url = one.url or one.config.kind
 
     async def again() -> ServerEngine:
@@ -196,7 +196,7 @@ def state_for(
     ups: dict[str, ReadyEngine],
     log: AccessLog | None = None,
 ) -> GatewayState:
-    """What all parts share, for engines that are up."""
+    """The shared state, for engines that are up."""
     settings = config.gateway
     lanes = AdmissionGates(config.gateway.queue)
     backends: list[Backend] = []
@@ -229,7 +229,7 @@ def state_for(
 
 
 def digests_of(config: Config, ups: dict[str, ReadyEngine]) -> list[HeldDigest]:
-    """What became of the digests in each engine."""
+    """The result of loading the digests, per engine."""
     found = []
     for entry in config.digests:
         digest = HeldDigest(entry.name, Path(entry.file))
@@ -249,7 +249,7 @@ async def serve(
     at_once: asyncio.Event | None = None,
     ready: Callable[[], None] | None = None,
 ) -> None:
-    """Answer until `stop` is set, then end within the grace; `at_once` ends the grace, too."""
+    """Serve until `stop` is set, then end within the grace period; `at_once` ends the grace period."""
     settings = state.config.gateway
     app = create_app(state)
     allow_files(settings.max_connections)
@@ -271,7 +271,7 @@ async def serve(
 
 
 async def _end(state: GatewayState, listener: Listener, serving: "asyncio.Task[None]", at_once: asyncio.Event) -> None:
-    """Let what runs end within the grace, break off the rest, and wait until all is told."""
+    """Let requests in flight end within the grace period, cancel the rest, and wait until all have responded."""
     listener.stop()
     hurry = asyncio.create_task(at_once.wait())
     try:
@@ -293,7 +293,7 @@ async def _started(listener: Listener, serving: "asyncio.Task[None]") -> None:
 
 
 async def _predecessor_gone(state: Path, name: str) -> None:
-    """The engine of a gateway that was killed leaves by itself; another could not take its name before."""
+    """The engine of a killed gateway ends by itself; until then its name is taken."""
     loop = asyncio.get_running_loop()
     until_s = loop.time() + _PREDECESSOR_S
     while (

@@ -1,6 +1,6 @@
-"""What the gateway's parts share: the configuration, the engines, who may come in, who counts, and when it ends.
+"""State shared by the gateway's parts: configuration, engines, access, recording and shutdown.
 
-Made once by `serving.py`, read by every part; belongs to one event loop.
+Created by `serving.py`; belongs to one event loop.
 """
 
 import asyncio
@@ -20,12 +20,12 @@ from tokenmill.gateway.recorder import Recorders, RequestTally
 from tokenmill.native.launching import ReadyEngine
 
 AccessLog = Callable[[Mapping[str, Any]], None]
-"""Told of every request in plain values: no bodies, no keys."""
+"""Called for every request with plain values: no bodies, no keys."""
 
 
 @dataclass(slots=True)
 class HeldDigest:
-    """A named prompt head that the engines hold."""
+    """A named prompt prefix that the engines hold."""
 
     name: str
     file: Path
@@ -34,7 +34,7 @@ class HeldDigest:
 
 @dataclass(slots=True)
 class GatewayState:
-    """Everything that a request may need."""
+    """The shared state."""
 
     config: Config
     state_path: Path
@@ -45,16 +45,16 @@ class GatewayState:
     limiter: Limiter
     ups: dict[str, ReadyEngine] = field(
         default_factory=dict
-    )  # how each engine of ours came up, by backend: predicted, measured
+    )  # how each of our engines started, by backend: predicted, measured
     digests: Sequence[HeldDigest] = ()
     counters: RequestTally = field(default_factory=RequestTally)
     recorder: Recorders = field(default_factory=Recorders)  # append to `recorder.all`
     log: AccessLog = lambda _: None
     started_s: float = field(default_factory=time.time)  # Unix time
-    url: str = ""  # where it answers, once it does
-    shutting_down: asyncio.Event = field(default_factory=asyncio.Event)  # nothing new is taken
-    hand_back: asyncio.Event = field(default_factory=asyncio.Event)  # what still runs is to end now
-    at_work: set[Callable[[str], None]] = field(default_factory=set)  # ends a request that runs; told why
+    url: str = ""  # the gateway's URL, once it serves
+    shutting_down: asyncio.Event = field(default_factory=asyncio.Event)  # no new requests are accepted
+    hand_back: asyncio.Event = field(default_factory=asyncio.Event)  # requests in flight must end now
+    at_work: set[Callable[[str], None]] = field(default_factory=set)  # cancels a request in flight, with the reason
 
     def __post_init__(self) -> None:
         if self.counters not in self.recorder.all:
@@ -62,15 +62,15 @@ class GatewayState:
 
     @staticmethod
     def now_s() -> float:
-        """What requests are timed by; an event loop's own time may be rounded to milliseconds."""
+        """Clock for request timings; an event loop's own time may be rounded to milliseconds."""
         return time.perf_counter()
 
     def end_all(self) -> None:
-        """Break off what still runs: each gets an honest end."""
+        """Cancel all requests in flight; each gets an error."""
         self.hand_back.set()
         for end in tuple(self.at_work):
             end("stopping")
 
     def backend(self, name: str) -> Backend | None:
-        """The backend of that name."""
+        """The backend with a name."""
         return next((backend for backend in self.backends if backend.name == name), None)

@@ -24,9 +24,9 @@ HEADERS = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 )
-_MOST_WAITING = 64  # events of merged streams that nobody has read yet
+_MOST_WAITING = 64  # events of merged streams that have not been consumed
 _T = TypeVar("_T")
-_text = json.JSONEncoder(ensure_ascii=True).encode  # escapes: half of a surrogate pair stays readable JSON
+_text = json.JSONEncoder(ensure_ascii=True).encode  # escaped: half of a surrogate pair stays readable JSON
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,6 @@
-"""A file that comes as multipart/form-data: written to the disk as it comes, within limits, summed on the way.
+"""Receives a multipart/form-data upload: streamed to disk within limits, and hashed on the way.
 
-Nothing of it is held in memory but the piece that has just come. What the client calls the file is a label and never a
-path.
+Memory holds only the latest piece. The client's file name is a label, never a path.
 """
 
 import asyncio
@@ -22,15 +21,15 @@ from tokenmill.units import KIB, MIB, format_bytes
 
 FIELD = "file"
 LONGEST_NAME = 255
-MOST_FIELD_BYTES = KIB  # of purpose and its like
-_BESIDE_BYTES = 64 * KIB  # boundaries and fields around the file
+MOST_FIELD_BYTES = KIB  # for fields such as purpose
+_BESIDE_BYTES = 64 * KIB  # for boundaries and fields around the file
 _WRITE_BYTES = MIB
 _MOST_PARTS = 16
 
 
 @dataclass(slots=True)
 class Upload:
-    """What came."""
+    """The received upload."""
 
     filename: str
     bytes: int
@@ -39,9 +38,9 @@ class Upload:
 
 
 async def receive(request: Request, into: Path, *, most_bytes: int, timeout_s: float) -> Upload:
-    """Write the file of a form to a path, on the disk when this returns; a Fault leaves nothing there.
+    """Write the form's file to a path; it is on disk when this returns. After a Fault, the path does not exist.
 
-    `timeout_s`: for the next piece to come, however long all of it takes.
+    `timeout_s` limits the wait for each piece, not for the whole upload.
     """
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
@@ -89,7 +88,7 @@ async def _pour(request: Request, form: "_Form", file: BinaryIO, timeout_s: floa
 
 
 class _Form:
-    """Takes a form apart as it comes; pieces of the file wait for `write`."""
+    """Incremental form parser; pieces of the file wait for `write`."""
 
     def __init__(self, boundary: bytes, most_bytes: int) -> None:
         self._most = most_bytes
@@ -122,14 +121,14 @@ class _Form:
             raise _malformed(str(error)) from None
 
     def feed(self, piece: bytes) -> None:
-        """More of it has come."""
+        """Parse more data."""
         try:
             self._parser.write(piece)
         except FormParserError as error:
             raise _malformed(str(error)) from None
 
     def write(self, file: BinaryIO) -> None:
-        """Bring what waits to the file; blocks."""
+        """Write the parsed pieces to the file; blocks."""
         pieces = self._pieces
         self._pieces = []
         self.waiting_bytes = 0
@@ -138,7 +137,7 @@ class _Form:
             file.write(piece)
 
     def ended(self) -> Upload:
-        """All has come."""
+        """Finish parsing."""
         if not self._complete:
             raise _malformed("it ends in the middle")
         if self._filename is None:
@@ -200,7 +199,7 @@ class _Form:
 
 
 def label(name: str) -> str:
-    """What a client calls a file, made fit to be shown: no folders, nothing that a terminal obeys."""
+    """The client's file name, made safe to display: no folders, no terminal control characters."""
     last = name.replace("\\", "/").rpartition("/")[2]
     shown = "".join(char for char in last if char.isprintable()).strip()
     return shown[:LONGEST_NAME] or "file"

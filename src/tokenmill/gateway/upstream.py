@@ -1,9 +1,9 @@
-"""An HTTP/1.1 client of one server, for proxied requests.
+"""A minimal HTTP/1.1 client for one server, with microseconds of overhead per request.
 
-Connections are kept alive; one that the server closed while idle is replaced and the request sent again, because no
-byte of an answer had arrived. Bodies are passed on as the server writes them, and reading pauses while nobody takes
-them. Closing a response early closes its connection, which makes servers stop generating. It knows nothing about the
-content. httpx costs 1.6 ms more CPU time per request (docs/gateway.md).
+Connections are pooled; one that the server closed while idle is replaced once silently, because no response had
+started. Body pieces arrive as the server wrote them, joined only if received together, and reading pauses while the
+consumer is slow. Leaving a response early closes its connection, which makes servers stop generating. Does not
+interpret bodies.
 """
 
 import asyncio
@@ -15,29 +15,29 @@ from urllib.parse import urlsplit
 import httptools
 
 _CONNECT_S = 5.0
-_KEEP_S = 4.0  # an idle connection; the servers' own limit is 5 s and more
+_KEEP_S = 4.0  # of an idle connection; servers close theirs after 5 s or more
 _MOST_IDLE = 64
 _MOST_HEADER_BYTES = 64 * 1024
-_MOST_WAITING_BYTES = 256 * 1024  # of a body that nobody has taken yet
+_MOST_WAITING_BYTES = 256 * 1024  # of a body that was not consumed yet
 
 
 class UpstreamLost(Exception):
-    """The server did not answer, or not to the end; the words say how."""
+    """The server did not respond, or not completely."""
 
 
 class UpstreamUnreachable(UpstreamLost):
-    """Nothing was sent: there is no connection to be had."""
+    """No connection could be made; nothing was sent."""
 
 
 class Response(asyncio.Protocol):
-    """One connection, and the response that it is bringing."""
+    """One connection, and its current response."""
 
     def __init__(self, owner: "Upstream") -> None:
         self._owner = owner
         self._loop = asyncio.get_running_loop()
         self.transport: asyncio.Transport | None = None
-        self.used = False  # an answer came over it before
-        self.at_rest = False  # nobody asks anything
+        self.used = False  # it has carried a response before
+        self.at_rest = False  # no request is in flight
         self.idle_since_s = 0.0
         self.lost: str | None = None
         self._renew()
@@ -45,22 +45,22 @@ class Response(asyncio.Protocol):
     def _renew(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
         self.status = 0
-        self.headers: list[tuple[bytes, bytes]] = []  # names in small letters
+        self.headers: list[tuple[bytes, bytes]] = []  # lower-case names
         self._parts: list[bytes] = []
         self._waiting_bytes = self._header_bytes = 0
         self._whole = self._framed = self._headed = self._paused = self._keeps = False
-        self.begun = False  # a byte of the answer has come
-        self.given_up = False  # the wait for it was broken off from here
+        self.begun = False  # a byte of the response has arrived
+        self.given_up = False  # the wait for the response was cancelled
         self._waiter: asyncio.Future[None] | None = None
 
-    # ---- asyncio's side
+    # ---- asyncio protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """It is there."""
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's is none by class
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's transport is not a subclass
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came, and wake who waits once."""
+        """Parse received data, and wake the reader once."""
         if self.at_rest:
             self._break("it spoke without being asked")
             return
@@ -88,7 +88,7 @@ class Response(asyncio.Protocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is gone, at rest or in the middle."""
+        """The connection was lost, idle or during a response."""
         self.lost = self.lost or (f"{exc}" if exc else "the server closed the connection")
         self._owner.gone(self)
         self._wake()
@@ -99,10 +99,10 @@ class Response(asyncio.Protocol):
             self.transport.abort()
         self._wake()
 
-    # ---- the parser's side
+    # ---- parser callbacks
 
     def on_message_begin(self) -> None:
-        """One answer to one question: what follows it is nobody's."""
+        """A second response to one request is an error of the server."""
         if self._whole:
             raise ValueError("more than was asked for")
 
@@ -111,7 +111,7 @@ class Response(asyncio.Protocol):
         self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        """All headers; those of 100 Continue and the like are dropped with it."""
+        """All headers; those of 1xx responses are dropped."""
         self.status = self._parser.get_status_code()
         if self.status < 200:
             self.headers.clear()
@@ -130,24 +130,24 @@ class Response(asyncio.Protocol):
             self._whole = True
             self._keeps = self._framed and self._parser.should_keep_alive()  # the parser forgets it after this
 
-    # ---- who reads
+    # ---- reading
 
     def ask(self, request: bytes) -> None:
-        """Send a request over a connection that is free."""
+        """Send a request over an idle connection."""
         assert self.transport is not None  # noqa: S101  it was connected
         self._renew()
         self.at_rest = False
         self.transport.write(request)
 
     async def head(self) -> None:
-        """Wait for status and headers; Lost if they do not come."""
+        """Wait for status and headers; raises Lost if they do not arrive."""
         while not self._headed:
             if self.lost is not None:
                 raise UpstreamLost(self.lost)
             await self._wait()
 
     async def part(self) -> bytes:
-        """What has come of the body since; empty at its end. Lost where the connection ends before the body."""
+        """The body received since the last call; empty at its end. Raises Lost if the connection ends early."""
         while not self._parts:
             if self._whole:
                 return b""
@@ -163,7 +163,7 @@ class Response(asyncio.Protocol):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def all(self, most_bytes: int) -> bytes:
-        """The whole body; Lost where it is larger than that."""
+        """The whole body; raises Lost if it is too large."""
         parts = []
         size = 0
         while part := await self.part():
@@ -174,11 +174,11 @@ class Response(asyncio.Protocol):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def header(self, wanted: bytes) -> bytes:
-        """A header's value; empty where there is none."""
+        """A header's value, or an empty string."""
         return next((value for name, value in self.headers if name == wanted), b"")
 
     def close(self) -> None:
-        """Done with it: the connection is kept where the response was read to its end."""
+        """Release the connection: it is kept if the response was read completely."""
         if self._whole and self.lost is None and self._keeps:
             self._owner.keep(self)
         else:
@@ -187,7 +187,7 @@ class Response(asyncio.Protocol):
                 self.transport.abort()
 
     def give_up(self, words: str) -> None:
-        """Break off a wait for an answer of which nothing has come."""
+        """Cancel the wait for a response that has not started."""
         if not self.begun:
             self.given_up = True
             self._break(words)
@@ -205,10 +205,10 @@ class Response(asyncio.Protocol):
 
 
 class Upstream:
-    """A server at an address. Belongs to one event loop."""
+    """A server with its connections. Belongs to one event loop."""
 
     def __init__(self, url: str, key: str | None = None, *, connect_s: float = _CONNECT_S) -> None:
-        """`url` as base_url gives it: scheme, host, perhaps a port and a path."""
+        """`url` in the form of base_url: scheme, host, optional port and path."""
         parts = urlsplit(url)
         self.url = url
         self._connect_s = connect_s
@@ -222,9 +222,9 @@ class Upstream:
         self._asked: set[Response] = set()
 
     async def send(self, method: str, path: str, body: bytes = b"", request_id: str = "") -> Response:
-        """Ask for something; its status and headers. The caller closes the response.
+        """Send a request and return when status and headers have arrived. The caller closes the response.
 
-        Unreachable or Lost where nothing comes.
+        Raises Unreachable or Lost.
         """
         lines = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._common}"
         if request_id:
@@ -241,7 +241,7 @@ class Upstream:
             except UpstreamLost:
                 response.close()
                 if response.used and not response.begun and not response.given_up:
-                    continue  # it had been closed while it idled
+                    continue  # it had been closed while idle
                 raise
             except BaseException:
                 response.close()
@@ -249,12 +249,12 @@ class Upstream:
             return response
 
     def give_up(self, words: str) -> None:
-        """Break off every request of whose answer nothing has come: somebody else may still answer it."""
+        """Cancel every request whose response has not started, so that another backend can answer it."""
         for response in tuple(self._asked):
             response.give_up(words)
 
     def keep(self, response: Response) -> None:
-        """Take a connection back that is free again."""
+        """Return an idle connection to the pool."""
         self._asked.discard(response)
         response.used = response.at_rest = True
         response.idle_since_s = asyncio.get_running_loop().time()
@@ -263,13 +263,13 @@ class Upstream:
             self._drop(self._idle.pop(0))
 
     def gone(self, response: Response) -> None:
-        """Forget a connection."""
+        """Remove a connection."""
         self._asked.discard(response)
         if response in self._idle:
             self._idle.remove(response)
 
     def close(self) -> None:
-        """Close what idles and what runs."""
+        """Close all connections."""
         for response in (*self._idle, *self._asked):
             self._drop(response)
         self._idle.clear()
@@ -282,7 +282,7 @@ class Upstream:
     def _kept(self) -> Response | None:
         now_s = asyncio.get_running_loop().time()
         while self._idle:
-            response = self._idle.pop()  # the one used last: the others may go
+            response = self._idle.pop()  # the most recently used one, so that the others may expire
             if response.lost is None and now_s - response.idle_since_s < _KEEP_S:
                 return response
             self._drop(response)

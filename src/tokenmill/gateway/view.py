@@ -1,4 +1,4 @@
-"""/api/status as a value: everything the page shows, in plain JSON. Pure but for what `Monitor` has seen."""
+"""/api/status as plain JSON: everything that the dashboard shows. Pure, except for reading `Monitor`."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ MOST_AT_WORK = 64
 
 
 def status_view(watch: Monitor) -> StatusObject:
-    """All but the forest of heads."""
+    """The status without the prefix tree."""
     state = watch.state
     states = [eye.state for eye in watch.eyes]
     up = sum(one == "ready" for one in states)
@@ -60,7 +60,7 @@ def status_view(watch: Monitor) -> StatusObject:
 
 
 def heads_view(watch: Monitor) -> list[Forest]:
-    """The forest of every engine that tells it: where there are very many heads, the most used and those above them."""
+    """The prefix tree of every engine that reports it; of very many prefixes, the most used and their ancestors."""
     found: list[Forest] = []
     for eye in watch.eyes:
         if eye.heads is None:
@@ -73,7 +73,7 @@ def heads_view(watch: Monitor) -> list[Forest]:
 
 
 def named(heads: Sequence[dict[str, Any]], lengths: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Heads with the digest that ends in each: known by its length alone, so that where two could be meant, none is."""
+    """Prefixes with the digest that ends in each: matched by length alone, so an ambiguous length matches none."""
     names: dict[int, str] = {}
     for name, length in lengths.items():
         ends = [
@@ -123,7 +123,7 @@ def _engine(eye: BackendMonitor) -> EngineStatusObject:
 
 
 def _worth_showing(heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """No more than can be read; who is shown has its ancestors shown, and the order stays."""
+    """Limit to a readable number; ancestors of shown prefixes are shown too, and the order stays."""
     if len(heads) <= MOST_HEADS:
         return heads
     order = sorted(range(len(heads)), key=lambda at: (-heads[at]["pinned"], -heads[at]["hits"], heads[at]["depth"]))
@@ -140,7 +140,7 @@ def _worth_showing(heads: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _parents(heads: list[dict[str, Any]]) -> list[int | None]:
-    """By place in the list: whose segment each one continues; the list goes through the tree depth first."""
+    """Parent indexes in the list, which is the tree in depth-first order."""
     parents: list[int | None] = []
     path: list[int] = []
     for at, head in enumerate(heads):

@@ -1,7 +1,7 @@
-"""Whether a backend is alive, by asking its health page now and then.
+"""Health checks of a backend: polls its health page periodically.
 
-A server that refuses the connection or says that it failed is down after the second time; one that is only slow to
-answer after the third, because a long prefill on few cores can keep it from answering. Loading is not failing.
+A server that refuses the connection or reports a failure is down after the second time; one that is only slow to
+respond after the third, because a long prefill on few cores can delay the response. Loading does not count as failure.
 """
 
 import asyncio
@@ -17,25 +17,25 @@ Condition = Literal["up", "loading", "down"]
 
 @dataclass(frozen=True, slots=True)
 class PollPace:
-    """How often, and how long an answer may take."""
+    """Interval and timeout of health checks."""
 
     interval_s: float = 2.0
     timeout_s: float = 2.0
 
 
 _WEIGHT = {"late": 2, "refused": 3}
-_DOWN = 6  # three that were late, two that were refused
+_DOWN = 6  # three timeouts, or two failures
 
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """What the last questions showed; each answer gives new ones."""
+    """Results of the latest health checks; immutable."""
 
     condition: Condition = "up"
     misses: int = 0
 
     def saw(self, result: ProbeResult) -> "Vitals":
-        """The next answer, or none."""
+        """Add the next result."""
         if result == "up" or result == "loading":  # noqa: PLR1714  narrows
             return Vitals(result)
         misses = min(_DOWN, self.misses + _WEIGHT[result])
@@ -43,7 +43,7 @@ class Vitals:
 
 
 async def look(upstream: Upstream, timeout_s: float) -> ProbeResult:
-    """Ask a server's health page; a server without one has answered, too."""
+    """Request a server's health page; a response without such a page counts as healthy."""
     try:
         async with asyncio.timeout(timeout_s):
             response = await upstream.send("GET", "/health")
@@ -61,14 +61,14 @@ async def look(upstream: Upstream, timeout_s: float) -> ProbeResult:
 
 
 class HealthChecked(Protocol):
-    """Who can be asked how it is."""
+    """A backend whose health can be checked."""
 
     async def check(self, pace: PollPace) -> None:
-        """Ask, and remember."""
+        """Check, and store the result."""
 
 
 async def keep_checking(backends: Sequence[HealthChecked], pace: PollPace) -> None:
-    """Ask all of them, again and again, until cancelled."""
+    """Check all of them repeatedly, until cancelled."""
     while True:
         await asyncio.gather(*(backend.check(pace) for backend in backends))
         await asyncio.sleep(pace.interval_s)
