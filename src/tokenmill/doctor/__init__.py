@@ -1,4 +1,4 @@
-"""What keeps a machine from serving as fast as it could, and the exact command against each.
+"""Finds settings that slow a machine down, and the command that corrects each.
 
-`gather` looks, `examine` judges; the checks are pure and know no files.
+`gather` reads facts, `examine` runs the checks on them; the checks are pure.
 """

@@ -1,4 +1,4 @@
-"""Checks of what this process may use: control groups, shared memory, open files."""
+"""Checks of this process's limits: control groups, shared memory, open files."""
 
 from tokenmill.doctor.check_result import LIMITS_FILE, CheckResult, Remedy
 from tokenmill.doctor.facts import CgroupFacts, Facts
@@ -8,11 +8,11 @@ from tokenmill.units import GIB, format_bytes
 _SHM = "/dev/shm"  # noqa: S108  its size is the question
 LEAST_SHM_BYTES = GIB  # containers start with 64 MiB
 LEAST_FILES = 1024
-OFTEN = 0.05  # of the periods
+OFTEN = 0.05  # share of scheduling periods
 
 
 def memory_limit(facts: Facts) -> CheckResult:
-    """A control group smaller than the machine, or than the plan."""
+    """A control group's limit below the machine's memory, or below the plan's."""
     total = facts.machine.dram.total_bytes
     limit = facts.machine.limits.cgroup_memory_bytes
     highs = [group.high_bytes for group in facts.groups if group.high_bytes is not None]
@@ -40,7 +40,7 @@ def memory_limit(facts: Facts) -> CheckResult:
 
 
 def cpu_limit(facts: Facts) -> CheckResult:
-    """A share of processor time, or a set of processors, smaller than the machine."""
+    """A CPU quota or CPU set below the machine's cores."""
     quota = facts.machine.limits.cgroup_cpus
     cpuset = facts.machine.limits.cpuset
     if quota is None and cpuset is None:
@@ -71,7 +71,7 @@ def cpu_limit(facts: Facts) -> CheckResult:
 
 
 def shared_memory(facts: Facts) -> CheckResult:
-    """The memory through which the processes of vLLM and NCCL speak."""
+    """Shared memory, which the processes of vLLM and NCCL communicate through."""
     size = facts.shm_bytes
     if size is None:
         return CheckResult("shared-memory", "unknown", f"there is no {_SHM} to be seen", "vLLM and NCCL need it")
@@ -92,7 +92,7 @@ def shared_memory(facts: Facts) -> CheckResult:
 
 
 def open_files(facts: Facts) -> CheckResult:
-    """How many files and connections may be open at once."""
+    """Limit of open files and connections."""
     soft = facts.open_files
     hard = facts.open_files_hard
     if soft is None:
@@ -118,7 +118,7 @@ def _unlimited(check: str, words: str, facts: Facts) -> CheckResult:
 
 
 def _remedies(facts: Facts, by: CgroupFacts | None, setting: str, option: str) -> tuple[Remedy, ...]:
-    """Take a limit away where it was set; `by` is the group that has it."""
+    """Commands that remove a limit; `by` is the control group that sets it."""
     if facts.machine.container:
         return (Remedy("for good", f"podman run {option} ...", note="or as much as the plan needs and a little more"),)
     unit = (by.unit if by else None) or "UNIT"

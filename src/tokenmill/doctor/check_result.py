@@ -1,7 +1,7 @@
-"""The result of a check: how bad it is, what was seen, why it matters, and the exact commands.
+"""The result of a check: severity, observation, reason, and commands to run.
 
-A check is a pure function from `Facts` to a `CheckResult`, or to None where the machine has no such thing. What cannot
-be seen is `unknown` and names a way to see it; it never counts as fine.
+A check is a pure function from `Facts` to a `CheckResult`, or to None if it does not apply to the machine. Anything
+that cannot be read is `unknown` with a way to find out; it never counts as fine.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from tokenmill.units import format_seconds
 
 Severity = Literal["problem", "advice", "fine", "unknown"]
 SEVERITIES: tuple[Severity, ...] = ("problem", "advice", "unknown", "fine")
-"""Most urgent first. A problem costs a lot now or will fail; advice could be better; both carry commands."""
+"""Most urgent first. A problem costs much speed or will fail; advice is an improvement; both have commands."""
 
 When = Literal["now", "for good", "look", "by hand"]
 
@@ -22,11 +22,11 @@ LIMITS_FILE = "/etc/security/limits.d/tokenmill.conf"
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """One command or line of a file, ready to copy; by hand: what no command does."""
+    """One command or line of a file to copy, or a manual step."""
 
     when: When
     command: str
-    note: str | None = None  # where it goes, what it is for
+    note: str | None = None  # where to put it, or its purpose
 
     @property
     def root(self) -> bool:
@@ -36,18 +36,18 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What one check found."""
+    """The result of one check."""
 
-    check: str  # the same name in every version: swap, memlock, gpu-link
+    check: str  # stable name: swap, memlock, gpu-link
     severity: Severity
-    seen: str  # with numbers
-    why: str | None = None  # one sentence, with the size of the effect where it is known
-    source: str | None = None  # of that
+    seen: str  # observation, with numbers
+    why: str | None = None  # one sentence, with the size of the effect if known
+    source: str | None = None  # source of `why`
     remedies: tuple[Remedy, ...] = ()
 
 
 def sysctl(name: str, value: int) -> tuple[Remedy, ...]:
-    """Set a kernel parameter, until the next start and beyond."""
+    """Set a kernel parameter now and permanently."""
     return (
         Remedy("now", f"sudo sysctl -w {name}={value}"),
         Remedy("for good", f"echo '{name} = {value}' | sudo tee -a {SYSCTL_FILE}"),
@@ -55,7 +55,7 @@ def sysctl(name: str, value: int) -> tuple[Remedy, ...]:
 
 
 def sysfs(path: str, value: str) -> tuple[Remedy, ...]:
-    """Write to a file of the kernel's, until the next start and beyond; the path may have wildcards."""
+    """Write a kernel file now and at every boot; the path may have wildcards."""
     return (
         Remedy("now", f"echo {value} | sudo tee {path}"),
         Remedy("for good", f"echo 'w {path} - - - - {value}' | sudo tee -a {TMPFILES_FILE}"),
@@ -63,7 +63,7 @@ def sysfs(path: str, value: str) -> tuple[Remedy, ...]:
 
 
 def since(uptime_s: float | None) -> str:
-    """` in the 3.2 days since the machine was started`, behind something that was counted; empty where not known."""
+    """The suffix of a count: ` in the 3.2 days since the machine was started`; empty if unknown."""
     if uptime_s is None:
         return ""
     days = uptime_s / 86400

@@ -1,4 +1,4 @@
-"""Checks of engines on record and of the plan itself."""
+"""Checks of registered engines and of the plan."""
 
 import shlex
 
@@ -8,7 +8,7 @@ from tokenmill.units import format_bytes
 
 
 def plan_fits(facts: Facts) -> CheckResult | None:
-    """Whether the model fits here at all."""
+    """Whether the model fits on this machine."""
     if facts.model is None:
         return None
     plan = facts.model.plan
@@ -23,7 +23,7 @@ def plan_fits(facts: Facts) -> CheckResult | None:
 
 
 def engine_records(facts: Facts) -> CheckResult:
-    """Engines that outlived who looked after them, and records of those that are gone."""
+    """Engines without a supervisor, and records of engines that are gone."""
     lost = [state for state in facts.engines if state.alive and not state.minded]
     gone = [state for state in facts.engines if not state.alive]
     running = [state for state in facts.engines if state.alive and state.minded]

@@ -1,4 +1,4 @@
-"""Every check over one machine, the most urgent first. Pure."""
+"""Runs every check on a machine's facts, most urgent results first. Pure."""
 
 from collections.abc import Callable, Iterable
 
@@ -39,14 +39,14 @@ CHECKS: tuple[Check, ...] = (
     bounds.open_files,
     engines.engine_records,
 )
-"""In the order of what costs most; within one severity findings keep it."""
+"""Ordered by cost; results of equal severity keep this order."""
 
 
 def examine(facts: Facts) -> tuple[CheckResult, ...]:
-    """Everything that was found, problems first."""
+    """All results, problems first."""
     return by_severity(finding for check in CHECKS if (finding := check(facts)) is not None)
 
 
 def by_severity(findings: Iterable[CheckResult]) -> tuple[CheckResult, ...]:
-    """Problems, then advice, then what is unknown, then what is fine."""
+    """Sort results: problem, advice, unknown, fine."""
     return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))

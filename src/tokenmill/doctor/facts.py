@@ -1,4 +1,4 @@
-"""Everything the checks look at, as plain values. None is "not there or not allowed to see", never zero."""
+"""The input of all checks as plain values. None means missing or unreadable, never zero."""
 
 import shlex
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from tokenmill.planner.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class MemoryHolder:
-    """A process and how much of something it holds."""
+    """A process and the amount of a resource that it holds."""
 
     name: str
     pid: int
@@ -23,19 +23,19 @@ class MemoryHolder:
 
 @dataclass(frozen=True, slots=True)
 class CounterSample:
-    """Counters that only grow; two looks make a rate."""
+    """Monotonic counters; two samples give a rate."""
 
     time_s: float
     swapped_in_bytes: int | None = None
     swapped_out_bytes: int | None = None
-    throttles: int | None = None  # of all cores, for heat
-    quota_throttles: int | None = None  # of our control group, for having used its processor time up
+    throttles: int | None = None  # thermal throttles of all cores
+    quota_throttles: int | None = None  # throttles of this control group by its CPU quota
     quota_periods: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """Parameters and counters of the kernel."""
+    """Kernel parameters and counters."""
 
     numa_balancing: int | None = None
     zone_reclaim_mode: int | None = None
@@ -48,7 +48,7 @@ class Kernel:
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """How the processors' clocks are chosen; names to how many CPUs have them."""
+    """CPU frequency settings: value -> number of CPUs."""
 
     governors: dict[str, int] = field(default_factory=dict)
     drivers: dict[str, int] = field(default_factory=dict)
@@ -58,13 +58,13 @@ class Clocks:
 
 @dataclass(frozen=True, slots=True)
 class CgroupFacts:
-    """A control group around this process, where it is of the second version."""
+    """A version 2 control group around this process."""
 
     path: str
     max_bytes: int | None = None
-    high_bytes: int | None = None  # above it the kernel slows the group down
+    high_bytes: int | None = None  # above it the kernel throttles the group
     cpus: float | None = None
-    oom_kills: int | None = None  # in it and below
+    oom_kills: int | None = None  # kills in this group and its children
 
     @property
     def unit(self) -> str | None:
@@ -75,7 +75,7 @@ class CgroupFacts:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Huge pages that were set aside."""
+    """Reserved huge pages of one size."""
 
     page_bytes: int
     total: int
@@ -84,7 +84,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class GpuState:
-    """What NVIDIA's own tool says of a card at this moment."""
+    """State of a GPU as nvidia-smi reports it."""
 
     index: int
     persistent: bool | None = None
@@ -92,67 +92,67 @@ class GpuState:
     temperature_c: float | None = None
     power_limit_w: float | None = None
     default_power_limit_w: float | None = None
-    slowed_by: tuple[str, ...] = ()  # reasons for lower clocks that are active
-    slowed_s: dict[str, float] = field(default_factory=dict)  # and for how long they were, since the driver started
+    slowed_by: tuple[str, ...] = ()  # active reasons for lower clocks
+    slowed_s: dict[str, float] = field(default_factory=dict)  # seconds per reason since the driver was loaded
     device_generation: int | None = None  # PCIe, of the card alone
     holders: tuple[MemoryHolder, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ModelNeeds:
-    """A model and what it needs here."""
+    """A model and its requirements on this machine."""
 
-    name: str  # as it was asked about
+    name: str  # as given by the user
     plan: Plan
     paths: tuple[Path, ...] = ()  # empty: a catalogue name, or an address
-    cached_bytes: int | None = None  # of its files, in memory now
+    cached_bytes: int | None = None  # bytes of its files in the page cache
     file_bytes: int | None = None  # data, holes left out
     disk_gb_s: float | None = None
-    disk_measured: bool = False  # just now or in the machine file, rather than stated
+    disk_measured: bool = False  # measured now or in the machine file, rather than stated
 
 
 @dataclass(frozen=True, slots=True)
 class DoctorEngine:
-    """An engine on record and what is left of it."""
+    """A registered engine and its state."""
 
     record: Record
     alive: bool
-    minded: bool  # the process that looks after it lives
+    minded: bool  # its supervisor is running
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """One machine at one moment."""
+    """Facts about one machine at one moment."""
 
     machine: Machine
     before: CounterSample
     after: CounterSample
     kernel: Kernel = field(default_factory=Kernel)
     clocks: Clocks = field(default_factory=Clocks)
-    groups: tuple[CgroupFacts, ...] = ()  # our own first, then those above it
-    groups_seen: bool = False  # the kernel tells which groups we are in, of either version
+    groups: tuple[CgroupFacts, ...] = ()  # this process's group first, then its parents
+    groups_seen: bool = False  # whether the kernel lists this process's groups, of either version
     pools: tuple[Pool, ...] = ()
-    swapped: tuple[MemoryHolder, ...] = ()  # who has most in swap
-    board_channels: int | None = None  # memory channels with slots, filled or not
+    swapped: tuple[MemoryHolder, ...] = ()  # processes with the most swap
+    board_channels: int | None = None  # memory channels of the board, filled or not
     gpu_states: tuple[GpuState, ...] | None = None  # None: nvidia-smi did not answer
     shm_bytes: int | None = None  # size of /dev/shm
     open_files: int | None = None  # soft limit
     open_files_hard: int | None = None
     memlock_known: bool = False
-    memlock_bytes: int | None = None  # None, if known: all
+    memlock_bytes: int | None = None  # None, if known: unlimited
     engine_kind: str = "native"
-    own_build: bool = False  # a library, binary or container of the user's own
-    started_by_us: bool = True  # engines get their cores and memory nodes from the plan
+    own_build: bool = False  # the user provides a library, binary or container
+    started_by_us: bool = True  # engines get CPUs and memory nodes from the plan
     model: ModelNeeds | None = None
     engines: tuple[DoctorEngine, ...] = ()
 
     @property
     def planning(self) -> str:
-        """The command that plans the model in question."""
+        """The command that plans the model."""
         return f"tokenmill plan {shlex.quote(self.model.name) if self.model else 'MODEL'}"
 
     def rate(self, name: str) -> float | None:
-        """How fast a counter grows, per second."""
+        """Rate of a counter, per second."""
         before = getattr(self.before, name)
         after = getattr(self.after, name)
         span = self.after.time_s - self.before.time_s

@@ -1,5 +1,5 @@
-"""Reads everything the checks look at, through a `Host`, in about a second: counters are looked at twice, that far
-apart, and the slow readings (the probe, NVIDIA's tool, the model) are made in between, side by side.
+"""Reads the facts for all checks through a `Host`, in about a second. Counters are sampled twice, one second
+apart; the slow reads (the probe, nvidia-smi, the model) run concurrently in between.
 """
 
 import mmap
@@ -54,7 +54,7 @@ def gather(
     pause: Callable[[float], None] = sleep,
     clock: Callable[[], float] = monotonic,
 ) -> Facts:
-    """Look at a machine; `path` is where its models lie, `model` reads the one that is asked about."""
+    """Read the facts of a machine; `path` is the folder of its models, `model` the model to check."""
     host = host or LocalHost()
     config = config or Config()
     before = look(host, clock())
@@ -96,7 +96,7 @@ def gather(
 
 
 def look(host: Host, time_s: float) -> CounterSample:
-    """Read every counter once."""
+    """Sample every counter."""
     vmstat = host.text("/proc/vmstat") or ""
     coming = counter(vmstat, "pswpin")
     going = counter(vmstat, "pswpout")
@@ -116,7 +116,7 @@ def look(host: Host, time_s: float) -> CounterSample:
 
 
 def read_kernel(host: Host) -> Kernel:
-    """Parameters, and what has happened since the machine was started."""
+    """Kernel parameters, and counters since boot."""
     meminfo = parse_meminfo(host.text("/proc/meminfo") or "")
     uptime = (host.text("/proc/uptime") or "").split()
     return Kernel(
@@ -131,7 +131,7 @@ def read_kernel(host: Host) -> Kernel:
 
 
 def read_clocks(host: Host) -> Clocks:
-    """What chooses the processors' clocks, CPU by CPU."""
+    """CPU frequency settings per CPU."""
 
     def counted(file: str) -> dict[str, int]:
         texts = (host.text(path) for path in host.glob(f"{_CPUS}/cpu[0-9]*/cpufreq/{file}"))
@@ -147,7 +147,7 @@ def read_clocks(host: Host) -> Clocks:
 
 
 def read_groups(host: Host) -> tuple[CgroupFacts, ...]:
-    """The control group around this process and those above it, where they limit or count anything."""
+    """The control group of this process and its parents that limit or count anything."""
     folder = _folder(host)
     groups = list[CgroupFacts]()
     while folder is not None and folder != _CGROUPS:
@@ -161,7 +161,7 @@ def read_groups(host: Host) -> tuple[CgroupFacts, ...]:
 
 
 def read_pools(host: Host) -> tuple[Pool, ...]:
-    """Huge pages set aside, by size; empty pools are left out."""
+    """Reserved huge pages by size, without empty pools."""
     pools = []
     for folder in host.glob("/sys/kernel/mm/hugepages/hugepages-*kB"):
         size = int(folder.rpartition("-")[2].removesuffix("kB")) * KIB
@@ -184,26 +184,26 @@ def swap_holders(host: Host) -> tuple[MemoryHolder, ...]:
 
 
 def board_channels(host: Host) -> int | None:
-    """Memory channels that the board has slots on, filled or not; None where the slots' names do not tell."""
+    """Memory channels of the board, filled or not; None if the slot names do not tell."""
     modules, _ = read_modules(host)
     return count_channels(modules)[0] if modules else None
 
 
 def gpu_states(host: Host) -> tuple[GpuState, ...] | None:
-    """What nvidia-smi says; None where it is not there or does not answer."""
+    """GPU states from nvidia-smi; None if it is missing or does not answer."""
     answer = host.run(*nvidia_smi.COMMAND)
     return nvidia_smi.parse(answer.out) if answer and answer.code == 0 else None
 
 
 def parse_open_files(limits: str) -> tuple[int | None, int | None]:
-    """Soft and hard limit of open files out of /proc/self/limits; None: not told, or none."""
+    """Soft and hard limit of open files in /proc/self/limits; None: missing or unlimited."""
     found = re.search(r"^Max open files\s+(\w+)\s+(\w+)", limits, re.MULTILINE)
     soft, hard = (int(word) if word.isdigit() else None for word in (found[1], found[2])) if found else (None, None)
     return soft, hard
 
 
 def engine_states(state: Path) -> tuple[DoctorEngine, ...]:
-    """Engines on record, dead ones too; nothing is removed here."""
+    """Registered engines, dead ones included; nothing is removed."""
     folder = state / "engines"
     homes = sorted(folder.iterdir()) if folder.is_dir() else []
     found = []
@@ -216,7 +216,7 @@ def engine_states(state: Path) -> tuple[DoctorEngine, ...]:
 
 
 def _folder(host: Host) -> str | None:
-    """Our own control group's folder."""
+    """Folder of this process's control group."""
     for controllers, path in parse_cgroup(host.text("/proc/self/cgroup") or ""):
         folder = f"{_CGROUPS}{path}".rstrip("/")
         if not controllers and any(host.exists(f"{folder}/{name}") for name in ("memory.max", "cpu.max", "cpu.stat")):

@@ -1,4 +1,4 @@
-"""Checks of graphics cards: their links, what else is on them, and what holds their clocks down."""
+"""Checks of GPUs: PCIe links, memory used by others, and reduced clocks."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -36,7 +36,7 @@ _STREAMS = "experts kept in host memory cross this link in prefill, and every la
 
 
 def gpu_link(facts: Facts) -> CheckResult | None:
-    """PCIe links that are narrower or slower than card and slot can do."""
+    """PCIe links below the capability of card and slot."""
     gpus = [gpu for gpu in facts.machine.gpus if gpu.pcie.width is not None]
     if not facts.machine.gpus:
         return None
@@ -75,7 +75,7 @@ def gpu_link(facts: Facts) -> CheckResult | None:
 
 
 def gpu_memory(facts: Facts) -> CheckResult | None:
-    """Cards on which others have taken what the plan wants."""
+    """GPUs on which other programs hold memory that the plan needs."""
     gpus = [gpu for gpu in facts.machine.gpus if gpu.vram_bytes]
     if not gpus:
         return None
@@ -118,7 +118,7 @@ def _beside_plan(facts: Facts, gpus: Sequence[Gpu], plan: Plan) -> CheckResult:
 
 
 def gpu_power(facts: Facts) -> CheckResult | None:
-    """Power limits below the card's own default."""
+    """Power limits below the GPU's default."""
     states = facts.gpu_states
     if not _nvidia(facts):
         return None
@@ -140,7 +140,7 @@ def gpu_power(facts: Facts) -> CheckResult | None:
 
 
 def gpu_persistence(facts: Facts) -> CheckResult | None:
-    """A driver that lets go of a card whenever nobody uses it."""
+    """Disabled persistence mode, in which the driver releases an unused GPU."""
     if not _nvidia(facts):
         return None
     told = [state for state in facts.gpu_states or () if state.persistent is not None]
@@ -163,7 +163,7 @@ def gpu_persistence(facts: Facts) -> CheckResult | None:
 
 
 def gpu_throttling(facts: Facts) -> CheckResult | None:
-    """Clocks held down by heat or power."""
+    """Clocks reduced by heat or power."""
     if not _nvidia(facts):
         return None
     states = facts.gpu_states

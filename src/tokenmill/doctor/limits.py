@@ -1,4 +1,4 @@
-"""What `tokenmill doctor` and `status` say of reserves: what running engines are held to, and what others would be."""
+"""Reserve checks of `tokenmill doctor` and `status`: limits of running engines, and limits that would apply."""
 
 from pathlib import Path
 
@@ -16,13 +16,13 @@ _WHY = "other programs get what is reserved because nothing of the engine's may 
 
 
 def reserves_now(state: Path) -> dict[str, AppliedLimits]:
-    """Running engines that leave something to others, by name."""
+    """Limits of running engines with a reserve, by name."""
     found = {record.name: kept_now(state, record) for record in registry.listed(state)}
     return {name: kept for name, kept in found.items() if kept is not None}
 
 
 def running_findings(state: Path) -> list[CheckResult]:
-    """A finding for each engine that runs with a reserve."""
+    """A result for each engine that runs with a reserve."""
     return [
         CheckResult(
             "reserve",
@@ -35,7 +35,7 @@ def running_findings(state: Path) -> list[CheckResult]:
 
 
 def core_finding(cores: int, config: EngineConfig, allowed: set[int], host: Host | None = None) -> CheckResult | None:
-    """Whether so many cores would be left, and which."""
+    """Whether `cores` cores would stay free, and which."""
     if not cores:
         return None
     words = number_of(cores, "core")
@@ -65,7 +65,7 @@ def core_finding(cores: int, config: EngineConfig, allowed: set[int], host: Host
 
 
 def memory_finding(ram_bytes: int) -> CheckResult | None:
-    """Whether so much memory would be left by a limit, and how."""
+    """Whether `ram_bytes` would stay free, and by which limit."""
     if not ram_bytes:
         return None
     way, why_not = memory_way(ram_bytes)

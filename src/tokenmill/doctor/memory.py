@@ -1,11 +1,11 @@
-"""Checks of memory: swapping, locking, modules and their speed, pages large and set aside, what the kernel promises."""
+"""Checks of memory: swap, memlock, module speed, huge pages, overcommit."""
 
 from tokenmill.doctor.check_result import LIMITS_FILE, CheckResult, Remedy, since, sysctl, sysfs
 from tokenmill.doctor.facts import Facts
 from tokenmill.launch.binding import host_bytes, host_weights_bytes
 from tokenmill.units import GIB, MIB, format_bytes
 
-SWAPPING_BYTES_S = MIB  # less is a page now and then
+SWAPPING_BYTES_S = MIB  # ignore occasional pages
 IDLE_PAGES_BYTES = GIB
 MUCH_OF_MEMORY = 0.1
 _READ_ONCE = "decoding reads every active weight for every token, so speed follows memory bandwidth"
@@ -16,7 +16,7 @@ _ROOT_MODULES = Remedy("look", "sudo tokenmill doctor", note="only root may read
 
 
 def swap(facts: Facts) -> CheckResult:
-    """Swap that is in use while something works, which is worse than swap that is full."""
+    """Active swapping, which is worse than full swap."""
     machine = facts.machine.swap
     coming = facts.rate("swapped_in_bytes")
     going = facts.rate("swapped_out_bytes")
@@ -42,7 +42,7 @@ def swap(facts: Facts) -> CheckResult:
 
 
 def memlock(facts: Facts) -> CheckResult:
-    """How much may be locked, beside what a plan would lock."""
+    """The memlock limit, compared with the plan."""
     if not facts.memlock_known:
         return CheckResult("memlock", "unknown", "/proc/self/limits cannot be read", "ulimit -l shows the limit")
     limit = facts.memlock_bytes
@@ -70,11 +70,11 @@ def memlock(facts: Facts) -> CheckResult:
 
 
 def memory_speed(facts: Facts) -> CheckResult | None:
-    """Modules that run slower than they are rated for."""
+    """Modules below their rated speed."""
     dram = facts.machine.dram
     rated = [dimm.rated_mts for dimm in dram.dimms if dimm.rated_mts]
     if facts.machine.virtual:
-        return None  # modules and speed are the host's
+        return None  # in a virtual machine both belong to the host
     if dram.mts is None or not rated:
         return CheckResult(
             "memory-speed",
@@ -98,7 +98,7 @@ def memory_speed(facts: Facts) -> CheckResult | None:
 
 
 def memory_channels(facts: Facts) -> CheckResult | None:
-    """Channels that the board has and nothing is in."""
+    """Empty memory channels."""
     filled = facts.machine.dram.channels
     board = facts.board_channels
     if facts.machine.virtual:
@@ -124,7 +124,7 @@ def memory_channels(facts: Facts) -> CheckResult | None:
 
 
 def huge_pages(facts: Facts) -> CheckResult:
-    """Transparent huge pages, which weights that are read into memory profit from, and mapped ones do not."""
+    """Transparent huge pages, which help weights that are read into memory but not mapped ones."""
     pages = facts.machine.huge_pages
     setting = pages.transparent if pages else None
     path = "/sys/kernel/mm/transparent_hugepage/enabled"
@@ -148,7 +148,7 @@ def huge_pages(facts: Facts) -> CheckResult:
 
 
 def reserved_pages(facts: Facts) -> CheckResult | None:
-    """Huge pages that were set aside and nobody uses: memory that nothing else can have."""
+    """Reserved but unused huge pages, which no other program can use."""
     if not facts.pools:
         return None
     idle = sum(pool.page_bytes * (pool.free or 0) for pool in facts.pools)
@@ -178,7 +178,7 @@ def reserved_pages(facts: Facts) -> CheckResult | None:
 
 
 def overcommit(facts: Facts) -> CheckResult:
-    """A kernel that promises no more memory than it has."""
+    """Strict overcommit, with which the kernel refuses allocations beyond its memory."""
     mode = facts.kernel.overcommit_memory
     plan = facts.model.plan if facts.model else None
     if mode is None:
@@ -202,7 +202,7 @@ def overcommit(facts: Facts) -> CheckResult:
 
 
 def oom_kills(facts: Facts) -> CheckResult:
-    """Processes that the kernel killed for memory."""
+    """Processes killed by the kernel for lack of memory."""
     system = facts.kernel.oom_kills
     own = facts.groups[0].oom_kills if facts.groups else None
     if system is None and own is None:

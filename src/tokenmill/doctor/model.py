@@ -1,4 +1,4 @@
-"""A model as the checks see it: its plan on this machine, what of its files is in memory, how fast its disk reads."""
+"""Facts about a model for the checks: its plan on this machine, cached bytes, and the disk's read rate."""
 
 import mmap
 import os
@@ -19,20 +19,20 @@ from tokenmill.units import MIB
 READ_S = 0.4
 READ_BYTES = 4 * MIB
 READERS = 4
-LEAST_BYTES = 256 * MIB  # a smaller file is read before its disk has shown what it can do
+LEAST_BYTES = 256 * MIB  # smaller files are read too quickly to measure the disk
 
 
 def model_facts(
     name: str, machine: Machine, profile: Profile, goal: Goal, *, measured: Measurements | None = None
 ) -> ModelNeeds:
-    """Plan it, and look at its files; `measured` is what a machine file says of this machine."""
+    """Plan a model and examine its files; `measured` comes from the machine file."""
     plan = make(replace(machine, measured=measured or machine.measured), profile, goal)
     paths = tuple(Path(file.path) for file in profile.files if Path(file.path).is_file())
     found = []
     for path in paths:
         try:
             found.append(resident(path))
-        except ModelError:  # a file that cannot be opened fails the load, with its own words
+        except ModelError:  # the load will report the error
             break
     known = len(found) == len(paths) and all(one.bytes is not None for one in found)
     stated = machine.disk.nominal_gb_s if machine.disk else None
@@ -51,7 +51,7 @@ def model_facts(
 
 
 def read_gb_s(path: Path, seconds: float = READ_S) -> float | None:
-    """How fast a file comes from its disk, past the page cache, in a moment; None where that cannot be told."""
+    """Read rate of a file, bypassing the page cache; None if it cannot be measured."""
     status = path.stat()
     if status.st_size < LEAST_BYTES or status.st_blocks * 512 < status.st_size * 0.95:
         return None  # too small, or holes that never touch a disk
@@ -62,7 +62,7 @@ def read_gb_s(path: Path, seconds: float = READ_S) -> float | None:
     began = perf_counter()
 
     def read(reader: int) -> int:
-        """One reader in its own part of the file."""
+        """Read one part of the file."""
         buffer = mmap.mmap(-1, READ_BYTES)  # page-aligned, as O_DIRECT wants it
         part = status.st_size // READERS // READ_BYTES * READ_BYTES
         done = 0

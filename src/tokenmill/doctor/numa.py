@@ -1,15 +1,15 @@
-"""Checks of NUMA nodes: where memory comes from on machines with several."""
+"""Checks of NUMA nodes."""
 
 from tokenmill.doctor.check_result import CheckResult, Remedy, sysctl
 from tokenmill.doctor.facts import Facts
 from tokenmill.hardware.machine import NumaNode
 from tokenmill.units import format_bytes
 
-FULL, EMPTY = 0.05, 0.3  # shares of a node that are free
+FULL, EMPTY = 0.05, 0.3  # free shares of a node
 
 
 def numa_nodes(facts: Facts) -> CheckResult | None:
-    """Several nodes, over which memory must be spread or within one of which everything must stay."""
+    """Machines with several nodes: memory must be interleaved, or everything bound to one node."""
     if not facts.machine.numa:
         return CheckResult(
             "numa-nodes", "unknown", "the kernel shows no NUMA nodes", "numactl --hardware may show them"
@@ -36,7 +36,7 @@ def numa_nodes(facts: Facts) -> CheckResult | None:
 
 
 def numa_uneven(facts: Facts) -> CheckResult | None:
-    """Nodes of which one is full and another empty: page cache of an earlier load, as a rule."""
+    """Unevenly filled nodes, usually by the page cache of an earlier load."""
     nodes = [node for node in _with_memory(facts) if node.free_bytes is not None]
     if len(nodes) < 2:
         return None
@@ -61,7 +61,7 @@ def numa_uneven(facts: Facts) -> CheckResult | None:
 
 
 def numa_balancing(facts: Facts) -> CheckResult | None:
-    """The kernel moving pages between nodes by itself."""
+    """Automatic NUMA balancing, with which the kernel moves pages between nodes."""
     value = facts.kernel.numa_balancing
     if len(_with_memory(facts)) < 2:
         return None
@@ -80,7 +80,7 @@ def numa_balancing(facts: Facts) -> CheckResult | None:
 
 
 def zone_reclaim(facts: Facts) -> CheckResult | None:
-    """Dropping a node's page cache before taking memory from another node."""
+    """Zone reclaim, which drops a node's page cache before using another node's memory."""
     value = facts.kernel.zone_reclaim_mode
     if len(_with_memory(facts)) < 2:
         return None

@@ -77,7 +77,7 @@ def cpu_throttling(facts: Facts) -> CheckResult | None:
 
 
 def instruction_set(facts: Facts) -> CheckResult | None:
-    """What the processor can do, beside what the engine's build uses of it."""
+    """Instruction sets of the CPU that the engine's build does not use."""
     have = set(facts.machine.cpu.isa)
     if not have:
         return CheckResult("instruction-set", "unknown", "the processor's instruction sets are not known")

@@ -1,4 +1,4 @@
-"""Checks of the disk under the models: how long a load will take, what it lies on, how much is in memory already."""
+"""Checks of the models' disk: load time, kind of storage, and how much of the model is cached."""
 
 import shlex
 
@@ -10,7 +10,7 @@ from tokenmill.units import format_bytes, format_gb_s, format_seconds
 SLOW_S = 600
 VERY_SLOW_S = 1800
 COLD = 0.05  # of the files
-COLD_S = 5.0  # less is not worth a word
+COLD_S = 5.0  # shorter loads are not reported
 _MEASURE = Remedy("look", "tokenmill probe --measure")
 _PEERS = "a published 8 x RTX 3090 machine loaded Kimi-K2.5 in an hour, its neighbours from NVMe in 3 to 5 minutes"
 
