@@ -1,10 +1,10 @@
-"""What the hardware is: `probe()` reads this machine into one frozen `Machine`.
+"""Machine facts: `probe()` reads this machine into one frozen `Machine`.
 
-probe                     asks cpu, memory (dmi, pmem), disk, gpu and limits in turn
-host                      everything that is read from outside goes through a `Host`
+probe                     reads cpu, memory (dmi, pmem), disk, gpu and limits in turn
+host                      all outside access goes through a `Host`
 machine_file, catalog     machines as TOML files, and those that ship with tokenmill
 fleet                     several hosts and their network
-bandwidth                 measures what the parts really move
+bandwidth                 measures memories, disks and links
 """
 
 from tokenmill.hardware.machine import Machine

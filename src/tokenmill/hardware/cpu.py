@@ -1,6 +1,6 @@
-"""The processors: lscpu's JSON where it is installed, /proc/cpuinfo and sysfs where it is not.
+"""Reads the CPUs: from lscpu's JSON if installed, else from /proc/cpuinfo and sysfs.
 
-Knows nothing of clock rates: what matters here is how many cores there are and which kernels they can run.
+Clock rates are ignored; the number of cores and the instruction sets matter.
 """
 
 import json
@@ -12,7 +12,7 @@ from tokenmill.hardware.host import Host, number
 from tokenmill.hardware.machine import ISA_THAT_MATTERS, Cpu, Note
 from tokenmill.units import parse_bytes
 
-# Linux's spelling on the left; ours, which says what it is, on the right.
+# Linux's name -> ours.
 _ISA_ALIASES = {"asimd": "neon", "asimddp": "dotprod", "avx512vbmi": "avx512_vbmi"}
 _CPUS = "/sys/devices/system/cpu"
 
@@ -68,7 +68,7 @@ def parse_cpuinfo(text: str) -> list[dict[str, str]]:
 
 
 def isa(flags: Iterable[str]) -> tuple[str, ...]:
-    """Of the flags that choose a kernel, those that are there."""
+    """The flags that select a kernel."""
     have = {_ISA_ALIASES.get(flag, flag) for flag in flags}
     return tuple(flag for flag in ISA_THAT_MATTERS if flag in have)
 
@@ -90,7 +90,7 @@ def parse_numbers(text: str) -> tuple[int, ...]:
 
 
 def format_numbers(cpus: Sequence[int]) -> str:
-    """Write it back: `0-3,8,10-11`."""
+    """Format numbers like the kernel: `0-3,8,10-11`."""
     runs: list[list[int]] = []
     for cpu in cpus:
         if runs and cpu == runs[-1][-1] + 1:

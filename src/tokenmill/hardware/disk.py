@@ -18,7 +18,7 @@ class MountPoint:
     """One line of mountinfo."""
 
     device: str  # major:minor; 0:n for filesystems without a block device, btrfs among them
-    root: str  # which folder of the filesystem is mounted; / unless it is a bind mount or subvolume
+    root: str  # mounted folder of the filesystem; / unless it is a bind mount or subvolume
     point: str
     filesystem: str
     source: str
@@ -96,7 +96,7 @@ _SLOWEST_FIRST: tuple[DiskKind, ...] = ("hdd", "ssd", "nvme")
 
 
 def read_disk(host: Host, path: Path, mounts: tuple[MountPoint, ...], *, virtual: bool) -> tuple[Disk, list[Note]]:
-    """Return what `path` lies on, or will lie on once it exists."""
+    """Return the disk of `path`, which need not exist yet."""
     place = host.real(str(nearest_existing(host, path)))
     mount = mount_of(place, mounts)
     space = host.space(place)
@@ -118,7 +118,7 @@ def read_disk(host: Host, path: Path, mounts: tuple[MountPoint, ...], *, virtual
 
 
 def nearest_existing(host: Host, path: Path) -> PurePosixPath:
-    """Return `path`, or the closest folder above it that is there."""
+    """Return `path` or its closest existing parent."""
     wanted = PurePosixPath(path)
     return next((place for place in (wanted, *wanted.parents) if host.exists(str(place))), PurePosixPath("/"))
 

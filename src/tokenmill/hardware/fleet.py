@@ -16,8 +16,8 @@ from tokenmill.errors import ConfigError, UsageError
 from tokenmill.hardware.catalog import find
 from tokenmill.hardware.machine import Machine
 
-RPC_PORT = 50052  # llama.cpp's own default
-WRITTEN = "25Gbit:50us"  # how a link is written
+RPC_PORT = 50052  # llama.cpp's default
+WRITTEN = "25Gbit:50us"  # example of a link
 
 _BITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _RATE = re.compile(r"([0-9]*\.?[0-9]+)\s*([kmgt]?)(bit|b)(?:/s|ps)?", re.IGNORECASE)
@@ -30,12 +30,12 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 class NetworkLink:
     """The network between hosts, as iperf3 and ping would measure it."""
 
-    gb_s: float  # one direction
+    gb_s: float  # per direction
     round_trip_s: float
 
     @property
     def one_way_s(self) -> float:
-        """How long an empty message is on its way."""
+        """Latency of an empty message."""
         return self.round_trip_s / 2
 
 
@@ -43,14 +43,14 @@ class NetworkLink:
 class FleetHost:
     """One machine of a fleet and where the others reach it."""
 
-    name: str  # of its tiers too: NAME/dram
+    name: str  # also the prefix of its tiers: NAME/dram
     machine: Machine
     address: str
     port: int = RPC_PORT  # of llama.cpp's RPC server
 
     @property
     def endpoint(self) -> str:
-        """Where its RPC server listens."""
+        """Address of its RPC server."""
         return f"{self.address}:{self.port}"
 
 
@@ -63,12 +63,12 @@ class Fleet:
 
     @property
     def head(self) -> FleetHost:
-        """The host that has the model's files and answers requests."""
+        """The main host, which has the model's files and serves requests."""
         return self.hosts[0]
 
     @property
     def name(self) -> str:
-        """What a plan for all of them is called by."""
+        """Display name of the fleet."""
         return " + ".join(host.name for host in self.hosts)
 
 
@@ -76,7 +76,7 @@ class Fleet:
 class _HostEntry:
     """One `[[hosts]]` table."""
 
-    machine: str  # as --machine takes it; a path counts from the fleet file
+    machine: str  # as for --machine; relative paths start at the fleet file
     name: str | None = None
     address: str | None = None
     port: int | None = None
@@ -149,7 +149,7 @@ def _time(text: str) -> float:
 
 
 def _fleet_file(path: Path) -> _FleetFile | None:
-    """A file with `[[hosts]]`; None for any other, which is a machine file or says itself what is wrong with it."""
+    """Read a file with `[[hosts]]`; None for other files, which are treated as machine files."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -191,7 +191,7 @@ def _beside(machine: str, folder: Path) -> str:
 
 
 def _unused(name: str, taken: set[str]) -> str:
-    """The name, with a number behind it where two hosts would share it; fit for a tier's name."""
+    """A unique name that is valid in tier names, with a number appended on conflict."""
     plain = "".join(letter if _NAME.fullmatch(f"a{letter}") else "-" for letter in name).strip("-._") or "host"
     count = 1
     while (found := plain if count == 1 else f"{plain}-{count}") in taken:
@@ -200,11 +200,11 @@ def _unused(name: str, taken: set[str]) -> str:
 
 
 def _check_private(name: str, address: str) -> None:
-    """Neither llama.cpp's RPC server nor Ray asks anybody who they are, so neither may listen to the world."""
+    """Require a private address: neither llama.cpp's RPC server nor Ray authenticates clients."""
     try:
         found = ipaddress.ip_address(address)
     except ValueError:
-        return  # a host name: where it leads is not known here
+        return  # a host name, which is not resolved here
     if found.is_unspecified or found.is_global:
         raise ConfigError(
             f"host {name}: {address} can be reached from outside, and whoever reaches it can run anything there",

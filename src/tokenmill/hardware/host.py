@@ -1,7 +1,7 @@
-"""The edge of this room: everything the probe reads from outside itself goes through a `Host`.
+"""All access of the probe to the outside goes through a `Host`.
 
-`LocalHost` reads the machine it runs on; tests replay captured machines behind the same protocol.
-A missing file, a file that may not be read and a command that is not installed are all ordinary answers.
+`LocalHost` reads the machine it runs on; tests replay recorded machines through the same protocol. Missing files,
+unreadable files and missing commands are ordinary results.
 """
 
 import glob
@@ -20,7 +20,7 @@ _ADMIN_PATH = "/usr/local/sbin:/usr/sbin:/sbin"  # dmidecode and ipmctl live her
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """What a command answered."""
+    """The result of a command."""
 
     code: int
     out: str
@@ -28,7 +28,7 @@ class CommandResult:
 
 
 class Host(Protocol):
-    """What the probe asks of a machine. Paths are absolute; None is "not there or not allowed"."""
+    """The probe's view of a machine. Paths are absolute; None means missing or not permitted."""
 
     def text(self, path: str) -> str | None:
         """Return a file's text."""
@@ -37,7 +37,7 @@ class Host(Protocol):
         """Return a file's bytes."""
 
     def exists(self, path: str) -> bool:
-        """Tell whether something is there, readable or not."""
+        """Whether a path exists, readable or not."""
 
     def glob(self, pattern: str) -> list[str]:
         """Return matching paths, numbers inside names in numeric order."""

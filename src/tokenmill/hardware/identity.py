@@ -1,4 +1,4 @@
-"""Which machine this is, for measurements that hold on one machine only."""
+"""Identifies a machine, for measurements that are valid only on it."""
 
 import hashlib
 import json
@@ -7,7 +7,7 @@ from tokenmill.hardware.machine import Machine
 
 
 def machine_id(machine: Machine) -> str:
-    """A hash of processors, memory and GPUs: the same whatever the machine's name and limits are today."""
+    """A hash of CPUs, memory and GPUs, independent of the machine's name and current limits."""
     gpus = sorted((gpu.name, gpu.vram_bytes) for gpu in machine.gpus)
     parts = (
         machine.cpu.model,

@@ -70,7 +70,7 @@ def read(path: Path) -> Machine:
 
 
 def write(machine: Machine, path: Path) -> None:
-    """Write one machine, replacing `path` at once or not at all."""
+    """Write one machine, replacing `path` atomically."""
     # A name that is not Unicode (a device, a mount) cannot be TOML; its odd bytes become question marks.
     text = to_toml(machine).encode("utf-8", "replace")
     try:

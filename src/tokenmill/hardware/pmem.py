@@ -24,7 +24,7 @@ _SYSFS_MODES = {"memory": "fsdax", "dax": "devdax", "safe": "sector", "raw": "ra
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """How the capacity is divided, as ipmctl or the firmware tells it."""
+    """Division of the capacity as reported by ipmctl or the firmware."""
 
     volatile_bytes: int
     persistent_bytes: int
@@ -33,7 +33,7 @@ class Shares:
 
     @property
     def mode(self) -> PmemMode | None:
-        """What the division amounts to; None when nothing is in use (not provisioned)."""
+        """The mode that the division implies; None if nothing is provisioned."""
         if self.volatile_bytes and self.persistent_bytes:
             return "mixed"
         if self.volatile_bytes:

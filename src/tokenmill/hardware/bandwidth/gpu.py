@@ -137,7 +137,7 @@ COPIES_PER_WAIT = 8
 
 
 def measure_gpus(machine: Machine, seconds: float, progress: OnMeasured) -> list[Rate]:
-    """`gpuN`, `dram->gpuN` and `gpuN->dram`, about `seconds` for each card; none where there is no driver."""
+    """Rates `gpuN`, `dram->gpuN` and `gpuN->dram`, about `seconds` per GPU; empty without a driver."""
     if not machine.gpus:
         return []
     try:

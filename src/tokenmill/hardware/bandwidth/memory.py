@@ -41,7 +41,7 @@ COPY_PASS_BYTES = 512 * MIB  # the C library copies large blocks with streaming 
 LEAST_SLICE_BYTES = 32 * MIB
 CACHE_LINE_BYTES = 64
 SHARE_OF_FREE = 4
-"""At most a quarter of what is free is touched."""
+"""Maximum share of free memory to use."""
 
 
 def slice_bytes(total_bytes: int, threads: int) -> int:
@@ -56,9 +56,9 @@ def peak_bytes(total_bytes: int, counts: Sequence[int]) -> int:
 
 
 def working_set_bytes(cache_bytes: int | None, free_bytes: int, counts: Sequence[int]) -> int:
-    """Memory to stream through: four times the last-level caches, twice at the least, within a share of what is free.
+    """Bytes to stream through: four times the last-level caches, at least twice, limited by free memory.
 
-    Where the caches' size is unknown they are taken to be large.
+    Unknown caches are assumed to be large.
     """
     cache = UNKNOWN_CACHE_BYTES if cache_bytes is None else cache_bytes
     total = max(WANTED_BYTES, 4 * cache)
@@ -136,7 +136,7 @@ def measure_mapped(
 
 
 def reading(block: Block) -> PassStep:
-    """A step that reads the next stretch of `block`, around and around."""
+    """A step that reads the next part of `block`, cyclically."""
     parts = cycle(_parts(block, READ_PASS_BYTES))
 
     def step() -> int:

@@ -1,9 +1,8 @@
-"""Threads that stream at once, how many are tried, and what rate their passes add up to.
+"""Runs concurrent streaming threads and computes their total rate.
 
-Each thread is pinned to one physical core and works through short passes without waiting for the others;
-a pass is long beside the few microseconds it holds the interpreter's lock. Cores are taken in turn from
-every last-level cache: a few cores of one chiplet saturate their own link long before the machine's memory,
-and climbing core by core would stop there.
+Each thread is pinned to one physical core and repeats short passes independently; a pass takes much longer than it
+holds the interpreter's lock. Cores alternate between the last-level caches: a few cores of one chiplet saturate its
+own link long before the machine's memory, and adding core by core would stop there.
 """
 
 import contextlib
@@ -21,14 +20,14 @@ from typing import NamedTuple
 from tokenmill.hardware.machine import Rate
 
 RISE = 1.03
-"""A step up the ladder counts as rising when it beats the best so far by this factor."""
+"""Minimum improvement over the best rate that counts as a rise."""
 STEPS_WITHOUT_RISE = 2
-WINDOW_S = 0.1  # long enough that stragglers and bursts even out, short enough to fit between other work
+WINDOW_S = 0.1  # long enough to average out stragglers and bursts, short enough to fit between other work
 PASSES_PER_WINDOW = 2
 
 
 class Pass(NamedTuple):
-    """One uninterrupted stretch of streaming by one thread."""
+    """One pass of one thread."""
 
     start_s: float
     end_s: float
@@ -37,12 +36,12 @@ class Pass(NamedTuple):
 
 OnMeasured = Callable[[str], None]
 PassStep = Callable[[], int]
-"""Streams once and returns how many bytes that was."""
+"""Performs one pass; returns the number of bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class CpuPlace:
-    """Where a logical CPU sits; two of the same core share `core`."""
+    """Position of a logical CPU; siblings share `core`."""
 
     package: str
     last_cache: str
@@ -58,7 +57,7 @@ def thread_counts(most: int) -> tuple[int, ...]:
 
 
 def climb(counts: Iterable[int], rate_at: Callable[[int], float]) -> dict[int, float]:
-    """Measure at each count until two steps in a row have not raised the best by 3 %."""
+    """Measure at increasing counts until two steps in a row fail to improve the best by 3 %."""
     seen: dict[int, float] = {}
     best = 0.0
     flat = 0
@@ -72,17 +71,17 @@ def climb(counts: Iterable[int], rate_at: Callable[[int], float]) -> dict[int, f
 
 
 def as_rate(path: str, by_threads: Mapping[int, float]) -> Rate:
-    """The best point as the figure, the fewest threads that reached it, and every point beside it."""
+    """The best point, with the fewest threads that reached it, and all measured points."""
     rounded = {count: float(f"{rate:.4g}") for count, rate in by_threads.items()}
     threads = max(rounded, key=lambda count: rounded[count])
     return Rate(path=path, gb_s=rounded[threads], threads=threads, by_threads=rounded)
 
 
 def best_window_gb_s(threads: Sequence[Sequence[Pass]]) -> float:
-    """Rate of all threads together in the best stretch during which all of them were streaming.
+    """Total rate of all threads in the best window in which all of them were streaming.
 
-    The best and not the mean, as STREAM does it: whatever else runs on the machine can only take away.
-    A pass cut by a window's edge counts in proportion.
+    The best, like STREAM, because other work on the machine can only reduce it. A pass cut by a window's edge counts
+    in proportion.
     """
     start = max(passes[0].start_s for passes in threads)
     end = min(passes[-1].end_s for passes in threads)
@@ -90,7 +89,7 @@ def best_window_gb_s(threads: Sequence[Sequence[Pass]]) -> float:
     typical_s = median(each.end_s - each.start_s for each in every)
     windows = int((end - start) / max(WINDOW_S, PASSES_PER_WINDOW * typical_s))
     if windows < 1:
-        return whole_gb_s(threads)  # too few passes to look inside
+        return whole_gb_s(threads)  # too few passes for windows
     length = (end - start) / windows
     moved = [0.0] * windows
     for each in every:
@@ -104,14 +103,14 @@ def best_window_gb_s(threads: Sequence[Sequence[Pass]]) -> float:
 
 
 def whole_gb_s(threads: Sequence[Sequence[Pass]]) -> float:
-    """Everything moved between the first start and the last end: for what caches could make look fast for a moment."""
+    """Total bytes from first start to last end, where caches could make single windows look fast."""
     every = [each for passes in threads for each in passes]
     whole_s = max(each.end_s for each in every) - min(each.start_s for each in every)
     return sum(each.size_bytes for each in every) / whole_s / 1e9
 
 
 def read_places(cpus: Iterable[int], root: Path = Path("/sys/devices/system/cpu")) -> dict[int, CpuPlace]:
-    """Package, last-level cache and core of each logical CPU; what is not told apart is taken as apart."""
+    """Package, last-level cache and core of each logical CPU; unknown relations count as separate."""
     places = {}
     for cpu in cpus:
         folder = root / f"cpu{cpu}"
@@ -123,7 +122,7 @@ def read_places(cpus: Iterable[int], root: Path = Path("/sys/devices/system/cpu"
 
 
 def spread_cores(places: Mapping[int, CpuPlace]) -> tuple[int, ...]:
-    """One logical CPU per physical core, dealt in turn from the packages and within them from the caches."""
+    """One logical CPU per physical core, alternating between packages and their caches."""
     packages: dict[str, dict[str, list[int]]] = {}
     cores_seen = set()
     for cpu, place in sorted(places.items()):
@@ -145,10 +144,10 @@ def stream(cpus: Sequence[int | None], prepare: Callable[[int], PassStep], secon
         try:
             _pin(cpus[index])
             step = prepare(index)
-            step()  # untimed: page table walks and frequency ramps of the first pass belong to nobody
+            step()  # untimed warm-up: page table walks and frequency ramps
             ready.wait()
         except threading.BrokenBarrierError:
-            return passes  # another thread failed and its error is the one to tell
+            return passes  # another thread failed and reports its error
         except BaseException:
             ready.abort()
             raise
