@@ -1,4 +1,4 @@
-"""The plan of an engine's command line that somebody else wrote: what it costs, and what is wrong with it."""
+"""Plans an existing engine command line: its memory, predicted speed and problems."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a model would mean for this machine, before it is downloaded."""
+"""Predicts, before a download, whether and how fast a model will run on this machine."""
 
 from dataclasses import dataclass
 

@@ -21,7 +21,7 @@ def probe(
     machine: str | Path | None = None,
     config: Config | str | Path | None = None,
 ) -> Machine:
-    """Read this machine: processors, memory, GPUs, disk and limits. What cannot be read is None.
+    """Read this machine: processors, memory, GPUs, disk and limits. Unreadable facts are None.
 
     `measure`: also measure the bandwidth of memory, disk and GPUs, which takes some seconds and loads the machine.
     `path`: the folder whose disk is described; default: where pulled models are kept. `machine`: a catalogue machine or

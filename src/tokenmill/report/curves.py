@@ -160,7 +160,7 @@ def lost(axis: Axis, point: OperatingPoint) -> tuple[FailedTrial, ...]:
 
 
 def dots(pairs: Iterable[tuple[float, float]]) -> tuple[Dot, ...]:
-    """One dot for each x: the median of what was measured there, and how far it spread."""
+    """One point per x: the median of its measurements, and their range."""
     by_x: dict[float, list[float]] = defaultdict(list)
     for x, y in pairs:
         by_x[x].append(y)

@@ -197,7 +197,7 @@ class FigureComparison:
 
     @property
     def error(self) -> float | None:
-        """Predicted too much or, below 0, too little, as a share of what was measured."""
+        """Relative prediction error: positive if the prediction was too high."""
         return self.predicted / self.measured - 1 if self.measured else None
 
 
