@@ -1,7 +1,7 @@
-"""`tokenmill.toml`: one file, every key known, unknown keys refused.
+"""`tokenmill.toml`: one file; unknown keys are errors.
 
-Looked for as --config, then ./tokenmill.toml, then tokenmill/tokenmill.toml in the user's configuration
-folder; without one the defaults below hold. `config.example.toml` documents every key.
+`load` reads the file named by --config, else ./tokenmill.toml, else tokenmill/tokenmill.toml in the user's
+configuration folder, else uses the defaults below. `config.example.toml` documents every key.
 """
 
 import os
@@ -17,31 +17,31 @@ from tokenmill.units import GIB, MIB
 
 @dataclass(frozen=True, slots=True)
 class PullConfig:
-    """How models are downloaded."""
+    """Model downloads."""
 
     keep_free_bytes: Bytes = 2 * GIB  # refuse a download that would leave less than this on the disk
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """How engines are run."""
+    """Defaults for every engine."""
 
-    kind: str = "native"  # native, llama-server, ik_llama, vllm, or the URL of one that runs
-    library: str | None = None  # native: a libllama.so of one's own (a CUDA build) ...
+    kind: str = "native"  # native, llama-server, ik_llama, vllm, or the URL of a running server
+    library: str | None = None  # native: a custom libllama.so (such as a CUDA build) ...
     header: str | None = None  # ... and the llama.h it was built from
-    binary: str | None = None  # servers: the program; default: the one on PATH, for llama-server the embedded one
-    container: str | None = None  # servers: an image to run instead
+    binary: str | None = None  # servers: the program; default: from PATH; llama-server: the bundled one
+    container: str | None = None  # servers: container image to run instead
     container_runtime: str = "podman"  # or docker
     host: str = "127.0.0.1"
-    port: int = 8180  # of a server that we start
-    api_key_env: str | None = None  # environment variable with the key of an endpoint that wants one
+    port: int = 8180  # of a server that tokenmill starts
+    api_key_env: str | None = None  # environment variable that holds the endpoint's API key
     warm: bool = True  # fill the page cache and decode once before `ready`
-    nice: int | None = None  # 19 yields to everything, negative needs a right
-    scheduling: str = "normal"  # or rr: real-time round robin, needs a right
-    pin_cores: bool | None = None  # keep to the cores that the plan does not reserve; None: when it reserves any
-    step_limit_s: float = 600.0  # a native engine whose step takes longer is taken to hang
-    most_restarts: int = 5  # of an engine that dies again and again, within an hour
-    heads_dir: str | None = None  # saved heads of prompts; default: in state_dir
+    nice: int | None = None  # 19 is the lowest priority; negative values need CAP_SYS_NICE
+    scheduling: str = "normal"  # or rr: real-time round robin; needs CAP_SYS_NICE
+    pin_cores: bool | None = None  # run on unreserved cores only; None: if the plan reserves any
+    step_limit_s: float = 600.0  # a native engine with a longer step is considered hung
+    most_restarts: int = 5  # maximum restarts of a crashing engine per hour
+    heads_dir: str | None = None  # saved prompt prefixes; default: in state_dir
 
 
 _AT_LEAST_ONE = (
@@ -57,59 +57,59 @@ _AT_LEAST_ONE = (
 
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
-    """How `tokenmill serve` listens, and what it lets in."""
+    """Listener, limits and authentication of `tokenmill serve`."""
 
-    host: str = "127.0.0.1"  # another needs a key: tokenmill keys add
-    port: int = 8181  # 0: any that is free
-    allowed_hosts: tuple[str, ...] = ()  # names in a Host header beside the loopback's own
-    allowed_origins: tuple[str, ...] = ()  # pages of other origins that may call it from a browser
+    host: str = "127.0.0.1"  # any other address requires a key: tokenmill keys add
+    port: int = 8181  # 0: pick a free port
+    allowed_hosts: tuple[str, ...] = ()  # accepted Host headers in addition to loopback names
+    allowed_origins: tuple[str, ...] = ()  # origins allowed to call it from a browser (CORS)
     tls_cert: str | None = None
     tls_key: str | None = None
     max_body_bytes: Bytes = 32 * MIB
     max_file_bytes: Bytes = 4 * GIB  # of an uploaded file
     max_connections: int = 2000
-    idle_timeout_s: float = 75.0  # for the headers of a request to arrive, and between requests
-    read_timeout_s: float = 60.0  # for a body to arrive
-    write_timeout_s: float = 60.0  # for a client to take what was sent
-    request_timeout_s: float | None = None  # for a whole answer; default: none
-    grace_s: float = 30.0  # for what runs to end after SIGTERM
-    queue: int = 256  # requests of a lane that may wait for an engine
-    max_choices: int = 16  # n of one request
-    requests_at_once: int | None = None  # of one key; so are the next two
+    idle_timeout_s: float = 75.0  # for request headers to arrive, and between requests
+    read_timeout_s: float = 60.0  # for a request body to arrive
+    write_timeout_s: float = 60.0  # for a client to read the response
+    request_timeout_s: float | None = None  # for a whole response; default: no timeout
+    grace_s: float = 30.0  # for requests in flight to finish after SIGTERM
+    queue: int = 256  # maximum queued requests per priority class
+    max_choices: int = 16  # maximum n of one request
+    requests_at_once: int | None = None  # requests in flight per key; the next two limits are also per key
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
-    log: Literal["text", "json", "off"] = "text"  # a line for each request
+    log: Literal["text", "json", "off"] = "text"  # one line per request
 
     def __post_init__(self) -> None:
         if not 0 <= self.port < 65536:
-            raise ValueError(f"port {self.port} is none: 1 to 65535, or 0 for any that is free")
+            raise ValueError(f"port must be 1-65535, or 0 to pick a free port (got {self.port})")
         for name in _AT_LEAST_ONE:
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
+                raise ValueError(f"{name} must be at least 1 (got {value})")
         for name in ("idle_timeout_s", "read_timeout_s", "write_timeout_s", "request_timeout_s"):
             value = getattr(self, name)
             if value is not None and value <= 0:
-                raise ValueError(f"{name} must be more than 0, not {value:g}")
+                raise ValueError(f"{name} must be greater than 0 (got {value:g})")
         if self.grace_s < 0 or self.queue < 0:
-            raise ValueError("grace_s and queue cannot be negative")
+            raise ValueError("grace_s and queue must not be negative")
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("tls_cert and tls_key belong together")
+            raise ValueError("tls_cert and tls_key must be set together")
 
 
 MAX_THREADS = 512
-"""ggml's own limit (GGML_MAX_N_THREADS); it writes past its arrays with more."""
+"""GGML_MAX_N_THREADS; with more threads ggml writes past the end of its arrays."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineEntry:
-    """One engine behind the gateway; what is not said here is as in [engine]."""
+    """One engine behind the gateway; unset keys default to those in [engine]."""
 
     name: str
-    model: str | None = None  # default: what the server has; smollm2 for an engine of ours
+    model: str | None = None  # default: the server's model; smollm2 for an engine that tokenmill starts
     kind: str | None = None
-    url: str | None = None  # one that runs already, instead of kind
-    aliases: tuple[str, ...] = ()  # further names that clients may use for its model
+    url: str | None = None  # a running server, instead of kind
+    aliases: tuple[str, ...] = ()  # other names for its model
     context: int | None = None
     sequences: int | None = None
     threads: int | None = None
@@ -123,33 +123,33 @@ class EngineEntry:
 
     def __post_init__(self) -> None:
         if self.url is not None and self.kind is not None:
-            raise ValueError(f"engine {self.name}: url and kind exclude each other")
+            raise ValueError(f"engine {self.name}: url and kind are mutually exclusive")
         for name, value in (("threads", self.threads), ("threads_batch", self.threads_batch)):
             if value is not None and not 1 <= value <= MAX_THREADS:
                 raise ValueError(f"engine {self.name}: {name} must be 1-{MAX_THREADS} (got {value})")
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", self.name):
-            raise ValueError(f"{self.name!r} cannot be an engine's name: letters, digits, dots, dashes, underscores")
+            raise ValueError(f"engine name {self.name!r} must consist of letters, digits, '.', '-' and '_'")
 
 
 @dataclass(frozen=True, slots=True)
 class RouteEntry:
-    """Which engines answer what; the first route that holds counts."""
+    """Which engines serve which requests; the first matching route applies."""
 
-    engines: tuple[str, ...]  # by name; the next is tried while no token has come
-    model: str | None = None  # what clients ask for; None: any
+    engines: tuple[str, ...]  # names, in order; the next one is used if no token has arrived
+    model: str | None = None  # requested model; None: any
     lane: Literal["interactive", "batch"] | None = None
     min_prompt_tokens: int | None = None
     max_prompt_tokens: int | None = None
-    key: str | None = None  # a key's name
+    key: str | None = None  # name of the client's key; None: any
 
     def __post_init__(self) -> None:
         if not self.engines:
-            raise ValueError("a route needs engines")
+            raise ValueError("a route needs at least one engine")
 
 
 @dataclass(frozen=True, slots=True)
 class DigestEntry:
-    """A prompt head that engines hold from their start."""
+    """A prompt prefix that engines compute when they start and keep in the cache."""
 
     name: str
     file: str
@@ -158,36 +158,36 @@ class DigestEntry:
 
 @dataclass(frozen=True, slots=True)
 class ReserveConfig:
-    """What every engine that is started leaves to the rest of the machine."""
+    """Memory and cores that no engine may use."""
 
     cores: int = 0
     ram_bytes: Bytes = 0
 
     def __post_init__(self) -> None:
         if self.cores < 0 or self.ram_bytes < 0:
-            raise ValueError("a reserve cannot be negative")
+            raise ValueError("a reserve must not be negative")
 
 
 @dataclass(frozen=True, slots=True)
 class CostsConfig:
-    """What an hour of the machine costs, for forecasts."""
+    """The machine's hourly cost, for forecasts."""
 
-    per_hour: float | None = None  # None: no costs are named
+    per_hour: float | None = None  # None: forecasts omit costs
     currency: str = "EUR"
 
     def __post_init__(self) -> None:
         if self.per_hour is not None and not 0 <= self.per_hour < float("inf"):
-            raise ValueError("per_hour must be a number that is not negative")
+            raise ValueError("per_hour must be a non-negative number")
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Everything a user can set in a file."""
+    """All settings of the configuration file."""
 
     machine: str = "this"  # this, a catalogue name, or a machine file
-    models_dir: str | None = None  # where pulled models live; default: tokenmill/models in the user's cache folder
+    models_dir: str | None = None  # downloaded models; default: tokenmill/models in the user's cache folder
     state_dir: str | None = None  # running engines and stored batches; default: tokenmill in the user's state folder
-    store: str | None = None  # batches: a folder, or postgresql://...; default: batches in state_dir
+    store: str | None = None  # batch store: a folder, or postgresql://...; default: batches in state_dir
     pull: PullConfig = field(default_factory=PullConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     reserve: ReserveConfig = field(default_factory=ReserveConfig)
@@ -201,15 +201,15 @@ class Config:
         names = [engine.name for engine in self.engines]
         for listed, what in ((names, "engines"), ([digest.name for digest in self.digests], "digests")):
             if twice := next((name for name in listed if listed.count(name) > 1), None):
-                raise ValueError(f"two {what} are called {twice!r}")
+                raise ValueError(f"duplicate name {twice!r} in {what}")
         for what, entries in (("route", self.routes), ("digest", self.digests)):
             for name in (name for entry in entries for name in entry.engines):
                 if name not in names:
-                    raise ValueError(f"a {what} names the engine {name!r}, which is not in [[engines]]")
+                    raise ValueError(f"a {what} refers to engine {name!r}, which is not defined in [[engines]]")
 
     @property
     def models_path(self) -> Path:
-        """The folder of pulled models."""
+        """The folder of downloaded models."""
         return _folder("models_dir", self.models_dir) if self.models_dir else cache_home() / "models"
 
     @property
@@ -219,16 +219,16 @@ class Config:
 
     @property
     def heads_path(self) -> Path:
-        """The folder of saved heads."""
+        """The folder of saved prompt prefixes."""
         given = self.engine.heads_dir
         return _folder("engine.heads_dir", given) if given else self.state_path / "heads"
 
 
 def load(path: Path | None = None) -> Config:
-    """Read the configuration; a path that was asked for must exist."""
+    """Read the configuration; ConfigError if an explicit `path` does not exist."""
     if path is not None:
         if not path.is_file():
-            raise ConfigError(f"no configuration file at {path}", hint="config.example.toml shows every key")
+            raise ConfigError(f"no configuration file at {path}", hint="see config.example.toml for all keys")
         return read_toml(Config, path)
     for candidate in (Path("tokenmill.toml"), _home("XDG_CONFIG_HOME", ".config") / "tokenmill.toml"):
         if candidate.is_file():
@@ -245,11 +245,11 @@ def _folder(key: str, given: str) -> Path:
     try:
         return Path(given).expanduser()
     except RuntimeError as error:
-        raise ConfigError(f"{key}: {given} names a user that is not here") from error
+        raise ConfigError(f"{key}: unknown user in {given}") from error
 
 
 def _home(variable: str, default: str) -> Path:
     base = os.environ.get(variable, "")
-    # The XDG specification says that relative values are to be ignored.
+    # The XDG specification requires relative values to be ignored.
     root = Path(base) if Path(base).is_absolute() else Path.home() / default
     return root / "tokenmill"

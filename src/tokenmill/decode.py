@@ -1,7 +1,6 @@
-"""Turns parsed TOML or JSON into frozen dataclasses, and mistakes into sentences.
+"""Turns parsed TOML or JSON into frozen dataclasses, and validation errors into ConfigErrors.
 
-Unknown keys are refused with the nearest known one; pydantic's errors are mapped here once, so that
-nobody above this module sees them.
+Unknown keys are rejected with a suggestion. Pydantic's errors are mapped here, so that no caller sees them.
 """
 
 import dataclasses
@@ -24,12 +23,12 @@ T = TypeVar("T")
 
 def _bytes_from_text(value: object) -> object:
     if isinstance(value, bool) or (isinstance(value, int) and value < 0):
-        raise ValueError(f'{str(value).lower()} is not a size; write bytes, or a text such as "24 GiB"')
+        raise ValueError(f'{str(value).lower()} is not a size; use a number of bytes or a string such as "24 GiB"')
     return parse_bytes(value) if isinstance(value, str) else value
 
 
 Bytes = Annotated[int, BeforeValidator(_bytes_from_text)]
-"""A number of bytes; in files it may also be written `24 GiB`."""
+"""A number of bytes; files may also contain `24 GiB`."""
 
 
 def read_toml(cls: type[T], path: Path) -> T:
@@ -39,12 +38,12 @@ def read_toml(cls: type[T], path: Path) -> T:
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}", hint="check the line that it names") from error
+        raise ConfigError(f"{path} is not valid TOML: {error}", hint="fix the line it names") from error
     return decode(cls, data, where=str(path))
 
 
 def decode(cls: type[T], data: Mapping[str, Any], *, where: str) -> T:
-    """Build `cls` from nested tables; ConfigError names the key, the file and what would be right."""
+    """Build `cls` from nested tables; ConfigError names the key, the file and the accepted values."""
     for key, known in _unknown_keys(cls, data, ""):
         near = difflib.get_close_matches(key.rpartition(".")[2], known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known keys here: {', '.join(sorted(known))}"

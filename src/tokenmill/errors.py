@@ -52,7 +52,7 @@ class TokenmillError(Exception):
             self.code = code
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Exception's own way calls the class with the message alone, and some classes need more.
+        # The default passes only the message to the class, and some classes require more arguments.
         return _unpickle, (type(self), self.args, self.__dict__)
 
 
@@ -91,7 +91,7 @@ class FlagUnknown(UsageError):
 
 
 class NotSpellable(UsageError):
-    """The plan is sound, but the engine's flags cannot express it: change the plan or the engine."""
+    """The plan is valid, but the engine's flags cannot express it."""
 
     code = "not_expressible"
 
@@ -229,7 +229,7 @@ class ChecksumMismatch(PullError):
 
 
 class NoSpace(PullError):
-    """The disk has too little room for the download; nothing was started."""
+    """The disk has too little free space for the download, which was not started."""
 
     code = "no_space"
     http_status = 507

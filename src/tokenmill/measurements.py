@@ -1,15 +1,15 @@
 """The measurement journal: everything that was measured on this machine, in one SQLite file.
 
-    load            memory and time that a load took, next to the plan's figures
-    speed           speeds of a trial, a benchmark or a soak, next to the forecast
-    trial           trials of `tokenmill tune`, which continues from them
+    load            memory and duration of a model load, next to the predicted values
+    speed           speeds measured by a trial, a benchmark or a soak, next to the forecast
+    trial           trials of `tokenmill tune`, which resumes from them
     point           the operating point of a model with an engine; the newest replaces the one before it
     stage           speeds of a recipe's stage
     soak            the last soak of a model with an engine
     qualification   the last qualification of a model with an engine
 
 SQLite rather than JSON lines, because readers ask for one model on one machine, points and soaks are replaced, trials
-are deleted, and each kind has a limit of its own; its transactions serve concurrent writers and survive `kill -9`. A
+are deleted, and each kind has its own limit; transactions allow concurrent writers and survive `kill -9`. A
 record is a dataclass or mapping that names `machine_id`, `model_id`, `engine`, `build` and `when`, itself or in its
 `place`; it is stored as JSON. Records hold figures, settings and names of machine and model; no prompts, no paths.
 
@@ -41,7 +41,7 @@ MAX_RECORDS: Mapping[MeasurementKind, int] = {
     "soak": 1_000,
     "qualification": 1_000,
 }
-"""The oldest records beyond these are deleted."""
+"""Maximum records of each kind; older ones are deleted."""
 _VERSION = 1
 _LOCK_TIMEOUT_S = 60.0
 _SCHEMA = (
@@ -95,12 +95,12 @@ log = logging.getLogger(__name__)
 
 
 def journal_path(state: Path) -> Path:
-    """Where the journal of a state folder is."""
+    """The path of a state folder's journal."""
     return state / FILE
 
 
 def append(state: Path, kind: MeasurementKind, record: object) -> None:
-    """Add a record; it is on disk when this returns. TokenmillError if it cannot be stored."""
+    """Add a record durably; TokenmillError if it cannot be stored."""
     with _writing(state) as connection:
         _insert(connection, kind, record)
 
@@ -160,7 +160,7 @@ def read_json(
 
 
 def _is_empty(state: Path) -> bool:
-    """Whether nothing was ever measured, so that reading need not create the journal."""
+    """Whether there are no measurements, so that reading need not create the journal."""
     return not journal_path(state).exists() and next(_earlier_records(state), None) is None
 
 
@@ -183,18 +183,18 @@ def _writing(state: Path) -> Iterator[sqlite3.Connection]:
 
 @contextmanager
 def _connected(state: Path) -> Iterator[sqlite3.Connection]:
-    """A connection to the journal, which is created where there is none."""
+    """A connection to the journal, created if it does not exist."""
     with closing(sqlite3.connect(journal_path(state), timeout=_LOCK_TIMEOUT_S, isolation_level=None)) as connection:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version > _VERSION:
-            raise sqlite3.DatabaseError(f"a newer tokenmill wrote it (version {version})")
+            raise sqlite3.DatabaseError(f"written by a newer tokenmill (version {version})")
         if version < _VERSION:
             _create(connection, state)
         yield connection
 
 
 def _create(connection: sqlite3.Connection, state: Path) -> None:
-    """Create the tables and copy what earlier versions stored, unless another process has just done so."""
+    """Create the tables and import the files of earlier versions, unless another process has just done so."""
     connection.execute("BEGIN IMMEDIATE")
     if connection.execute("PRAGMA user_version").fetchone() == (0,):
         for statement in _SCHEMA:
@@ -227,7 +227,7 @@ def _text(value: object) -> str | None:
 
 
 def _earlier_records(state: Path) -> Iterator[tuple[MeasurementKind, dict[str, Any]]]:
-    """Records in the files of earlier versions; what a crash cut short is skipped."""
+    """Records in the files of earlier versions; truncated ones are skipped."""
     for pattern, kind in _EARLIER_FILES:
         for path in sorted(state.glob(pattern)):
             try:
@@ -239,7 +239,7 @@ def _earlier_records(state: Path) -> Iterator[tuple[MeasurementKind, dict[str, A
 
 
 def _objects(texts: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
-    """The JSON objects among texts."""
+    """The texts that parse as JSON objects."""
     for text in texts:
         try:
             value = json.loads(text)

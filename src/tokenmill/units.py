@@ -1,7 +1,6 @@
 """Bytes, rates and counts, read from and written for people.
 
-Memory and files are binary (GiB), bandwidth is decimal (GB/s), parameters are decimal (1.03 T):
-the field's own habits, kept apart by their spelling.
+Memory and file sizes are binary (GiB), bandwidth (GB/s) and parameter counts (1.03 T) are decimal.
 """
 
 import re
@@ -35,11 +34,11 @@ _QUANTITY = re.compile(r"\s*([0-9]+(?:[._][0-9]+)*)\s*([A-Za-z]*)\s*")
 
 
 def parse_bytes(text: str) -> int:
-    """Read `24 GiB`, `128GB`, `512m` or `1024`; ValueError says what is accepted."""
+    """Parse `24 GiB`, `128GB`, `512m` or `1024`; ValueError names the accepted units."""
     match = _QUANTITY.fullmatch(text)
     factor = _BYTE_UNITS.get(match[2].lower()) if match else None
     if match is None or factor is None:
-        raise ValueError(f"{text!r} is not a size; write a number with B, KiB, MiB, GiB, TiB, KB, MB, GB or TB")
+        raise ValueError(f"{text!r} is not a size; use a number with B, KiB, MiB, GiB, TiB, KB, MB, GB or TB")
     number = match[1].replace("_", "")
     return int(number) * factor if number.isdigit() else round(float(number) * factor)
 
@@ -47,14 +46,14 @@ def parse_bytes(text: str) -> int:
 def format_bytes(count: int) -> str:
     """`538.8 GiB`: binary units, three to four digits."""
     for unit, size in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
-        # 999.95 GiB and up reads better than 0.98 TiB; models are compared in GiB
+        # no TiB below 1 TiB: models are compared in GiB
         if abs(count) >= size * (10 if unit == "TiB" else 1):
             return f"{count / size:.1f} {unit}"
     return f"{count} B"
 
 
 def format_count(count: float) -> str:
-    """`1.03 T`, `31.5 B`, `135 M`: how parameters are spoken of."""
+    """`1.03 T`, `31.5 B`, `135 M`, as parameter counts are usually written."""
     for suffix, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):
         if abs(count) >= size:
             return f"{count / size:.3g} {suffix}"
@@ -62,12 +61,12 @@ def format_count(count: float) -> str:
 
 
 def number_of(count: int, noun: str, nouns: str | None = None) -> str:
-    """`1 job`, `1,200 jobs`; `nouns` where it does not just end in s."""
+    """`1 job`, `1,200 jobs`; `nouns` is the plural if it is irregular."""
     return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"
 
 
 def format_gb_s(rate: float) -> str:
-    """`614 GB/s`: decimal, as vendors and STREAM state it."""
+    """`614 GB/s`: decimal, as vendors and STREAM report it."""
     return f"{rate:.0f} GB/s" if rate >= 100 else f"{rate:.1f} GB/s"
 
 

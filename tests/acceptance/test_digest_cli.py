@@ -33,7 +33,7 @@ def test_it_is_written_and_described(
     rows = {line.split("  ")[0]: line for line in out.splitlines()}
     assert "1: a.md" in rows["whole"]
     assert "1: deep/b.md" in rows["cut"]
-    assert "1: picture.png (not text)" in rows["left out"]
+    assert "1: picture.png (not text)" in rows["skipped"]
     assert hashlib.sha256(text).hexdigest() in rows["sha256"]
 
 
@@ -71,7 +71,7 @@ def test_a_model_counts_tokens(
 def test_a_long_digest_is_warned_of(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "long.txt").write_text("Many words in a line that comes again.\n" * 2000)
     assert run(["digest", str(folder), "-o", str(tmp_path / "d.md"), "--tokens", "17000"]) == 0
-    assert "warning: a head of more than 16,384 tokens" in capsys.readouterr().err
+    assert "warning: a prefix of more than 16,384 tokens" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

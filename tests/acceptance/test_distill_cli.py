@@ -107,8 +107,8 @@ def test_an_export_is_told_in_eighty_columns(
     assert run(["export", str(teacher), "--to", "messages", "-o", str(out), "--check"]) == 0
     told = capfd.readouterr().out
     assert "1 row in" in told
-    assert "1 cut off; --cut-too" in told
-    assert "every value the same, with datasets" in told
+    assert "1 truncated; --cut-too" in told
+    assert "all values equal, with datasets" in told
     assert max(map(len, told.splitlines())) <= 80
     again = ["export", str(teacher), "--to", "alpaca", "-o", str(out), "--cut-too", "--json"]
     assert run(again) == 2
@@ -122,7 +122,7 @@ def test_an_export_is_told_in_eighty_columns(
     ("words", "says"),
     [
         (("export", "{t}", "--to", "messages", "-o", "{d}/x.parquet"), "messages is not written to"),
-        (("export", "{t}", "--to", "messages", "-o", "{t}"), "is the table itself"),
+        (("export", "{t}", "--to", "messages", "-o", "{t}"), "is the input table"),
         (("export", "{d}/none.parquet", "--to", "messages", "-o", "{d}/x.jsonl"), "there is no table"),
         (("export", "{t}", "--to", "messages", "-o", "{d}/none/x.jsonl"), "no folder"),
         (("distill", "{p}", "-o", "{p}"), "holds something else"),
@@ -133,13 +133,13 @@ def test_an_export_is_told_in_eighty_columns(
         (("distill", "{p}", "-o", "{d}/x.parquet", "--export", "messages"), "FORMAT=FILE"),
         (("distill", "{p}", "-o", "{d}/x.parquet", "--export", "alpaca={d}/x.parquet"), "alpaca is not written to"),
         (("distill", "{p}", "-o", "{d}/x.parquet", "--export", "messages={p}"), "holds something else"),
-        (("distill", "{p}", "-o", "{d}/x.jsonl", "--export", "messages={d}/x.jsonl"), "is named twice"),
-        (("distill", "{p}", "-o", "{d}/x.parquet", "--check"), "there is no --export"),
+        (("distill", "{p}", "-o", "{d}/x.jsonl", "--export", "messages={d}/x.jsonl"), "is given twice"),
+        (("distill", "{p}", "-o", "{d}/x.parquet", "--check"), "--check requires --export"),
         (("distill", "{p}", "-o", "{d}/x.parquet", "--column", "none"), "has no 'none'"),
         (("distill", "{p}", "-o", "{d}/x.parquet", "--system", "{d}/none.txt"), "cannot read"),
         (("distill", "{p}", "-o", "{d}/x.parquet", "--body", '{"temprature": 1}'), "temprature"),
         (("distill", "{p}", "-o", "{d}/x.parquet", "--body", '{"n": 1}'), "--samples says how many"),
-        (("distill", "{p}", "-o", "{d}/x.parquet", "--body", '{"seed": 1}'), "there is an option"),
+        (("distill", "{p}", "-o", "{d}/x.parquet", "--body", '{"seed": 1}'), "use the option for it"),
         (("distill", "{d}/none.jsonl", "-o", "{d}/x.parquet"), "cannot read"),
     ],
 )

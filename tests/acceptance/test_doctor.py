@@ -46,7 +46,7 @@ def test_reads_well_at_eighty_columns() -> None:
     assert all(len(line) <= 80 or line.startswith("      ") for line in lines)
     assert "fine" in lines
     short = tokenmill("doctor").stdout.splitlines()
-    assert short[-1].endswith("unknown (--all lists them)")
+    assert short[-1].endswith("unknown (use --all to list them)")
     assert len(short) <= len(lines)
 
 
@@ -87,4 +87,4 @@ def test_it_only_asks_programs_that_describe_the_machine(smollm2_path: Path, tmp
 
 def test_help_tells_of_the_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["doctor", "--help"]) == 0
-    assert "Exit code 0: no problem was found; 1:" in " ".join(capsys.readouterr().out.split())
+    assert "Exit code 0: no problems; 1:" in " ".join(capsys.readouterr().out.split())

@@ -113,11 +113,11 @@ def test_answers_follow_a_schema_and_a_budget_only_pauses(smollm2_path: Path, se
 @pytest.mark.parametrize(
     ("words", "message", "hint"),
     [
-        (["seeds.jsonl"], "needs a file of seeds", "-o expanded.parquet"),
+        (["seeds.jsonl"], "a seeds file and --output are required", "-o expanded.parquet"),
         (["nowhere.jsonl", "-o", "out.jsonl"], "nowhere.jsonl", "check the path"),
         (["odd.jsonl", "-o", "out.jsonl"], "has the columns a, b", "--column NAME"),
         (["seeds.jsonl", "-o", "seeds.jsonl"], "holds the seeds", "another file"),
-        (["seeds.jsonl", "-o", "out.doc"], "no ending", ".parquet"),
+        (["seeds.jsonl", "-o", "out.doc"], "cannot tell the output format", ".parquet"),
         (["seeds.jsonl", "-o", "out.jsonl", "--ways", "softer"], "no way 'softer'", "paraphrase"),
         (["seeds.jsonl", "-o", "out.jsonl", "--ways", "language"], "does not say which", "--languages"),
         (["seeds.jsonl", "-o", "out.jsonl", "--temperature", "-1"], "temperature", ""),

@@ -107,7 +107,7 @@ def test_a_person_sees_curves_and_errors(busy: Mill) -> None:
     assert curve([50.0 + day for day in range(12)]) in shown
     assert "100% → 10%" in shown
     assert "24 predictions of speed, off by 100% in the median of the first ten" in " ".join(shown.split())
-    assert shown.count("1 thread, 1 at once") == 3
+    assert shown.count("1 thread, 1 slot") == 3
     assert max(map(len, shown.splitlines())) <= 80
 
 
@@ -116,7 +116,7 @@ def test_what_is_asked_for_alone(busy: Mill, model: Path) -> None:
     assert busy.knows("history", "--model", "TIN")["count"] == 24
     assert busy.knows("history", "--model", model)["count"] == 24
     busy.says("history", "--model", "another")
-    assert "nothing of that kind was measured" in busy.talk
+    assert "no matching measurements" in busy.talk
     assert len(busy.knows("history", "--last", "5")["measurements"]) == 5
     busy.says("history", "--last", "-1", code=2)
     assert "--last must be at least 0" in busy.talk

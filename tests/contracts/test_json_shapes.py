@@ -68,6 +68,7 @@ HERE: dict[str, tuple[object, ...]] = {
     "history": ("history",),
     "keys_add": ("keys", "add", "bob"),
     "keys_list": ("keys", "list"),
+    "keys_revoke": ("keys", "revoke", "bob"),
     "engines_list": ("engines", "list"),
     "engines_log": ("engines", "log", "night"),
     "retry": ("retry", "last", "--failed"),

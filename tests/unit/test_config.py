@@ -101,21 +101,21 @@ def test_sizes_may_be_written_with_units(tmp_path: Path) -> None:
         ("[pull]\nkeep_free_bytes = true", "true is not a size", None),
         ("[pull]\nkeep_free_bytes = -5", "-5 is not a size", None),
         ("[gateway]\nlog = 'xml'", "gateway.log: input should be 'text', 'json' or 'off'", None),
-        ("[gateway]\nport = 70000", "port 70000 is none", None),
+        ("[gateway]\nport = 70000", "port must be 1-65535, or 0 to pick a free port (got 70000)", None),
         ("[gateway]\nmax_body_bytes = 0", "max_body_bytes must be at least 1", None),
-        ("[gateway]\nidle_timeout_s = 0", "idle_timeout_s must be more than 0", None),
-        ("[gateway]\ngrace_s = -1", "grace_s and queue cannot be negative", None),
-        ("[gateway]\ntls_cert = 'x'", "tls_cert and tls_key belong together", None),
-        ("[[engines]]\nname = 'a'\nurl = 'http://x'\nkind = 'vllm'", "url and kind exclude each other", None),
+        ("[gateway]\nidle_timeout_s = 0", "idle_timeout_s must be greater than 0", None),
+        ("[gateway]\ngrace_s = -1", "grace_s and queue must not be negative", None),
+        ("[gateway]\ntls_cert = 'x'", "tls_cert and tls_key must be set together", None),
+        ("[[engines]]\nname = 'a'\nurl = 'http://x'\nkind = 'vllm'", "url and kind are mutually exclusive", None),
         ("[[engines]]\nname = 'a'\nthreads = 100000", "threads must be 1-512 (got 100000)", None),
         ("[[engines]]\nname = 'a'\nthreads_batch = 0", "threads_batch must be 1-512 (got 0)", None),
-        ("[[engines]]\nname = ''", "'' cannot be an engine's name", None),
-        ("[[engines]]\nname = 'a'\n[[engines]]\nname = 'a'", "two engines are called 'a'", None),
+        ("[[engines]]\nname = ''", "engine name '' must consist of", None),
+        ("[[engines]]\nname = 'a'\n[[engines]]\nname = 'a'", "duplicate name 'a' in engines", None),
         ("[[engines]]\nnam = 'a'", "unknown key 'engines[0].nam'", "did you mean 'name'?"),
-        ("[[routes]]\nengines = ['b']", "names the engine 'b', which is not in [[engines]]", None),
-        ("[[routes]]\nengines = []", "a route needs engines", None),
+        ("[[routes]]\nengines = ['b']", "refers to engine 'b', which is not defined in [[engines]]", None),
+        ("[[routes]]\nengines = []", "a route needs at least one engine", None),
         ("[[routes]]\nengines = ['a']\nlane = 'fast'", "input should be 'interactive' or 'batch'", None),
-        ("machine = ", "is not valid TOML", "check the line that it names"),
+        ("machine = ", "is not valid TOML", "fix the line it names"),
     ],
 )
 def test_mistakes_are_answered(text: str, message: str, hint: str | None, tmp_path: Path) -> None:
@@ -137,5 +137,5 @@ def test_missing_and_unreadable(tmp_path: Path) -> None:
 
 
 def test_a_user_that_is_not_here() -> None:
-    with pytest.raises(ConfigError, match="names a user that is not here"):
+    with pytest.raises(ConfigError, match="unknown user in"):
         _ = Config(models_dir="~nobody_of_that_name/x").models_path

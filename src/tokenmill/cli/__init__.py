@@ -1,4 +1,4 @@
-"""The command line: one command per file, and the only room that prints or exits."""
+"""The command line: one file per command. Only this package prints or exits."""
 
 import io
 import logging
@@ -13,23 +13,23 @@ from tokenmill.cli.signals import Signalled, exit_code, leave_lost_terminal, rai
 from tokenmill.errors import DoesNotFit, TokenmillError, UsageError
 from tokenmill.version import __version__
 
-_DISK_HINT = "check the path, who may use it, and the room on its disk"
+_DISK_HINT = "check the path, its permissions and the free space on its disk"
 
 app = App(
     name="tokenmill",
     version=__version__,
     help=(
-        "Run models that are too big for the machine, on the machine you own.\n\n"
-        "Data goes to stdout, everything else to stderr; every command takes --json. "
-        "Exit codes: 0 done, 1 failed, 2 wrong use, 3 does not fit.\n\n"
+        "Run large batches on your own hardware with models bigger than your GPU.\n\n"
+        "Results go to stdout, messages to stderr; every command takes --json. "
+        "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 does not fit.\n\n"
         "Start with `tokenmill probe`, then `tokenmill inspect MODEL`."
     ),
     help_format="markdown",
     default_parameter=Parameter(negative=(), show_default=False),
     result_action="return_value",
-    suppress_keyboard_interrupt=False,  # cyclopts would exit without a word
+    suppress_keyboard_interrupt=False,  # cyclopts would exit silently
 )
-# Commands are named by module so that running one imports only that one.
+# Commands are registered by module path, so that running one imports no other.
 app.command("tokenmill.cli.probe:probe")
 app.command("tokenmill.cli.machines:machines")
 app.command("tokenmill.cli.inspect:inspect")
@@ -61,11 +61,11 @@ app.command("tokenmill.cli.export:export")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit with the code the operator can rely on."""
+    """Run the command line and exit with its exit code."""
     if sys.stdout is None:  # started with >&-
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123  open as long as the process
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # Paths need not be Unicode; they leave as the bytes they came as.
+        # Paths need not be Unicode; print their original bytes.
         sys.stdout.reconfigure(errors="surrogateescape" if sys.stdout.encoding == "utf-8" else "backslashreplace")
     raise_on_signals()
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
@@ -78,7 +78,7 @@ def run(arguments: Sequence[str]) -> int:
         if not arguments or arguments[-1] in ("--help", "-h"):
             _load_all(app)
         result = app(arguments, exit_on_error=False, print_error=False)
-        sys.stdout.flush()  # here, where what goes wrong can still be told
+        sys.stdout.flush()  # here, where an error can still be reported
     except CycloptsError as error:
         return _fail(UsageError(str(error), hint=" ".join(["tokenmill", *_command(arguments), "--help"])))
     except TokenmillError as error:
@@ -87,19 +87,19 @@ def run(arguments: Sequence[str]) -> int:
         number = error.number if isinstance(error, Signalled) else signal.SIGINT
         print("interrupted" if number == signal.SIGINT else f"interrupted by {number.name}", file=sys.stderr)
         return exit_code(number)
-    except (BrokenPipeError, SystemExit):  # the reader (head, less) is gone; rich exits then
+    except (BrokenPipeError, SystemExit):  # the reader (head, less) has exited; rich raises SystemExit
         _let_go_of_stdout()
         return 0
-    except Exception as error:  # noqa: BLE001  whatever fails is reported, and ends with an exit code
+    except Exception as error:  # noqa: BLE001  every failure is reported and gets an exit code
         return _failed(error)
     return result if isinstance(result, int) else 0
 
 
 class _Messages(logging.Handler):
-    """Messages of the library on stderr."""
+    """Send the library's log messages to stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        from tokenmill.cli.output import say  # noqa: PLC0415  rich takes its time
+        from tokenmill.cli.output import say  # noqa: PLC0415  importing rich is slow
 
         say(record.getMessage())
 
@@ -114,7 +114,7 @@ def _log_to_stderr() -> None:
 
 def _failed(error: Exception) -> int:
     """The exit code for an error that no command expected, which is printed first."""
-    if isinstance(error, OSError) and leave_lost_terminal():  # a write to it failed before SIGHUP came
+    if isinstance(error, OSError) and leave_lost_terminal():  # the write failed before SIGHUP arrived
         return exit_code(signal.SIGHUP)
     if os.environ.get("TOKENMILL_TRACEBACK"):
         raise error
@@ -125,21 +125,21 @@ def _unexpected(error: Exception) -> TokenmillError:
     if isinstance(error, OSError):
         if error.filename is None:
             _let_go_of_stdout()
-        # Where it matters the rooms say more; this is a full disk behind stdout, or a folder nobody may look into.
+        # Most packages map OSError themselves; what is left is a full disk behind stdout or an unreadable folder.
         return TokenmillError(f"{error.filename or 'output'}: {error.strerror or error}", hint=_DISK_HINT)
     return TokenmillError(
-        f"tokenmill itself failed: {type(error).__name__}: {error}",
-        hint="this is a bug; TOKENMILL_TRACEBACK=1 shows where, please report it",
+        f"internal error: {type(error).__name__}: {error}",
+        hint="this is a bug in tokenmill; set TOKENMILL_TRACEBACK=1 for a traceback and please report it",
     )
 
 
 def _let_go_of_stdout() -> None:
-    """What is still to be written goes nowhere, so that Python does not complain about it at exit."""
+    """Discard unwritten output, so that Python does not report an error at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _command(arguments: Sequence[str]) -> list[str]:
-    """The words that name a command, as far as they do."""
+    """The leading arguments that name a command."""
     words: list[str] = []
     group = app
     for word in arguments:
@@ -151,14 +151,14 @@ def _command(arguments: Sequence[str]) -> list[str]:
 
 
 def _load_all(group: App) -> None:
-    """Import every command, for an overview needs their first sentences."""
+    """Import every command: the overview shows the first line of each docstring."""
     for name in group:
         if not name.startswith("-"):
             _load_all(group[name])
 
 
 def _show_misfit(error: DoesNotFit) -> int:
-    """What is missing, on stderr, with the plan that shows it."""
+    """Print the plan and its shortfalls to stderr."""
     if error.plan is None:
         return _fail(error)
     from rich.console import Console  # noqa: PLC0415  as below
@@ -172,7 +172,7 @@ def _show_misfit(error: DoesNotFit) -> int:
 
 
 def _fail(error: TokenmillError) -> int:
-    from tokenmill.cli.output import harmless  # noqa: PLC0415  most runs have no error, and rich takes its time
+    from tokenmill.cli.output import harmless  # noqa: PLC0415  most runs have no error, and importing rich is slow
 
     print(f"error: {harmless(error.message)}", file=sys.stderr)
     if error.hint:

@@ -17,17 +17,17 @@ from tokenmill.units import number_of
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """Who works with the batches of a store."""
+    """The processes that work on the batches of a store."""
 
-    process: int | None = None  # of a folder
-    runners: tuple[Runner, ...] | None = None  # on a server; None: it is a folder
+    process: int | None = None  # of a store in a folder
+    runners: tuple[Runner, ...] | None = None  # of a store on a server; None: the store is a folder
 
     def __bool__(self) -> bool:
         return self.process is not None or bool(self.runners)
 
     @property
     def words(self) -> str:
-        """For people."""
+        """For a terminal."""
         if self.runners is None:
             return f"process {self.process}"
         busy = [runner for runner in self.runners if runner.running]
@@ -54,7 +54,7 @@ class Workers:
 
 
 def workers_of(address: Address, reader: StoreReader, batch: Batch | None = None) -> Workers:
-    """Who works with a store now; on a server, of a batch: who has jobs of it."""
+    """The processes that use a store now; on a server with `batch`, those that hold leases of its jobs."""
     if isinstance(address, Path):
         return Workers(worker_of(address))
     runners = [] if batch is not None and batch.finished else reader.runners(None if batch is None else batch.id)
@@ -62,21 +62,23 @@ def workers_of(address: Address, reader: StoreReader, batch: Batch | None = None
 
 
 def unwritten(reader: StoreReader, batch: Batch) -> str | None:
-    """What to say of an output that nobody writes though every job is done: its run was stopped, and others did the
-    rest. None: nothing."""
+    """A notice if every job is done, but the process that writes the output was stopped before other workers did the
+    rest; else None."""
     if not reader.shared or not batch.finished or batch.output is None or reader.being_written(batch.id):
         return None
     last = written_to(batch)
     if last is None or last >= batch.lines:
         return None
-    how_far = f"{last:,} of {number_of(batch.lines, 'line')} are" if last else "nothing is"
-    return f"{how_far} written to it yet: the same tokenmill run command, on the host of the output, writes it"
+    how_far = f"{last:,} of {number_of(batch.lines, 'line')} are" if last else "no line is"
+    return (
+        f"{how_far} written to it yet: to write the rest, run the same tokenmill run command on the host of the output"
+    )
 
 
 def worker_of(folder: Path) -> int | None:
-    """The process that works with the batches in a folder; None: none does.
+    """The process that uses the batches in a folder, or None.
 
-    Only looks: to try the lock would keep a process that starts in that moment from having it.
+    Does not try the lock, because that could make a starting process fail to get it.
     """
     lock = folder / LOCK
     try:

@@ -1,4 +1,4 @@
-"""`tokenmill bench`: what an engine does as it is served, in the field's columns."""
+"""`tokenmill bench`: measures an engine through the path that requests take."""
 
 import asyncio
 import os
@@ -58,48 +58,49 @@ def bench(
     options: EngineFlags = EngineFlags(),  # noqa: B008  frozen
     common: Common = Common(),  # noqa: B008  frozen
 ) -> int:
-    """Measure an engine as it is served: by depth, cold and warm, by threads and by sequences.
+    """Benchmark an engine by depth, threads and sequences, with a cold and a warm cache.
 
-    Everything goes through the path that requests take, whatever answers: an engine started for this, one that runs
-    already (--engine NAME), or a URL. T_PP is the time to the first token, T_TG from there to the last.
-    Figures are medians with ± for the run furthest off; runs that other load disturbed are made again. Where there is a
-    plan, its forecast stands beside them under a name of its own. What an engine started here did undisturbed goes into
-    the history.
+    Requests take the same path as in production, to an engine that this command starts, a running one (--engine NAME)
+    or a URL. T_PP is the time to the first token, T_TG the time from the first token to the last.
+    Figures are medians, with ± the largest deviation; disturbed runs are repeated. The plan's forecast, if
+    any, is shown in separate columns. Undisturbed results of an engine that this command started are added to
+    `tokenmill history`.
 
     Parameters
     ----------
     model:
         A GGUF file, a folder of safetensors (vLLM), or the name of a pulled model; default: smollm2.
     what:
-        Parts, with commas between them: first (the first request of an engine's life), cache (a prompt cold, again, and
-        with a new tail), sweep (by depth), threads, sequences, energy; default: all of them.
+        Comma-separated parts: first (the first request after start), cache (a prompt cold, repeated, and with a new
+        suffix), sweep (by depth), threads, sequences, energy; default: all.
     depth:
-        How deep the sweep goes, in tokens; default: 2048.
+        Maximum depth of the sweep, in tokens; default: 2048.
     step:
-        Tokens from one depth to the next; default: the micro-batch, as llama-sweep-bench has it.
+        Tokens between depths; default: the micro-batch, as in llama-sweep-bench.
     tokens:
-        Tokens written at each point; default: a quarter of the step, 16 to 128.
+        Tokens generated at each point; default: a quarter of the step, 16 to 128.
     repeat:
-        Runs of each point that count; default: 3.
+        Undisturbed runs of each point; default: 3.
     thread_counts:
-        Numbers of threads to measure, such as 4,8,12; default: spread up to the machine's cores.
+        Thread counts to measure, such as 4,8,12; default: several, up to the machine's cores.
     sequence_counts:
-        Numbers of sequences at once, such as 1,2,4; default: doubling up to the engine's lanes.
+        Numbers of concurrent sequences, such as 1,2,4; default: powers of two up to the engine's slots.
     price:
-        Of electricity, such as 0.30/kWh: adds what a million tokens cost, energy alone.
+        Price of electricity, such as 0.30/kWh: adds the energy cost of a million tokens.
     watts:
-        The machine's power while it works, from a wall meter, where its own counters cannot be read.
+        Power draw under load in watts, from a wall meter, if the machine has no readable energy counters.
     format:
-        table, json, csv (one line for each point) or markdown.
+        table, json, csv (one line per point) or markdown.
     """
     parts = _parts(what)
     if depth < 1 or repeat < 1 or (step is not None and step < 1) or (tokens is not None and tokens < 2):
         raise UsageError(
-            "--depth, --step and --repeat are at least 1, and --tokens 2", hint="leave them out for the usual ones"
+            "--depth, --step and --repeat must be at least 1, and --tokens at least 2",
+            hint="omit them to use the defaults",
         )
     cost = parse_price(price) if price is not None else None
     if watts is not None and watts <= 0:
-        raise UsageError("--watts must be more than 0", hint="what a wall meter shows while it works")
+        raise UsageError("--watts must be greater than 0", hint="use the reading of a wall meter under load")
     threads = _counts(thread_counts, "--thread-counts")
     sequences = _counts(sequence_counts, "--sequence-counts")
     choice = choose(model, options, common)
@@ -109,7 +110,7 @@ def bench(
     elif "first" in parts:
         parts = tuple(part for part in parts if part != "first")
         if what is not None:
-            say("the engine runs already: its first request is over, and is not measured")
+            say("skipping part 'first': the engine was already running")
     step = step or (wanted.plan.settings.ubatch if wanted is not None else STEP)
     order = Order(
         parts,
@@ -130,7 +131,7 @@ def bench(
 def _planned(
     choice: EngineChoice, options: EngineFlags, common: Common, parts: tuple[BenchSection, ...], deep: int
 ) -> EnginePlan:
-    """A plan whose context is deep enough; the first request counts, so nothing is asked before it."""
+    """A plan with enough context. Sends no request, because the first one is measured."""
     asked = replace(options, warm=False) if "first" in parts and options.warm is None else options
     wanted = plan_for(choice, asked, common.load_config())
     if "sweep" in parts and options.context is None and wanted.plan.settings.context < deep:
@@ -139,19 +140,19 @@ def _planned(
 
 
 def _deep_enough(context: int, order: Order) -> None:
-    """Before anything is loaded."""
+    """UsageError if the context is too small; called before the model is loaded."""
     needed = order.depth + order.tokens
     if needed > context:
         raise UsageError(
-            f"a sweep to {order.depth:,} with {order.tokens} tokens written needs a context of {needed:,}, and this "
-            f"one is {context:,}",
-            hint=f"--context {needed}, or less --depth",
+            f"a sweep to depth {order.depth:,} with {order.tokens} generated tokens needs a context of {needed:,} "
+            f"(got {context:,})",
+            hint=f"use --context {needed} or a smaller --depth",
         )
 
 
 async def _work(choice: EngineChoice, wanted: EnginePlan | None, order: Order, repeat: int, common: Common) -> Bench:
     plan = wanted.plan if wanted is not None else None
-    folder = choice.state / "bench" / str(os.getpid())  # names the engine: two benchmarks may run at once
+    folder = choice.state / "bench" / str(os.getpid())  # names the engine: benchmarks may run concurrently
     async with opened(choice, wanted, folder) as engine:
         here = engine.identity.pid is not None
         machine = plan.machine if plan is not None else find(common.load_config().machine) if here else None
@@ -159,7 +160,7 @@ async def _work(choice: EngineChoice, wanted: EnginePlan | None, order: Order, r
             cores = machine.cpu.cores if machine is not None else None
             order = replace(order, threads=usual_threads(cores or os.cpu_count() or 1))
         if plan is None:
-            say("the settings of an engine that was not started here are not known: nothing goes into the history")
+            say("results are not added to the history: the settings of an engine that was already running are unknown")
         with _shown() as tell:
             rig = Rig(engine, Prose(engine, time.time_ns()), repeat, NoiseMonitor if pids_of(engine) else None, tell)
             return await measure(
@@ -172,7 +173,7 @@ async def _work(choice: EngineChoice, wanted: EnginePlan | None, order: Order, r
 
 
 def place_of(engine: Engine, choice: EngineChoice, machine: Machine | None) -> PointScope:
-    """Where figures of an engine hold; of a server elsewhere only its address is known."""
+    """The machine, model and build that results apply to; for a remote server only its URL is known."""
     identity = engine.identity
     return PointScope(
         machine.name if machine is not None else identity.address,
@@ -185,13 +186,13 @@ def place_of(engine: Engine, choice: EngineChoice, machine: Machine | None) -> P
 
 
 def _name(choice: EngineChoice, model: str) -> str:
-    """What people call it: a file by what it says of itself."""
+    """The display name of a model: for a file, the name in its metadata."""
     return model if Path(choice.model).suffix or "/" in choice.model else choice.model
 
 
 @contextmanager
 def _shown() -> Iterator[Tell]:
-    """What is being measured: one line that changes, or a line for each where there is no terminal."""
+    """Shows the current measurement: a status line on a terminal, else one line each."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield say
@@ -218,7 +219,7 @@ def _parts(what: str | None) -> tuple[BenchSection, ...]:
     known: tuple[str, ...] = get_args(BenchSection)
     wrong = [part for part in named if part not in known]
     if wrong or not named:
-        raise UsageError(f"--what: no part {(wrong[0] if wrong else what)!r}", hint=f"parts: {', '.join(known)}")
+        raise UsageError(f"--what: unknown part {(wrong[0] if wrong else what)!r}", hint=f"known: {', '.join(known)}")
     return tuple(part for part in PARTS if part in named)
 
 
@@ -227,5 +228,5 @@ def _counts(text: str | None, option: str) -> tuple[int, ...] | None:
         return None
     numbers = [part.strip() for part in text.split(",")]
     if not all(part.isdigit() and int(part) > 0 for part in numbers):
-        raise UsageError(f"{option} takes numbers, not {text!r}", hint=f"for example {option} 1,2,4")
+        raise UsageError(f"{option} must be comma-separated numbers (got {text!r})", hint=f"for example {option} 1,2,4")
     return tuple(dict.fromkeys(int(part) for part in numbers))

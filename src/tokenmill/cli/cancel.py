@@ -1,4 +1,4 @@
-"""`tokenmill cancel`: nothing more of a batch."""
+"""`tokenmill cancel`: cancels the unfinished jobs of a batch."""
 
 from tokenmill.api.stores import find_batch, store_address
 from tokenmill.cli.output import Common, say, show_json
@@ -16,35 +16,35 @@ def cancel(
     store: str | None = None,
     common: Common = Common(),  # noqa: B008  frozen
 ) -> None:
-    """Cancel a batch: what is answered stays, what is not becomes an error line.
+    """Cancel a batch. Finished answers are kept; unfinished jobs become error lines.
 
-    A process that works on it is asked to, and does so within seconds.
+    If a process is working on the batch, it stops within seconds.
 
     Parameters
     ----------
     batch:
-        Its name or the beginning of it, or last.
+        Its name, a prefix of it, or last.
     store:
-        The folder of batches, or postgresql://...; default: store in the configuration, or batches in the state
+        The batch store: a folder, or postgresql://...; default: store in the configuration, or batches in the state
         folder.
     """
     address = store_address(store, common.load_config())
     with StoreReader(address) as reader:
         found = find_batch(reader, batch)
     if found.cancelled_s is not None or found.finished:
-        how = "is cancelled already" if found.cancelled_s is not None else "is done: there is nothing left to cancel"
-        raise UsageError(f"{found.name} {how}", hint="tokenmill status shows the others")
+        how = "is already cancelled" if found.cancelled_s is not None else "is done; nothing left to cancel"
+        raise UsageError(f"{found.name} {how}", hint="tokenmill status lists all batches")
     asked = _cancelled(address, found)
     if common.json:
         show_json({"batch": found.name, "asked": asked, "jobs": found.counts.pending + found.counts.running})
     elif asked:
-        say(f"{found.name}: the process that works on it has been asked to cancel")
+        say(f"{found.name}: asked the process that works on it to cancel")
     else:
-        say(f"{found.name} is cancelled; tokenmill results {found.name} gives what was answered")
+        say(f"cancelled {found.name}; to get its finished answers: tokenmill results {found.name}")
 
 
 def _cancelled(address: Address, batch: Batch) -> bool:
-    """Cancel, or ask whoever works; whether it was asked. Runners on a server see it by themselves."""
+    """Cancel, or ask the working process to; return whether it was asked. Workers on a server poll for it."""
     try:
         with Store(address) as store:
             store.cancel(batch.id)

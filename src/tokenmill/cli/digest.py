@@ -1,4 +1,4 @@
-"""`tokenmill digest`: a long shared head, the same bytes every time."""
+"""`tokenmill digest`: builds a byte-stable prompt prefix from files."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,44 +24,44 @@ def digest(
     force: bool = False,
     common: Common = Common(),  # noqa: B008  frozen
 ) -> int:
-    """Make a digest of files for the head of many prompts: of a given size, and the same bytes every time.
+    """Build a digest: a byte-stable context file, of limited size, to put at the start of many prompts.
 
-    The same content gives the same bytes, wherever it lies and however often it is copied or touched: names are
-    relative, files are in order, line ends are one, and there is no date in it. Small files are whole; large ones share
-    what room is left and are cut behind their beginnings, with an outline of the rest.
+    Equal content gives equal bytes, wherever the files are and whenever they were modified: names are relative, files
+    are sorted, line ends are normalized, and there are no dates. Small files are included whole; large ones share the
+    remaining tokens and are truncated, with an outline of the rest.
 
     Parameters
     ----------
     files:
-        Files and folders. Of folders text files are taken; hidden ones and what .gitignore names are left out.
+        Files and folders. In folders, only text files are read; hidden and .gitignored files are skipped.
     output:
         The file to write.
     tokens:
-        The most tokens it may have; default: 8192.
+        Maximum size in tokens; default: 8192.
     model:
-        A GGUF file, or the name of a pulled model, whose vocabulary counts tokens; otherwise 4 bytes are one.
+        A GGUF file or the name of a downloaded model whose tokenizer counts tokens; without it, 4 bytes are one token.
     force:
-        Overwrite a file with other content.
+        Overwrite an existing file with different content.
     """
     if tokens < 1:
-        raise UsageError(f"--tokens must be at least 1, not {tokens}", hint="8,000 to 16,000 are usual")
+        raise UsageError(f"--tokens must be at least 1 (got {tokens})", hint="8,000 to 16,000 are usual")
     found = gather(files, leave_out=output)
     with tokeniser(model, common.load_config()) as counting:
         made = build(found.documents, tokens, counting.count or estimate)
     if not made.text:
-        raise UsageError("there is no text in what was given", hint="hidden, ignored and binary files are left out")
+        raise UsageError("no text files found", hint="hidden, ignored and binary files are skipped")
     unchanged = _write(made, output, force=force)
     if common.json:
         show_json(_document(made, found, output, exact=counting.count is not None, unchanged=unchanged))
     else:
         _show(made, found, output, tokens, why_estimated=counting.why_not, unchanged=unchanged)
     if made.tokens > LONG_DIGEST_TOKENS:
-        say(f"warning: a head of more than {LONG_DIGEST_TOKENS:,} tokens is slow to compute and to attend to")
+        say(f"warning: a prefix of more than {LONG_DIGEST_TOKENS:,} tokens is slow to compute and slows down decoding")
     return 0
 
 
 def _write(made: Digest, output: Path, *, force: bool) -> bool:
-    """Write the file unless it is the same already; whether it was."""
+    """Write the file unless it has this content already; return whether it had."""
     data = made.text.encode()
     if output.is_file() and output.read_bytes() == data:
         return True
@@ -81,7 +81,7 @@ def _show(made: Digest, found: Found, output: Path, budget: int, *, why_estimate
         "whole": _names(names["whole"]),
         "cut": _names(names["part"]),
         "not shown": _names(names["none"]),
-        "left out": _names([f"{name} ({why})" for name, why in found.skipped]),
+        "skipped": _names([f"{name} ({why})" for name, why in found.skipped]),
         "sha256": made.sha256,
     }
     show(facts({label: value for label, value in rows.items() if value}))

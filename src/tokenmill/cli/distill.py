@@ -1,4 +1,4 @@
-"""`tokenmill distill`: a teacher's answers to a file of prompts, as a table to train on."""
+"""`tokenmill distill`: a teacher's answers to a file of prompts, as a training table."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -39,53 +39,53 @@ _OPTIONS = frozenset(("max_tokens", "max_completion_tokens", "temperature", "top
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """How answers are drawn; a line's own values come first."""
+    """Sampling of answers; values in a line take precedence."""
 
     samples: int = 1
-    """Answers to each prompt, drawn with seeds of their own; default: 1."""
+    """Answers per prompt, each with its own seed; default: 1."""
 
     temperature: float | None = None
-    """0 always takes the likeliest token. Default: 0 for one sample, 0.7 for several."""
+    """Sampling temperature; 0 is greedy. Default: 0 for one sample, 0.7 for several."""
 
     top_p: float | None = None
-    """Draw from the likeliest tokens that together have this probability; default: the engine's."""
+    """Nucleus sampling: sample from the most likely tokens with this total probability; default: the engine's."""
 
     seed: int = 0
-    """Goes into the seed of every draw; another one gives other answers. Default: 0."""
+    """Base seed; a different one gives different answers. Default: 0."""
 
     max_tokens: int = MAX_TOKENS
-    """Tokens of an answer at most, reasoning included; default: 2048."""
+    """Maximum tokens per answer, including reasoning; default: 2048."""
 
     stop: tuple[str, ...] = ()
-    """A text that ends an answer and is left out of it; may be given several times."""
+    """Stop string that ends an answer and is removed from it; may be given several times."""
 
     body: str | None = None
-    """More for every line as a JSON object with keys of OpenAI's bodies, such as '{"min_p": 0.1}'."""
+    """More request fields for every line, as a JSON object such as '{"min_p": 0.1}'."""
 
     top_logprobs: int = TOP_LOGPROBS
-    """How many of the likeliest tokens are kept at each place, with their probabilities: 0 to 20; 0 keeps the chosen
-    token alone. Default: 5."""
+    """Number of most likely tokens stored per position, with log probabilities: 0 to 20; 0 stores only the chosen
+    token. Default: 5."""
 
     no_logprobs: bool = False
-    """Keep no tokens and no probabilities, just texts."""
+    """Store texts only, without tokens and log probabilities."""
 
     def ask(self) -> DistillOptions:
-        """What is asked of every prompt; UsageError where that cannot be."""
+        """The settings for every prompt; UsageError if an option is invalid."""
         if not 1 <= self.samples <= _MOST_SAMPLES:
-            raise UsageError(f"--samples must be from 1 to {_MOST_SAMPLES}, not {self.samples}")
+            raise UsageError(f"--samples must be 1-{_MOST_SAMPLES} (got {self.samples})")
         if not 0 <= self.top_logprobs <= MOST_LOGPROBS:
-            raise UsageError(f"--top-logprobs must be from 0 to {MOST_LOGPROBS}, not {self.top_logprobs}")
+            raise UsageError(f"--top-logprobs must be 0-{MOST_LOGPROBS} (got {self.top_logprobs})")
         if self.samples > 1 and self.temperature == 0:
             raise UsageError(
-                "at temperature 0 all samples of a prompt are the same", hint="--temperature above 0, or --samples 1"
+                "at temperature 0 all samples of a prompt are equal", hint="use --temperature above 0, or --samples 1"
             )
         BodyOptions(self.max_tokens, self.temperature, self.top_p, self.seed).defaults()
         more = BodyOptions(body=self.body).defaults()
         for key in more:
             if key in _OPTIONS or key in REFUSED:
                 raise UsageError(
-                    f"--body has {key!r}: {REFUSED.get(key, 'there is an option for it')}",
-                    hint="leave it out of --body",
+                    f"--body has {key!r}: {REFUSED.get(key, 'use the option for it')}",
+                    hint="remove it from --body",
                 )
         tops = None if self.no_logprobs else self.top_logprobs
         return DistillOptions(
@@ -110,34 +110,35 @@ def distill(
     options: EngineFlags = EngineFlags(),  # noqa: B008  frozen
     common: Common = Common(),  # noqa: B008  frozen
 ) -> int:
-    """Have a teacher answer a file of prompts, and write a table to train on: texts, tokens and their probabilities.
+    """Generate training data: a teacher model's answers to a file of prompts, with tokens and log probabilities.
 
-    Each row has the prompt's messages, the answer, the reasoning apart from it where the model marks it, why it ended,
-    the numbers of its tokens in the model's own vocabulary, their probabilities and the likeliest others, and where it
-    comes from. The file appears whole or not at all. After Ctrl-C, a crash or a used-up limit the same command goes on,
-    and no answer is computed twice. `tokenmill export` writes what trainers read; --export does so at once.
+    Each row has the messages, the answer, separate reasoning if the model marks it, the finish reason, the token ids,
+    the log probabilities of the chosen and the most likely tokens, and the provenance. The file is written atomically.
+    After Ctrl-C, a crash or a limit, the same command resumes; no answer is computed twice. `tokenmill export` converts
+    the table to trainers' formats; --export does that in the same run.
 
     Parameters
     ----------
     prompts:
-        JSONL (also packed), CSV, TSV or Parquet with messages or a prompt in each row, or OpenAI's batch lines.
+        JSONL (also compressed), CSV, TSV or Parquet with messages or a prompt in each row, or OpenAI batch lines.
     output:
         The table to write: .parquet, or .jsonl, .jsonl.gz, .jsonl.zst.
     model:
-        A GGUF file, a folder of safetensors (vLLM), or the name of a pulled model; default: smollm2.
+        A GGUF file, a folder of safetensors (vLLM), or the name of a downloaded model; default: smollm2.
     system:
-        The file of a system message for prompts that have none.
+        A file with the system message for prompts that have none.
     column:
-        The column that holds the user's message; default: prompt, text, question or instruction, the first there is.
+        The column with the user's message; default: the first of prompt, text, question and instruction.
     thinking:
-        How reasoning is found: auto by the marks that models write; opened says that the template opens the thinking,
-        so that an answer that was cut off without a mark is all thought; off leaves the text as it is. Default: auto.
+        How to detect reasoning: auto uses the tags that models write; opened means that the chat template opens the
+        thinking block, so that a truncated answer without a tag is all reasoning; off keeps the text as it is.
+        Default: auto.
     export:
-        FORMAT=FILE: write that as well when all is answered, such as messages=train.jsonl; may be given several times.
+        FORMAT=FILE: also export the finished table, such as messages=train.jsonl; may be given several times.
     check:
-        Load what --export wrote with the `datasets` library, and hold every row against the table.
+        Load the exported files with the `datasets` library and compare every row with the table.
     force:
-        Replace the files that --export names, whatever they hold; default: only exports in the same format.
+        Let --export overwrite any file; default: only exports in the same format.
     """
     ask = drawing.ask()
     check_target(output)
@@ -145,7 +146,7 @@ def distill(
     targets = _targets(export, output, check=check, force=force)
     source = DistillPrompts(prompts, column, None if system is None else _text(system))
     if not limits.dry_run:
-        checked_lines(source, ask)  # before anything is loaded; a forecast does it itself
+        checked_lines(source, ask)  # before loading the model; a forecast checks it too
         say(_asked(ask))
     done = run_recipe_command(
         partial(_run, prompts=source, ask=ask, output=output, thinking=thinking),
@@ -166,19 +167,19 @@ def distill(
 
 
 def _targets(export: tuple[str, ...], output: Path, *, check: bool, force: bool) -> list[tuple[ExportFormat, Path]]:
-    """What to export; UsageError where files would take each other's place."""
+    """The exports; UsageError if two have the same file."""
     if check and not export:
         raise UsageError(
-            "--check reads back what --export writes, and there is no --export",
-            hint="--export messages=train.jsonl --check, or leave --check out",
+            "--check requires --export",
+            hint="add --export messages=train.jsonl, or omit --check",
         )
     targets = [parse_target(text, force=force) for text in export]
     names = [path.resolve() for path in (output, *(path for _, path in targets))]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise UsageError(
-            f"{twice} is named twice: one file would take the other's place",
-            hint="give --output and each --export a file of its own",
+            f"{twice} is given twice",
+            hint="use a different file for --output and each --export",
         )
     return targets
 
@@ -186,11 +187,11 @@ def _targets(export: tuple[str, ...], output: Path, *, check: bool, force: bool)
 def _exported(
     done: RecipeResult[Distilled], targets: list[tuple[ExportFormat, Path]], output: Path, *, check: bool, force: bool
 ) -> tuple[list[dict[str, Any]], TokenmillError | None]:
-    """What was exported, and what went wrong first: the table is there all the same, and is told of."""
+    """The exports and the first error, if any: the table is complete and reported either way."""
     made = list[dict[str, Any]]()
     wrong = None
     if targets and done.end != "finished":
-        say("exports are written when every prompt is answered; tokenmill export does it with what is there")
+        say("no exports yet: some prompts are unanswered; tokenmill export exports the finished rows")
         return made, wrong
     for kind, path in targets:
         try:
@@ -218,17 +219,17 @@ def _prospect(prompts: DistillPrompts, ask: DistillOptions, _tokens: Tokens) -> 
 
 def _asked(ask: DistillOptions) -> str:
     if ask.samples == 1:
-        how = "the likeliest one" if ask.drawn_at == 0 else f"drawn at temperature {ask.drawn_at:g}"
-        return f"one answer to each prompt, {how}, of {ask.max_tokens:,} tokens at most"
-    why = "" if ask.temperature is not None else ", as no --temperature was given"
-    return f"{ask.samples} answers to each prompt, drawn at temperature {ask.drawn_at:g}{why}"
+        how = "greedy" if ask.drawn_at == 0 else f"sampled at temperature {ask.drawn_at:g}"
+        return f"one answer per prompt, {how}, up to {ask.max_tokens:,} tokens"
+    why = "" if ask.temperature is not None else " (default)"
+    return f"{ask.samples} answers per prompt, sampled at temperature {ask.drawn_at:g}{why}"
 
 
 def _check_replaceable(output: Path) -> None:
     if output.is_file() and output.stat().st_size and not is_distilled(output):
         raise UsageError(
-            f"{output} holds something else: distill did not write it",
-            hint="name another output, or move that file away",
+            f"{output} was not written by tokenmill distill",
+            hint="choose another output, or move that file",
         )
 
 
@@ -240,14 +241,14 @@ def _text(path: Path) -> str:
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8", hint="write it as UTF-8") from error
     if not text:
-        raise UsageError(f"{path} is empty", hint="leave --system out, or write the message into it")
+        raise UsageError(f"{path} is empty", hint="write the message into it, or omit --system")
     return text
 
 
 def _tell(done: RecipeResult[Distilled], made: list[dict[str, Any]], common: Common) -> None:
     found = done.value
     for failure in found.told:
-        say(f"no answer to {failure}")
+        say(f"failed: {failure}")
     if common.json:
         show_json(spent_document(done) | asdict(found) | {"exports": made})
         return
@@ -259,13 +260,13 @@ def _tell(done: RecipeResult[Distilled], made: list[dict[str, Any]], common: Com
 def _rows(found: Distilled) -> dict[str, str]:
     rows = {"table": f"{number_of(found.rows, 'row')} of {found.asked:,} in {found.output}"}
     if found.waiting:
-        rows["waiting"] = f"{number_of(found.waiting, 'answer')}; the same command goes on"
+        rows["waiting"] = f"{number_of(found.waiting, 'answer')}; run the same command again to continue"
     if found.failures:
         rows["no answer"] = ", ".join(f"{count:,} {code}" for code, count in found.failures.items())
     if found.cut:
-        rows["cut off"] = f"{number_of(found.cut, 'answer')} ended at --max-tokens; exports leave them out"
+        rows["cut off"] = f"{number_of(found.cut, 'answer')} ended at --max-tokens; exports omit them"
     if found.reasoned:
-        rows["reasoning"] = f"kept apart in {number_of(found.reasoned, 'row')}"
+        rows["reasoning"] = f"separate in {number_of(found.reasoned, 'row')}"
     if found.without_ids:
-        rows["token ids"] = f"null in {number_of(found.without_ids, 'row')}: the engine does not tell them"
+        rows["token ids"] = f"null in {number_of(found.without_ids, 'row')}: the engine does not report them"
     return rows

@@ -1,4 +1,4 @@
-"""`tokenmill doctor`: what keeps this machine from serving as fast as it could, and what to type against it."""
+"""`tokenmill doctor`: checks this machine for problems and prints the commands that fix them."""
 
 import os
 from collections import Counter
@@ -40,17 +40,17 @@ def doctor(
     options: GoalOptions = GoalOptions(),  # noqa: B008  frozen
     common: Common = Common(),  # noqa: B008  frozen
 ) -> int:
-    """Look for what slows this machine down or will fail, and say what to change, with the exact command.
+    """Check this machine for problems and show the exact command that fixes each one.
 
-    Takes about a second and changes nothing. Exit code 0: no problem was found; 1: at least one was.
+    Takes about a second and changes nothing. Exit code 0: no problems; 1: at least one problem.
 
     Parameters
     ----------
     model:
-        Also check what needs a model: whether its plan fits what is free now, how long it loads, how much of it is in
-        memory. A file, a folder, or a name as for tokenmill plan; the options below are that command's.
+        Also check this model: whether its plan fits the free memory, how long it loads, how much of it is cached in
+        memory. A file, a folder or a name, as for tokenmill plan; the options below are those of tokenmill plan.
     all:
-        Also list what is fine and what could not be seen.
+        Also list passed checks and checks that could not run.
     """
     config = common.load_config()
     place, read_model = _model(model, options, config, common)
@@ -68,7 +68,7 @@ def doctor(
 
 
 def _reserves(options: GoalOptions, config: Config) -> list[CheckResult]:
-    """What running engines leave to others, and what those to come would."""
+    """The reserves that running engines keep and that new ones would keep."""
     wanted = options.reserving(config.reserve)
     found = [
         core_finding(wanted.reserve_cores or 0, config.engine, os.sched_getaffinity(0)),
@@ -78,13 +78,13 @@ def _reserves(options: GoalOptions, config: Config) -> list[CheckResult]:
 
 
 class CopyLine(str):
-    """A line to copy: printed as it is, neither folded nor cut."""
+    """A line to copy: printed without wrapping or truncation."""
 
     __slots__ = ()
 
 
 def show_all(parts: Iterable[RenderableType]) -> None:
-    """Print text folded to the terminal, and lines to copy as they are."""
+    """Print text wrapped to the terminal, and lines to copy unwrapped."""
     for part in parts:
         if isinstance(part, CopyLine):
             show_text(harmless(part))
@@ -93,7 +93,7 @@ def show_all(parts: Iterable[RenderableType]) -> None:
 
 
 def render(findings: Iterable[CheckResult], *, everything: bool = False) -> list[RenderableType]:
-    """Problems and advice in full, the rest counted in one line or, on request, listed."""
+    """Problems and advice in full; other findings are counted, or listed on request."""
     groups: dict[Severity, list[CheckResult]] = {severity: [] for severity in TITLES}
     for finding in findings:
         groups[finding.severity].append(finding)
@@ -103,7 +103,7 @@ def render(findings: Iterable[CheckResult], *, everything: bool = False) -> list
             parts.append(Text(TITLES[severity], style=STYLES[severity]))
             parts += [part for finding in groups[severity] for part in _full(finding)]
     if not groups["problem"]:
-        parts.append(Text("no problem found", style=STYLES["fine"]))
+        parts.append(Text("no problems found", style=STYLES["fine"]))
         parts += [Text()] if everything else []
     if everything:
         for severity in ON_REQUEST:
@@ -115,11 +115,11 @@ def render(findings: Iterable[CheckResult], *, everything: bool = False) -> list
     fine = len(groups["fine"])
     unknown = len(groups["unknown"])
     counted = f"{fine} check{'' if fine == 1 else 's'} fine, {unknown} unknown"
-    return [*parts, Text(f"{counted} (--all lists them)", style="dim")]
+    return [*parts, Text(f"{counted} (use --all to list them)", style="dim")]
 
 
 def _full(finding: CheckResult) -> Iterator[RenderableType]:
-    """One finding: what was seen, why it matters, the commands; commands are never folded."""
+    """One finding: the observation, why it matters, and the commands, which are never wrapped."""
     yield Padding(Text.assemble((f"{finding.check}: ", "bold"), finding.seen), (0, 0, 0, 2))
     if finding.why:
         source = f" ({finding.source})" if finding.source else ""
@@ -140,7 +140,7 @@ def _remedy(remedy: Remedy) -> Iterator[RenderableType]:
 
 
 def _lines(command: str) -> list[str]:
-    """A command on lines that a shell reads as one: broken after a pipe where it is long."""
+    """A command as lines that a shell accepts; long ones are broken after a pipe."""
     lines = []
     for line in command.split("\n"):
         first, pipe, rest = line.partition(" | ")
@@ -173,11 +173,11 @@ def _document(finding: CheckResult) -> dict[str, object]:
 def _model(
     model: str | None, options: GoalOptions, config: Config, common: Common
 ) -> tuple[Path, Callable[[Machine], ModelNeeds] | None]:
-    """Where the models lie, and how to look at the one that is asked about."""
+    """The models folder and, if a model was given, its plan."""
     if model is None:
         said = [field.name for field in fields(options) if getattr(options, field.name) != field.default]
         if said:
-            raise UsageError(f"--{said[0].replace('_', '-')} is for a model's plan", hint="name the model as well")
+            raise UsageError(f"--{said[0].replace('_', '-')} requires MODEL", hint="name the model as well")
         return config.models_path, None
     found = locate(model, common.load_config())
     goal = options.reserving(config.reserve).goal_for("llama.cpp")

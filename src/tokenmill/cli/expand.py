@@ -1,4 +1,4 @@
-"""`tokenmill expand`: a dataset grown from examples."""
+"""`tokenmill expand`: generates new dataset rows from examples."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -32,97 +32,97 @@ _TITLES = ("", "made", "kept", "near-dup", "invalid", "too low", "failed")
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
 class GrowOptions:
-    """What is made of the seeds."""
+    """What to generate from the seeds."""
 
     ways: str | None = None
-    """What becomes of an example, with commas between: paraphrase, harder, broader, language, format, instruction (one
-    for an answer), or the name of a file of one's own in --prompts. Default: paraphrase,harder,broader, and language
-    and format where they are asked for."""
+    """Comma-separated transformations: paraphrase, harder, broader, language, format, instruction (write one for an
+    answer), or the name of a custom file in --prompts. Default: paraphrase,harder,broader, plus language and format
+    if --languages and --formats are given."""
 
     languages: str | None = None
-    """Languages for the way language, with commas between: de,fr or any words that name one."""
+    """Comma-separated target languages of the transformation "language": codes or names."""
 
     formats: str | None = None
-    """Forms for the way format, with commas between: json,table,email,list,steps or any words."""
+    """Comma-separated target formats of the transformation "format": json,table,email,list,steps or any words."""
 
     per_seed: int | None = None
-    """New examples of each seed in a round, its ways in turn; default: one in each way."""
+    """New examples per seed and round, cycling through the transformations; default: one for each."""
 
     target: int | None = None
-    """Rows to come to: rounds follow each other, drawn anew, until so many have passed. Default: one round."""
+    """Number of rows to reach, in as many rounds as necessary. Default: one round."""
 
     rounds: int | None = None
-    """Rounds at most; default: one, with --target as many as it takes."""
+    """Maximum rounds; default: one, unlimited with --target."""
 
     least_yield: float = LEAST_YIELD
-    """A round that brings less new than this share of its lines is the last, small ones taken together; default:
-    0.02."""
+    """Stop after a round in which a smaller share of the lines than this was new; small rounds are combined.
+    Default: 0.02."""
 
     evolve: bool = False
-    """Later rounds begin with the rows that the round before brought, instead of the seeds."""
+    """Let later rounds start from the rows of the round before instead of the seeds."""
 
     prompts: Path | None = None
-    """A folder of prompt files of one's own; what is not in it is taken as packaged."""
+    """A folder with custom prompt files; missing ones default to the packaged prompts."""
 
     schema: Path | None = None
-    """A JSON schema that every answer follows (the text itself where seeds have one column)."""
+    """A JSON schema for every answer (or for the text, if seeds have one column)."""
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
 class SeedOptions:
-    """How the seeds are read, and what becomes of them."""
+    """How to read the seeds."""
 
     column: str | None = None
-    """The column of the instruction, the messages or the text; default: told by the usual names."""
+    """The column of the instruction, the messages or the text; default: detected from common names."""
 
     answer_column: str | None = None
-    """The column of the answers, beside --column."""
+    """The column of the answers, in addition to --column."""
 
     carry: str | None = None
-    """Columns that new rows take over from their seed, with commas between."""
+    """Comma-separated columns that new rows copy from their seed."""
 
     keep_seeds: bool = False
-    """Put the seeds into the output, before the new rows."""
+    """Include the seeds in the output, before the new rows."""
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
 class FilterOptions:
-    """What is kept."""
+    """Which rows to keep."""
 
     near: float = 0.8
-    """Drop what is at least so similar to a seed or an earlier row, from 0 to 1; default: 0.8."""
+    """Drop rows whose similarity to a seed or an earlier row is at least this, 0 to 1; default: 0.8."""
 
     judge: Annotated[bool, Parameter(negative="--no-judge")] = True
-    """Let the same model give every row a score from 1 to 5 in a second pass; default: yes."""
+    """Let the same model score every row from 1 to 5 in a second pass; default: yes."""
 
     least_score: int = 3
-    """The lowest score that is kept; default: 3."""
+    """Minimum score to keep; default: 3."""
 
     rejected: Path | None = None
-    """A file for rows that were dropped, with the reason."""
+    """Write dropped rows with the reason to this file."""
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
 class DrawOptions:
-    """How answers are drawn."""
+    """Sampling of answers."""
 
     max_tokens: int = 512
-    """Tokens of a new example at most; one that is cut there is dropped. Default: 512."""
+    """Maximum tokens of a new example; truncated ones are dropped. Default: 512."""
 
     temperature: float = 0.8
-    """How freely is drawn; default: 0.8."""
+    """Sampling temperature; default: 0.8."""
 
     top_p: float = 0.95
-    """Draw from the likeliest tokens that together have this probability; default: 0.95."""
+    """Nucleus sampling: sample from the most likely tokens with this total probability; default: 0.95."""
 
     seed: int = 0
-    """Another one gives other rows; default: 0."""
+    """Sampling seed; default: 0."""
 
     def drawing(self) -> SamplingOptions:
-        """As the recipe takes it; UsageError where a value is wrong."""
+        """The recipe's settings; UsageError if an option is invalid."""
         BodyOptions(self.max_tokens, self.temperature, self.top_p, self.seed).defaults()
         return SamplingOptions(self.temperature, self.top_p, self.max_tokens, self.seed)
 
@@ -142,31 +142,31 @@ def expand(
     options: EngineFlags = EngineFlags(),  # noqa: B008  frozen
     common: Common = Common(),  # noqa: B008  frozen
 ) -> int:
-    """Grow a dataset from examples: other words, harder, broader, another language or format, a question for an answer.
+    """Grow a dataset from examples: paraphrased, harder, broader, translated, reformatted, or questions for answers.
 
-    New rows have the seeds' columns, and columns that say where each comes from. What is invalid, nearly the same as
-    another row, or judged too low by the model itself is dropped. After Ctrl-C, a crash or a limit the same command
-    goes on: no answer is computed twice, and the output is the same as without the interruption. A larger --target
-    later on begins with the rows that are there.
+    New rows have the seeds' columns plus provenance columns. Invalid rows, near duplicates and rows that the model
+    scores too low are dropped. After Ctrl-C, a crash or a limit, the same command resumes: no answer is computed twice,
+    and the output is the same as without the interruption. Running again with a larger --target continues from the
+    existing rows.
 
     Parameters
     ----------
     seeds:
-        The examples: JSONL (also packed), CSV, TSV or Parquet, with instruction, input and output; prompt and response;
+        The examples: JSONL (also compressed), CSV, TSV or Parquet with instruction, input and output; prompt, response;
         messages; or one column of text.
     output:
-        The file for the rows, replaced whole at the end: .parquet, .jsonl, .jsonl.gz or .jsonl.zst.
+        The output file, replaced atomically at the end: .parquet, .jsonl, .jsonl.gz or .jsonl.zst.
     model:
-        A GGUF file, a folder of safetensors (vLLM), or the name of a pulled model; default: smollm2. With the URL of a
-        server that has several: which of them.
+        A GGUF file, a folder of safetensors (vLLM), or the name of a downloaded model; default: smollm2. With a server
+        URL: the name of one of its models.
     write_prompts:
-        Put the packaged prompt files into this folder, to be edited for --prompts, and do nothing else.
+        Write the packaged prompt files to this folder, to edit for --prompts, and exit.
     """
     if write_prompts is not None:
         return _prompts_written(write_prompts, common)
     if seeds is None or output is None:
         raise UsageError(
-            "expand needs a file of seeds and one for the rows", hint="tokenmill expand seeds.jsonl -o expanded.parquet"
+            "a seeds file and --output are required", hint="tokenmill expand seeds.jsonl -o expanded.parquet"
         )
     check_targets(output, seeds, keeping.rejected)
     order = _order(seeds, output, growing, reading, keeping, drawing.drawing())
@@ -209,8 +209,8 @@ def _order(
     keeping: FilterOptions,
     drawing: SamplingOptions,
 ) -> ExpandRequest:
-    """All that was said, read and checked."""
-    Near(keeping.near)  # refuses what cannot be, also that datasketch is not there
+    """The validated options and seeds."""
+    Near(keeping.near)  # UsageError for an invalid value or if datasketch is not installed
     asked = variants(
         _listed(growing.ways), _listed(growing.languages), _listed(growing.formats), known_ways(growing.prompts)
     )
@@ -254,7 +254,7 @@ def _summary(done: RecipeResult[Expanded], order: ExpandRequest) -> list[Any]:
     rows = {"rows": _rows_words(value, order), "ended": value.why}
     if value.cut:
         most = order.prompts.drawing.max_tokens
-        rows["cut"] = f"{number_of(value.cut, 'answer')} at --max-tokens {most:,}: a larger one would let them end"
+        rows["cut"] = f"{number_of(value.cut, 'answer')} at --max-tokens {most:,}; increase it to keep them"
     if value.waiting:
         rows["waiting"] = f"{number_of(value.waiting, 'line')} without an answer or a score"
     for message, count in list(value.failures.items())[:1]:
@@ -265,10 +265,10 @@ def _summary(done: RecipeResult[Expanded], order: ExpandRequest) -> list[Any]:
 def _rows_words(value: Expanded, order: ExpandRequest) -> str:
     if not value.replaced:
         so_far = value.kept + (len(order.seeds.parents) if order.keep_seeds else 0)
-        return f"kept the {number_of(value.rows, 'row')} of before in {value.output}; this run has {so_far:,} so far"
+        return f"kept the previous {number_of(value.rows, 'row')} in {value.output}; this run has {so_far:,} so far"
     words = f"{value.rows:,} in {value.output}"
     if order.keep_seeds:
         words += f", {value.rows - value.kept:,} of them seeds"
     if value.surplus:
-        words += f"; {value.surplus:,} more {'was' if value.surplus == 1 else 'were'} good, beyond the target"
+        words += f"; {value.surplus:,} more beyond the target"
     return words

@@ -1,4 +1,4 @@
-"""`tokenmill export`: a teacher's table in the formats that trainers read."""
+"""`tokenmill export`: converts a table of `tokenmill distill` to a trainer's format."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -27,34 +27,33 @@ def export(
     force: bool = False,
     common: Common = Common(),  # noqa: B008  frozen
 ) -> None:
-    """Write what `tokenmill distill` wrote in a format that trainers read.
+    """Convert a table of `tokenmill distill` to a training format.
 
-    messages, sharegpt and alpaca are lines of JSON; parquet has the messages as lists of structs, with the teacher's
-    tokens and probabilities beside them. Every sample is a row of its own. Answers that ended at the limit of tokens
-    are left out, and so are empty ones; how many is said. The file appears whole or not at all. It replaces an export
-    in the same format, and no other file.
+    messages, sharegpt and alpaca are JSONL; parquet has the messages as lists of structs, plus the teacher's tokens and
+    log probabilities. Every sample is one row. Truncated and empty answers are omitted and counted. The file is written
+    atomically. It may replace an export in the same format, but no other file.
 
     Parameters
     ----------
     table:
-        The table that distill wrote: Parquet or JSONL.
+        A table written by tokenmill distill: Parquet or JSONL.
     to:
-        messages (OpenAI's, as TRL reads them), sharegpt, alpaca, or parquet.
+        messages (OpenAI's format, as used by TRL), sharegpt, alpaca or parquet.
     output:
-        The file to write: .jsonl, .jsonl.gz or .jsonl.zst; for parquet .parquet.
+        The output file: .jsonl, .jsonl.gz or .jsonl.zst; .parquet for parquet.
     cut_too:
-        Take answers as well that ended at the limit of tokens; default: finished ones only.
+        Include answers truncated at the token limit; default: finished answers only.
     with_reasoning:
-        Put the reasoning in front of the answer, in `<think>` tags; default: the answer alone.
+        Prepend the reasoning to the answer, in `<think>` tags; default: the answer alone.
     check:
-        Load the file with the `datasets` library afterwards, and hold every row against the table.
+        Load the file with the `datasets` library afterwards and compare every row with the table.
     force:
-        Replace OUTPUT, whatever it holds.
+        Overwrite any existing OUTPUT.
     """
     if not table.is_file():
-        raise UsageError(f"there is no table {table}", hint="name what tokenmill distill wrote")
+        raise UsageError(f"table {table} does not exist", hint="give a table written by tokenmill distill")
     if output.exists() and output.samefile(table):
-        raise UsageError(f"{output} is the table itself", hint="name another file to write")
+        raise UsageError(f"{output} is the input table", hint="choose another output file")
     done = exported(table, output, ExportRequest(to, cut_too, with_reasoning), checked=check, force=force)
     if common.json:
         show_json(done)
@@ -63,7 +62,7 @@ def export(
 
 
 def exported(table: Path, output: Path, wanted: ExportRequest, *, checked: bool, force: bool) -> dict[str, Any]:
-    """Write an export and, where that is asked for, read it back; a document of it."""
+    """Write an export and, if requested, read it back; return a report of it."""
     check_output(output, wanted.format, force=force)
     made = exporting.export(table, output, wanted)
     read = check(table, output, wanted) if checked else None
@@ -71,7 +70,7 @@ def exported(table: Path, output: Path, wanted: ExportRequest, *, checked: bool,
 
 
 def check_output(output: Path, format: ExportFormat, *, force: bool) -> None:
-    """UsageError where an export cannot be written, or would replace what is none."""
+    """UsageError if an export cannot be written, or would replace a file that is not an export."""
     check_export(output, format)
     check_target(output)
     if not force:
@@ -79,19 +78,19 @@ def check_output(output: Path, format: ExportFormat, *, force: bool) -> None:
 
 
 def document(made: Exported, read: Checked | None) -> dict[str, Any]:
-    """An export for a program."""
+    """An export as JSON."""
     return asdict(made) | {"checked": None if read is None else asdict(read)}
 
 
 def rows_about(done: dict[str, Any]) -> dict[str, str]:
-    """An export for a person."""
+    """An export for a terminal."""
     rows = {done["format"]: f"{number_of(done['rows'], 'row')} in {done['path']}"}
-    left = [f"{done[key]:,} {what}" for key, what in (("cut", "cut off"), ("empty", "empty")) if done[key]]
+    left = [f"{done[key]:,} {what}" for key, what in (("cut", "truncated"), ("empty", "empty")) if done[key]]
     if left:
-        rows["left out"] = ", ".join(left) + ("; --cut-too takes those that were cut off" if done["cut"] else "")
+        rows["left out"] = ", ".join(left) + ("; --cut-too includes truncated answers" if done["cut"] else "")
     if done["checked"] is not None:
         read = done["checked"]
-        rows["read back"] = f"{number_of(read['rows'], 'row')}, every value the same, with datasets {read['version']}"
+        rows["read back"] = f"{number_of(read['rows'], 'row')}, all values equal, with datasets {read['version']}"
         rows["columns"] = ", ".join(read["features"])
     return rows
 

@@ -1,4 +1,4 @@
-"""`tokenmill history`: what was measured on this machine, beside what was predicted of it."""
+"""`tokenmill history`: measurements on this machine, next to their predictions."""
 
 import csv
 import io
@@ -47,25 +47,25 @@ def history(
     force: bool = False,
     common: Common = Common(),  # noqa: B008  frozen
 ) -> None:
-    """Show what was measured on this machine over time, beside what was predicted, and how far predictions were off.
+    """Show measurements on this machine over time, next to their predictions, with the prediction errors.
 
-    Loads, tuning, benchmarks and soaks add to it; from it the forecasts of `plan`, `run` and `serve` are corrected.
+    Loads, tune, bench and soak add to it; `plan`, `run` and `serve` use it to correct their forecasts.
 
     Parameters
     ----------
     model:
-        Only this one: a file, the name of a pulled model, or part of the name that the history shows.
+        Show only this model: a file, the name of a downloaded model, or part of a name in the history.
     source:
-        Only what came from tune, bench, run, soak, or from loading.
+        Show only measurements of this source: tune, bench, run, soak or load.
     last:
-        How many measurements are listed one by one; default: 10.
+        Number of individual measurements to list; default: 10.
     export:
-        Write everything that is shown or left out by --last to this CSV file.
+        Write all selected measurements to this CSV file, regardless of --last.
     force:
-        Overwrite that file.
+        Overwrite an existing CSV file.
     """
     if last < 0:
-        raise UsageError(f"--last must be at least 0, not {last}")
+        raise UsageError(f"--last must be at least 0 (got {last})")
     state = common.load_config().state_path
     rows = rows_of(speeds.read(state), load_history.read(state))
     anything = bool(rows)
@@ -76,7 +76,7 @@ def history(
     if export is not None:
         with new_file(export, force=force) as file:
             file.write(_table(rows).encode())
-        say(f"{len(rows):,} measurements written to {export}")
+        say(f"wrote {len(rows):,} measurements to {export}")
     if common.json:
         show_json(_document(rows, last))
     elif export is None and rows:
@@ -86,7 +86,7 @@ def history(
 
 
 def _of_model(rows: list[HistoryRow], model: str, common: Common) -> list[HistoryRow]:
-    """By identity where the files are here, else by name."""
+    """Match by identity if the files are on this machine, else by name."""
     place = locate(model, common.load_config())
     if Path(place).exists():
         known = identity_of(place)
@@ -97,8 +97,8 @@ def _of_model(rows: list[HistoryRow], model: str, common: Common) -> list[Histor
 
 def _nothing(*, anything: bool) -> str:
     if anything:
-        return "nothing of that kind was measured; tokenmill history shows everything"
-    return "nothing was measured yet; tokenmill tune, bench and soak measure speeds, and every load is kept"
+        return "no matching measurements; run tokenmill history without options to see all"
+    return "no measurements yet; tokenmill tune, bench and soak measure speeds, and every load is recorded"
 
 
 def _cells(row: HistoryRow) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Measurements as rows, one for each quantity, with what was predicted of it; and what rows say together. Pure."""
+"""Measurements as rows, one per quantity with its prediction, and their trends. Pure functions."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from tokenmill.tuner.history import SpeedRecord
 from tokenmill.tuner.point import TrialSettings
 
 USUAL_UBATCH = 512  # the engines' own
-FEW = 10  # first and last, that errors are compared over
+FEW = 10  # first and last predictions whose errors are compared
 UNITS = {
     "decode": "tok/s",
     "prefill": "tok/s",
@@ -41,10 +41,10 @@ class HistoryRow:
     machine_id: str
     model: str
     model_id: str
-    engine: str | None  # None: the record does not say
+    engine: str | None  # None: not recorded
     build: str | None
     source: str  # tune, bench, run, soak, load
-    settings: str  # in few words
+    settings: str  # short description
     depth: int | None
     quantity: str
     measured: float
@@ -52,12 +52,12 @@ class HistoryRow:
 
     @property
     def unit(self) -> str:
-        """What both figures count."""
+        """The unit of both figures."""
         return UNITS[self.quantity]
 
     @property
     def error(self) -> float | None:
-        """What was predicted too much, as a share of what was measured."""
+        """The prediction error relative to the measured value; positive: predicted too high."""
         return None if self.predicted is None or not self.measured else self.predicted / self.measured - 1
 
 
@@ -71,19 +71,19 @@ class Trend:
     unit: str
     measured: tuple[float, ...]  # oldest first
     last: HistoryRow
-    first_error: float | None  # median of the first predictions' errors, whichever way they were off
+    first_error: float | None  # median absolute error of the first predictions
     last_error: float | None
     predictions: int
 
 
 def rows_of(speeds: Iterable[SpeedRecord], loads: Iterable[LoadRecord]) -> list[HistoryRow]:
-    """Everything that was measured, oldest first."""
+    """All measurements, oldest first."""
     found = [*(row for speed in speeds for row in _of_speed(speed)), *(row for load in loads for row in _of_load(load))]
     return sorted(found, key=lambda row: row.when)
 
 
 def trends(rows: Sequence[HistoryRow]) -> list[Trend]:
-    """What rows say by model, machine and quantity; a model is called what it was called last."""
+    """Trends by model, machine and quantity; a model has its most recent name."""
     names = {row.model_id: row.model for row in rows}
     groups: dict[tuple[str, str, str], list[HistoryRow]] = {}
     for row in rows:
@@ -94,7 +94,7 @@ def trends(rows: Sequence[HistoryRow]) -> list[Trend]:
 
 
 def errors(rows: Sequence[HistoryRow]) -> tuple[float | None, float | None, int]:
-    """Median absolute error of the first ten predictions and of the last ten, and how many there are in all."""
+    """Median absolute errors of the first and the last ten predictions, and the number of predictions."""
     sizes = [abs(row.error) for row in rows if row.error is not None]
     if not sizes:
         return None, None, 0
@@ -102,14 +102,17 @@ def errors(rows: Sequence[HistoryRow]) -> tuple[float | None, float | None, int]
 
 
 def speeds_in(rows: Sequence[HistoryRow]) -> list[HistoryRow]:
-    """Those that say how fast something was."""
+    """The rows that are speeds."""
     return [row for row in rows if row.unit == "tok/s"]
 
 
 def in_words(dials: TrialSettings) -> str:
-    """Dials in few words: threads, sequences, and what is unusual."""
+    """A short description of the settings: threads, sequences and non-default values."""
     threads = f"{dials.threads}" if dials.threads == dials.threads_batch else f"{dials.threads}/{dials.threads_batch}"
-    parts = [f"{threads} thread{'' if threads == '1' else 's'}", f"{dials.sequences} at once"]
+    parts = [
+        f"{threads} thread{'' if threads == '1' else 's'}",
+        f"{dials.sequences} slot{'' if dials.sequences == 1 else 's'}",
+    ]
     usual = TrialSettings(dials.threads, dials.threads_batch, dials.sequences, USUAL_UBATCH, dials.context)
     if dials.ubatch != usual.ubatch:
         parts.append(f"ubatch {dials.ubatch}")
@@ -159,7 +162,7 @@ def _of_load(load: LoadRecord) -> Iterator[HistoryRow]:
     )
     if load.load_s is not None:
         yield HistoryRow(*given, "load", load.load_s, _between(load))
-    # the engine's own items: what the system says of the process holds them once more
+    # the engine's items only: the process's memory as the system reports it contains them again
     known = [row for row in load.rows if row.measured_bytes is not None and row.source == "engine"]
     if known:
         measured = sum(row.measured_bytes or 0 for row in known)
@@ -167,7 +170,7 @@ def _of_load(load: LoadRecord) -> Iterator[HistoryRow]:
 
 
 def _between(load: LoadRecord) -> float | None:
-    """The prediction is a range, from a warm page cache to a cold one: its point nearest to what was measured."""
+    """The point of the predicted range, from a warm to a cold page cache, that is nearest to the measured value."""
     ends = [end for end in (load.load_warm_s, load.load_cold_s) if end is not None]
     return min(max(load.load_s or 0.0, min(ends)), max(ends)) if ends else None
 

@@ -1,4 +1,4 @@
-"""`tokenmill inspect`: what a model is, from its header alone."""
+"""`tokenmill inspect`: shows a model's properties, read from its header."""
 
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -25,15 +25,15 @@ def inspect(
     tensors: Annotated[bool, Parameter(name="--tensors")] = False,
     common: Common = Common(),  # noqa: B008  frozen
 ) -> None:
-    """Tell what a model is, from its header alone: nothing is loaded, no tensor is read.
+    """Show a model's architecture, size and memory needs, from its header alone; no weights are read.
 
     Parameters
     ----------
     model:
         A GGUF file (any one of its splits), an http(s) address of one, a folder of safetensors, a
-        catalogue name with a quant, such as kimi-k2.5:Q4_K_S, or the name of a pulled model, such as smollm2.
+        catalogue name with a quant, such as kimi-k2.5:Q4_K_S, or a downloaded model, such as smollm2.
     layers:
-        Also show the bytes of each class in each layer.
+        Also show the bytes of each tensor class per layer.
     tensors:
         Also list every tensor.
     """
@@ -56,7 +56,7 @@ def _summary(profile: Profile) -> Table:
     tokenizer = profile.tokenizer
     mix = ", ".join(f"{name} {100 * size / profile.bytes:.1f} %" for name, size in profile.by_type().items())
     rows = {
-        "model": profile.name + (" (ghost: no weights in it)" if profile.ghost else ""),
+        "model": profile.name + (" (ghost: header without weights)" if profile.ghost else ""),
         "architecture": f"{profile.architecture}, {profile.layers} layers"
         + (f", embedding {profile.embedding_length}" if profile.embedding_length else ""),
         "files": f"{len(profile.files)}, {format_bytes(sum(file.bytes for file in profile.files))}",
@@ -82,7 +82,7 @@ def _tokenizer(tokenizer: Tokenizer) -> str:
 
 
 def _classes(profile: Profile) -> Table:
-    table = Table("class", title="where the bytes are", title_justify="left", box=None, pad_edge=False)
+    table = Table("class", title="bytes by tensor class", title_justify="left", box=None, pad_edge=False)
     for column in ("tensors", "bytes", "share", "read per token"):
         table.add_column(column, justify="right")
     for cls, size in profile.by_class().items():
@@ -99,8 +99,8 @@ def _classes(profile: Profile) -> Table:
 
 def _reads(profile: Profile) -> Table:
     table = Table(
-        "sequences at once",
-        title="weights read to decode one token each",
+        "concurrent sequences",
+        title="weights read per decode step",
         title_justify="left",
         box=None,
         pad_edge=False,
@@ -117,7 +117,7 @@ def _reads(profile: Profile) -> Table:
 
 def _cache(profile: Profile) -> Table:
     table = Table(
-        "layers", "kind", title="KV cache for each token of context", title_justify="left", box=None, pad_edge=False
+        "layers", "kind", title="KV cache per token of context", title_justify="left", box=None, pad_edge=False
     )
     for name in ("K", "V", *SHOWN_CACHE_TYPES):
         table.add_column(name, justify="right")
@@ -175,7 +175,7 @@ def _tensors(profile: Profile) -> Table:
 
 
 def _document(profile: Profile, *, tensors: bool) -> dict[str, Any]:
-    """The profile and what follows from it; the tensor table only on request, for it is long."""
+    """The profile and derived figures; the tensor table only on request, because it is long."""
     document = asdict(profile)
     if not tensors:
         del document["tensors"]

@@ -1,4 +1,4 @@
-"""`tokenmill keys`: who may use the gateway."""
+"""`tokenmill keys`: the API keys of the gateway."""
 
 from datetime import UTC, datetime
 
@@ -9,7 +9,7 @@ from tokenmill.cli.output import Common, say, show, show_json, show_text
 from tokenmill.gateway import keys as kept
 from tokenmill.gateway.keys import KeyLimits
 
-app = App(name="keys", help="Keys that clients of `tokenmill serve` show: add, list, revoke.")
+app = App(name="keys", help="Manage the API keys of `tokenmill serve`.")
 
 
 @app.command
@@ -22,21 +22,21 @@ def add(
     tokens_per_minute: int | None = None,
     common: Common = Common(),  # noqa: B008  frozen
 ) -> None:
-    """Make a key and print it, this once.
+    """Create an API key and print it.
 
-    Only its SHA-256 is kept. A gateway that runs knows the key within a second. From the first key on, every request
-    needs one.
+    Only its SHA-256 is stored, so it cannot be shown again. A running gateway accepts it within a second. As soon as
+    there is a key, every request requires one.
 
     Parameters
     ----------
     name:
-        Whose it is; it stands in logs and routes.
+        Name of the key's owner, for logs and routes.
     requests_at_once:
-        The most requests of this key that run at once; default: the configuration's.
+        Maximum requests in flight; default: from the configuration.
     requests_per_minute:
-        The most requests a minute; default: the configuration's.
+        Maximum requests per minute; default: from the configuration.
     tokens_per_minute:
-        The most tokens a minute, of prompts and answers; default: the configuration's.
+        Maximum prompt and completion tokens per minute; default: from the configuration.
     """
     limits = KeyLimits(requests_at_once, requests_per_minute, tokens_per_minute)
     secret = kept.add(common.load_config().state_path, name, limits)
@@ -44,21 +44,21 @@ def add(
         show_json({"name": name, "key": secret})
         return
     show_text(secret)
-    say("it is not shown again; clients send it as: Authorization: Bearer KEY")
+    say("save this key, it is not shown again; clients send it as: Authorization: Bearer KEY")
 
 
 @app.command(name="list")
 def list_(*, common: Common = Common()) -> None:  # noqa: B008  frozen
-    """Show the names of all keys, never the keys themselves."""
+    """List the names and limits of all keys, without the keys themselves."""
     found = kept.read(common.load_config().state_path)
     if common.json:
         show_json([{"name": key.name, "created_s": key.created_s, "limits": key.limits} for key in found])
         return
     if not found:
-        say("there is no key: only this machine can use the gateway")
+        say("no keys; only clients on this machine can use the gateway")
         return
     table = Table(box=None, pad_edge=False)
-    for title in ("name", "since", "at once", "a minute", "tokens a minute"):
+    for title in ("name", "created", "in flight", "requests/min", "tokens/min"):
         table.add_column(title)
     for key in found:
         since = datetime.fromtimestamp(key.created_s, UTC).strftime("%Y-%m-%d")
@@ -70,14 +70,17 @@ def list_(*, common: Common = Common()) -> None:  # noqa: B008  frozen
 
 @app.command
 def revoke(name: str, /, *, common: Common = Common()) -> None:  # noqa: B008  frozen
-    """Make a key worthless, within a second also at a gateway that runs.
+    """Revoke a key; a running gateway rejects it within a second.
 
     Parameters
     ----------
     name:
-        Whose.
+        The name given to `tokenmill keys add`.
     """
     state = common.load_config().state_path
     kept.revoke(state, name)
     left = kept.read(state)
-    say(f"the key of {name} is worthless now" + ("" if left else "; there is no other"))
+    if common.json:
+        show_json({"name": name, "keys_left": len(left)})
+        return
+    say(f"revoked key {name!r}" + ("" if left else "; no keys are left"))

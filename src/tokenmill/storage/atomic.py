@@ -1,7 +1,7 @@
 """Whole-file replacement: a reader sees the old file or the new one, also after a crash or a power cut.
 
-`replace_file` replaces a file with bytes, `replacing` with whatever is written to it, and `new_file` writes a file that
-the user named. Standard library only, because the supervisor of an engine imports it.
+`replace_file` writes bytes, `replacing` yields an open file, and `new_file` raises readable errors
+for a file that the user named. Imports only the standard library and `errors`, because the engine supervisor uses it.
 """
 
 import errno
@@ -77,15 +77,15 @@ def new_file(target: Path, *, force: bool) -> Iterator[BinaryIO]:
         with replacing(target) as file:
             yield file
     except OSError as error:
-        hint = _HINTS.get(error.errno or 0, "name a file in a folder you may write to")
+        hint = _HINTS.get(error.errno or 0, "choose a file in a writable folder")
         raise TokenmillError(f"cannot write {target}: {error.strerror}", hint=hint) from error
 
 
 def _check_target(target: Path, *, force: bool) -> None:
     if target.is_dir():
-        raise UsageError(f"{target} is a folder", hint="give the name of the file to write")
-    # The rename would replace a device or pipe by an ordinary file: for root, /dev/null for everybody.
+        raise UsageError(f"{target} is a folder", hint="give a file name")
+    # Renaming over a device or pipe would replace it with a regular file; as root, even /dev/null.
     if target.exists() and not target.is_file():
-        raise UsageError(f"{target} is not an ordinary file", hint="give the name of the file to write")
+        raise UsageError(f"{target} is not a regular file", hint="give a file name")
     if target.exists() and not force:
-        raise UsageError(f"{target} exists", hint="--force overwrites it")
+        raise UsageError(f"{target} already exists", hint="use --force to overwrite it")

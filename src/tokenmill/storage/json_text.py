@@ -1,4 +1,4 @@
-"""JSON as it is stored, hashed, sent and quoted. The formats are part of every store and do not change."""
+"""JSON as it is stored, hashed, sent and quoted. Existing stores depend on these formats; do not change them."""
 
 import json
 import sys
@@ -8,11 +8,11 @@ from typing import Any
 from pydantic_core import from_json
 
 compact_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
-"""JSON without spaces. Keeps the order of keys: schemas, tools and arguments mean something else in another order."""
+"""JSON without spaces. Keeps the key order, which matters for schemas, tools and arguments."""
 
 
 def encode(body: Mapping[str, Any]) -> bytes:
-    """A body as the bytes that are stored and sent: one line of UTF-8, lone surrogates replaced by question marks."""
+    """A body as stored and sent: one line of UTF-8 with lone surrogates replaced by question marks."""
     return compact_json(body).encode("utf-8", "replace")
 
 
@@ -34,18 +34,18 @@ _scan = json.JSONDecoder(parse_constant=_no_constant).raw_decode
 
 
 def parse(text: str | bytes) -> dict[str, Any]:
-    """One JSON object with nothing behind it; ValueError says what is wrong and where. Bytes must be UTF-8."""
+    """Parse one JSON object without trailing data; ValueError says what is wrong and where. Bytes must be UTF-8."""
     try:
         value = from_json(text, allow_inf_nan=False)
-    except (ValueError, TypeError):  # TypeError: a text with half of a surrogate pair
+    except (ValueError, TypeError):  # TypeError: a text with a lone surrogate
         value = _parse_exactly(text if isinstance(text, str) else text.decode())
     if type(value) is not dict:
-        raise ValueError(f"must be a JSON object, not {shown(value)}")
+        raise ValueError(f"must be a JSON object (got {shown(value)})")
     return value
 
 
 def _parse_exactly(text: str) -> Any:
-    """As `from_json`, which is twice as fast, but with deeper nesting, lone surrogates and errors for people."""
+    """Slower fallback with deeper nesting, lone surrogates and readable errors (`from_json` is twice as fast)."""
     try:
         value, end = _scan(text)
     except json.JSONDecodeError as error:
@@ -53,9 +53,9 @@ def _parse_exactly(text: str) -> Any:
     except _BadJson as error:
         raise ValueError(f"not JSON: {error}") from None
     except RecursionError:
-        raise ValueError("not JSON that can be read: nested too deeply") from None
-    except ValueError:  # the only other one: int() refuses it
-        raise ValueError(f"a whole number has more than {sys.get_int_max_str_digits()} digits") from None
+        raise ValueError("JSON is nested too deeply") from None
+    except ValueError:  # from int(): too many digits
+        raise ValueError(f"an integer has more than {sys.get_int_max_str_digits()} digits") from None
     if end != len(text):
-        raise ValueError(f"not JSON: something follows the object at column {end + 1}")
+        raise ValueError(f"not JSON: unexpected data after the object at column {end + 1}")
     return value

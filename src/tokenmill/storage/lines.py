@@ -1,7 +1,7 @@
 """Files as a stream of numbered lines, from a path or stdin: plain, gzip or zstd.
 
-The first bytes of a file tell its compression, not its name. Memory is bounded by the longest line that is allowed. A
-line that cannot be read is a `BadLine`; a file that cannot be read is an error.
+Compression is detected from a file's first bytes, not its name. Memory is bounded by the maximum line length. An
+unreadable line becomes a `BadLine`; an unreadable file raises UsageError.
 """
 
 import gzip
@@ -26,7 +26,7 @@ _BOM = b"\xef\xbb\xbf"
 _BLANK = " \t\r"
 _LOOKED_AT = 1024
 _CONTROL = bytes({*range(32), 127} - {*b"\t\n\r\f\x1b"})
-_MOST_CONTROL, _FEW = 0.05, 4  # of the first bytes; a line with a stray one is that line's fault
+_MOST_CONTROL, _FEW = 0.05, 4  # share and count of control characters that mark a file as binary
 _PARQUET = b"PAR1"
 _PACK_AGAIN = "fetch or pack it again"
 _FILE_HINT = "check the path and who may read it"
@@ -217,7 +217,9 @@ def _regular(
     def ended() -> str:
         now = os.fstat(file.fileno())
         if (now.st_size, now.st_mtime_ns) != (info.st_size, info.st_mtime_ns):
-            raise UsageError(f"{name} changed while it was read", hint="run it again when nobody writes to it")
+            raise UsageError(
+                f"{name} changed while it was read", hint="run it again when no other process writes to it"
+            )
         return digest
 
     if first == _PARQUET and parquet is not None:
@@ -226,7 +228,7 @@ def _regular(
 
 
 def _stream(name: str, file: BinaryIO) -> Source:
-    """A pipe: read once, its sum known at its end."""
+    """A pipe: read once; its digest is known at the end."""
     total = hashlib.sha256()
     summing = io.BufferedReader(_Summing(file, total), BLOCK_BYTES)
 
@@ -240,7 +242,7 @@ def _stream(name: str, file: BinaryIO) -> Source:
 
 
 class _Summing(io.RawIOBase):
-    """Adds what is read through it to a sum."""
+    """Updates a digest with everything read through it."""
 
     def __init__(self, file: BinaryIO, total: "hashlib._Hash") -> None:
         self._file = file
@@ -276,7 +278,9 @@ def _unzstd(name: str, file: IO[bytes]) -> Iterator[bytes]:
     try:
         import zstandard  # noqa: PLC0415  an extra
     except ImportError:
-        raise UsageError(f"{name} is packed with zstd", hint="pip install 'tokenmill[zstd]', or unzstd it") from None
+        raise UsageError(
+            f"{name} is compressed with zstd", hint="pip install 'tokenmill[zstd]', or decompress it with unzstd"
+        ) from None
     frame = None
     try:
         for packed in iter(lambda: file.read(BLOCK_BYTES // 8), b""):

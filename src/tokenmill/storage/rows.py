@@ -1,7 +1,7 @@
 """Reads and writes tables of rows: JSONL (plain, gzip, zstd), CSV and TSV (also compressed), and Parquet.
 
-`read_rows` streams; values keep their types, cells of CSV and TSV are text. `write_rows` replaces the file as a whole,
-or leaves it as it was. Errors name the file and the line. What the rows mean is not known here.
+`read_rows` streams; values keep their types, CSV and TSV cells are text. `write_rows` replaces the file atomically.
+Errors name the file and the line.
 """
 
 import csv
@@ -23,7 +23,7 @@ from tokenmill.storage.lines import BadLine, is_parquet, open_source, split
 SUFFIXES = (".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst")
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _COMPRESSED = (".gz", ".zst")
-_LONGEST_CELL = 1 << 27  # characters; csv's own limit is 131072, a few pages
+_LONGEST_CELL = 1 << 27  # characters; the csv module's default of 131072 is only a few pages
 _SCALARS = ("string", "int32", "int64", "float32", "float64", "bool", "json", "messages")
 _LISTS = ("list<int32>", "list<float32>", "list<list<int32>>", "list<list<float32>>", "list<string>")
 COLUMN_TYPES = (*_SCALARS, *_LISTS)
@@ -41,26 +41,26 @@ class Sink(Protocol):
     """Takes bytes."""
 
     def write(self, data: bytes, /) -> int:
-        """Return how many bytes were taken."""
+        """Return the number of bytes written."""
 
 
 def suffix_of(path: Path) -> str:
-    """The one of `SUFFIXES` that a file to be written has; UsageError for any other."""
+    """The suffix of an output file; UsageError if it is not one of `SUFFIXES`."""
     for suffix in SUFFIXES:
         if path.name.lower().endswith(suffix):
             return suffix
-    raise UsageError(f"{path} has no ending that says what to write", hint=f"one of {', '.join(SUFFIXES)}")
+    raise UsageError(f"cannot tell the output format from {path}", hint=f"use one of {', '.join(SUFFIXES)}")
 
 
 def check_target(path: Path) -> None:
-    """UsageError if a file cannot be written later. Writes nothing."""
+    """UsageError if the file could not be written. Writes nothing."""
     suffix = suffix_of(path)
     if path.is_dir() or (path.exists() and not path.is_file()):
-        raise UsageError(f"{path} is not an ordinary file", hint="give the name of the file to write")
+        raise UsageError(f"{path} is not a regular file", hint="give a file name")
     if not path.absolute().parent.is_dir():
-        raise UsageError(f"there is no folder {path.absolute().parent}", hint="create the folder first")
+        raise UsageError(f"folder {path.absolute().parent} does not exist", hint="create the folder first")
     if not os.access(path.absolute().parent, os.W_OK):
-        raise UsageError(f"{path.absolute().parent} cannot be written to", hint="choose another folder")
+        raise UsageError(f"folder {path.absolute().parent} is not writable", hint="choose another folder")
     if suffix == ".parquet":
         pyarrow_for(path)
     elif suffix == ".jsonl.zst":
@@ -71,9 +71,9 @@ def check_target(path: Path) -> None:
 
 
 def read_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
-    """The rows of a file, one at a time; UsageError names the line that is wrong.
+    """Yield the rows of a file; UsageError names the bad line.
 
-    `columns`: only these, where they exist; others are not read from Parquet.
+    `columns` limits the result to those columns that exist; Parquet reads no others.
     """
     if (delimiter := _delimiter_of(path)) is not None:
         rows = _csv_rows(path, delimiter)
@@ -86,18 +86,18 @@ def read_rows(path: Path, columns: Sequence[str] | None = None) -> Iterator[dict
 
 
 def check_columns(name: object, columns: Sequence[str]) -> None:
-    """UsageError if a column has no name, or the name of another."""
+    """UsageError if a column has no name or a duplicate one."""
     seen = set[str]()
     for column in columns:
         if column in seen:
-            raise UsageError(f"{name} has two columns called {column!r}", hint="give each a name of its own")
+            raise UsageError(f"{name} has two columns named {column!r}", hint="rename one of them")
         seen.add(column)
     if any(not column.strip() for column in columns):
-        raise UsageError(f"{name} has a column without a name", hint="the first line names the columns")
+        raise UsageError(f"{name} has a column without a name", hint="the first line must name every column")
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON can hold it: dates, decimals, durations and bytes become text."""
+    """A JSON-compatible value: dates, decimals, durations and bytes become text."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -113,7 +113,7 @@ def _decoded(value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:
-        raise UsageError("a column holds bytes that are no text", hint="leave it out, or encode it") from None
+        raise UsageError("a column holds bytes that are not UTF-8 text", hint="drop the column or encode it") from None
 
 
 def _jsonl_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -126,7 +126,7 @@ def _jsonl_rows(path: Path) -> Iterator[dict[str, Any]]:
                 try:
                     row = parse(text)
                 except ValueError as error:
-                    hint = "each line is one JSON object; other tables need a name that ends in .csv or .tsv"
+                    hint = "JSONL needs one JSON object per line; CSV and TSV files must end in .csv or .tsv"
                     raise UsageError(f"line {number} of {path}: {error}", hint=hint) from None
                 if "\\u" in text:
                     _check_characters(f"line {number} of {path}", compact_json(row))
@@ -137,8 +137,8 @@ def _check_characters(where: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        hint = "characters are written whole: both halves, or as UTF-8"
-        raise UsageError(f"{where}: half of a surrogate pair stands alone", hint=hint) from None
+        hint = "write both halves of the pair, or UTF-8"
+        raise UsageError(f"{where}: lone surrogate in a string", hint=hint) from None
 
 
 def _delimiter_of(path: Path) -> str | None:
@@ -156,13 +156,13 @@ def _csv_rows(path: Path, delimiter: str) -> Iterator[dict[str, Any]]:
         for cells in reader:
             if cells and len(cells) != len(header):
                 raise UsageError(
-                    f"line {reader.line_num} of {path} has {len(cells)} cells, the first {len(header)}",
-                    hint="quote cells that hold delimiters or line ends",
+                    f"line {reader.line_num} of {path} has {len(cells)} cells, but the header has {len(header)}",
+                    hint="quote cells that contain delimiters or line breaks",
                 )
             if cells:
                 yield dict(zip(header, cells, strict=True))
     except csv.Error as error:
-        raise UsageError(f"{path}, line {reader.line_num}: {error}", hint="quote cells as CSV wants it") from error
+        raise UsageError(f"{path}, line {reader.line_num}: {error}", hint="check the quoting of its cells") from error
 
 
 def _csv_lines(path: Path) -> Iterator[str]:
@@ -170,7 +170,7 @@ def _csv_lines(path: Path) -> Iterator[str]:
         for chunk in source.chunks():
             if isinstance(chunk, BadLine):
                 raise UsageError(f"line {chunk.number} of {path}: {chunk.reason}")
-            # What follows the last line end is not a line: it would be one inside a cell of several lines.
+            # The rest after the last line end is not a line of its own, not even within a multi-line cell.
             for number, raw in enumerate(chunk.data.removesuffix(b"\n").split(b"\n"), chunk.first):
                 try:
                     line = raw.decode()
@@ -185,16 +185,16 @@ def _csv_lines(path: Path) -> Iterator[str]:
 def write_rows(
     path: Path, rows: Iterable[Row], columns: Mapping[str, str], *, metadata: Mapping[str, str] | None = None
 ) -> int:
-    """Replace a file with rows, in the format that its name says; return how many.
+    """Replace a file with rows, in the format of its suffix; return their number.
 
-    `columns` maps names to `COLUMN_TYPES`. A missing value is null, a key that is no column an error. Columns of "json"
+    `columns` maps names to `COLUMN_TYPES`. A missing value is null, an unknown key an error. Columns of "json"
     are JSON text in Parquet and the value itself in JSONL; "messages" are a list of structs in Parquet. `metadata` is
-    only written to Parquet. JSON has no infinities: they become null.
+    only written to Parquet. Infinities become null in JSON.
     """
     suffix = suffix_of(path)
     unknown = [kind for kind in columns.values() if kind not in COLUMN_TYPES]
     if unknown:
-        raise ValueError(f"no column can be of the type {unknown[0]!r}")
+        raise ValueError(f"unknown column type {unknown[0]!r}")
     checked = _checked(rows, columns)
     if suffix == ".parquet":
         write = _parquet_writer(path, checked, columns, metadata or {})
@@ -207,7 +207,7 @@ def write_rows(
 def _checked(rows: Iterable[Row], columns: Mapping[str, str]) -> Iterator[Row]:
     for number, row in enumerate(rows, 1):
         if not row.keys() <= columns.keys():
-            raise ValueError(f"row {number} has {sorted(row.keys() - columns.keys())[0]!r}, which is no column")
+            raise ValueError(f"row {number} has {sorted(row.keys() - columns.keys())[0]!r}, which is not a column")
         yield row
 
 
@@ -245,7 +245,7 @@ def _finite(value: Any) -> Any:
 
 
 def _gzipped(file: BinaryIO) -> AbstractContextManager[Sink]:
-    # Neither time nor name, so that the same rows are the same bytes.
+    # No modification time and no name in the header, so that equal rows give equal bytes.
     return gzip.GzipFile(filename="", fileobj=file, mode="wb", mtime=0, compresslevel=_GZIP_LEVEL)
 
 
@@ -253,7 +253,7 @@ def _zstandard(path: Path) -> Callable[[BinaryIO], AbstractContextManager[Sink]]
     try:
         import zstandard  # noqa: PLC0415  an extra
     except ImportError:
-        raise UsageError(f"{path} needs zstd", hint="pip install 'tokenmill[zstd]', or use .gz") from None
+        raise UsageError(f"writing {path} requires zstd", hint="pip install 'tokenmill[zstd]', or use .gz") from None
 
     def compressed(file: BinaryIO) -> AbstractContextManager[Sink]:
         target: AbstractContextManager[Sink] = zstandard.ZstdCompressor().stream_writer(file, closefd=False)
@@ -271,13 +271,15 @@ def pyarrow_for(what: object) -> tuple[Any, Any]:
         import pyarrow  # noqa: PLC0415  an extra
         from pyarrow import parquet  # noqa: PLC0415
     except ImportError:
-        raise UsageError(f"{what} is Parquet", hint="pip install 'tokenmill[parquet]', or use JSONL") from None
+        raise UsageError(
+            f"{what} requires Parquet support", hint="pip install 'tokenmill[parquet]', or use JSONL"
+        ) from None
     return pyarrow, parquet
 
 
 @contextmanager
 def reading_parquet(name: object) -> Iterator[tuple[Any, Any]]:
-    """pyarrow and pyarrow.parquet; what they raise inside the block becomes a UsageError about the file."""
+    """Yield pyarrow and pyarrow.parquet; their errors in the block become UsageErrors about the file."""
     pyarrow, parquet = pyarrow_for(name)
     try:
         yield pyarrow, parquet
@@ -293,7 +295,7 @@ def parquet_columns(path: Path) -> list[str]:
 
 
 def parquet_metadata(path: Path) -> dict[str, str]:
-    """What `write_rows` was given as metadata."""
+    """The metadata that was passed to `write_rows`."""
     with reading_parquet(path) as (_, parquet):
         found = parquet.read_schema(path).metadata or {}
     return {key.decode(errors="replace"): value.decode(errors="replace") for key, value in found.items()}

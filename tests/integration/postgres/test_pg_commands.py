@@ -134,7 +134,7 @@ def test_an_output_that_nobody_wrote_is_said_to_be_missing(
         two.commit([answer(second, LONG)])
         two.fail(third, Failure("refused", LONG))
         text = status(server, "last", capsys=capsys)
-        assert "1 of 3 lines are written to it yet: the same tokenmill run command" in text
+        assert "1 of 3 lines are written to it yet: to write the rest, run the same tokenmill run command" in text
         assert two.claim_output(batch.id)
         assert "written to it yet" not in status(server, "last", capsys=capsys)  # it is being done
         with Output(two, two.batch(batch.id)) as output:

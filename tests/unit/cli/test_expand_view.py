@@ -23,17 +23,17 @@ LIMIT = "the limit of tokens for this run is reached; the same command goes on f
             "finished",
             "the target is reached",
             {"surplus": 1},
-            "5 in out.jsonl, 2 of them seeds; 1 more was good, beyond the target",
+            "5 in out.jsonl, 2 of them seeds; 1 more beyond the target",
         ),
-        ("finished", "the target is reached", {"surplus": 2}, "2 more were good, beyond the target"),
+        ("finished", "the target is reached", {"surplus": 2}, "2 more beyond the target"),
         ("tokens", LIMIT, {}, "5 in out.jsonl, 2 of them seeds"),
         (
             "tokens",
             LIMIT,
             {"rows": 9, "replaced": False},
-            "kept the 9 rows of before in out.jsonl; this run has 5 so far",
+            "kept the previous 9 rows in out.jsonl; this run has 5 so far",
         ),
-        ("stopped", "it was stopped", {"rows": 1, "replaced": False}, "kept the 1 row of before in out.jsonl"),
+        ("stopped", "it was stopped", {"rows": 1, "replaced": False}, "kept the previous 1 row in out.jsonl"),
     ],
 )
 def test_rows_and_the_end_are_told(

@@ -166,8 +166,8 @@ def test_uncommenting_an_unknown_fills_it_in(tmp_path: Path) -> None:
         ('name = "x"\nnvlinks = [{ gpus = [0, 1] }]\n', "nvlinks[0].gpus: there is no GPU with index 0", "probe -o"),
         ('name = "x"\ngpus = [{ index = 0, name = "a" }, { index = 0, name = "b" }]\n', "same index", "probe -o"),
         ("", "name: field required", "probe -o"),
-        ("this is not TOML", "is not valid TOML", "check the line"),
-        ("\udcff", "is not valid TOML", "check the line"),
+        ("this is not TOML", "is not valid TOML", "fix the line"),
+        ("\udcff", "is not valid TOML", "fix the line"),
     ],
 )
 def test_a_wrong_file_is_named_with_its_key_and_what_to_do(

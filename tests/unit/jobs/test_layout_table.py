@@ -67,8 +67,8 @@ def test_columns_that_come_late_are_empty_before(tmp_path: Path) -> None:
         ("t.jsonl", b"", "no rows"),
         ("t.jsonl", b'{"a": "\xff"}', "line 1 of .*not UTF-8"),
         ("t.jsonl", b'{"a": "\\ud800"}', "line 1 of .*surrogate"),
-        ("t.csv", b"a,b\n1\n", "line 2 of .* has 1 cells, the first 2"),
-        ("t.csv", b"a,a\n1,2\n", "two columns called 'a'"),
+        ("t.csv", b"a,b\n1\n", "line 2 of .* has 1 cells, but the header has 2"),
+        ("t.csv", b"a,a\n1,2\n", "two columns named 'a'"),
         ("t.csv", b"a,\n1,2\n", "without a name"),
         ("t.csv", b'a\n"x', "line "),
         ("t.csv", b"a\n\xff\n", "line 2 of .* is not UTF-8"),
@@ -84,7 +84,7 @@ def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, name: str, content
 
 def test_bytes_that_are_no_text_and_files_that_are_not_there(tmp_path: Path) -> None:
     parquet.write_table(pa.table({"b": [b"\xff"]}), tmp_path / "t.pq")
-    with pytest.raises(UsageError, match="bytes that are no text"):
+    with pytest.raises(UsageError, match="bytes that are not UTF-8"):
         read_table(tmp_path / "t.pq")
     for name in ("absent.jsonl", "absent.csv"):
         with pytest.raises(UsageError, match="cannot read"):

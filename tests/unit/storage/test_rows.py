@@ -144,9 +144,9 @@ def test_nobody_sees_half_a_file(tmp_path: Path) -> None:
 
 
 def test_a_key_that_is_no_column_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="row 2 has 'extra', which is no column"):
+    with pytest.raises(ValueError, match="row 2 has 'extra', which is not a column"):
         write_rows(tmp_path / "rows.jsonl", [{"id": "a"}, {"id": "b", "extra": 1}], {"id": "string"})
-    with pytest.raises(ValueError, match="no column can be of the type 'date'"):
+    with pytest.raises(ValueError, match="unknown column type 'date'"):
         write_rows(tmp_path / "rows.jsonl", [], {"id": "date"})
     assert names(tmp_path) == []
 
@@ -166,7 +166,7 @@ def test_the_name_says_what_is_written(name: str, suffix: str) -> None:
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows", "rows.json", "jsonl", "rows.parquet.gz"])
 def test_other_names_are_refused_before_anything_is_written(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UsageError, match="no ending that says what to write") as refused:
+    with pytest.raises(UsageError, match="cannot tell the output format") as refused:
         write_rows(tmp_path / name, [], {"id": "string"})
     assert ".jsonl.zst" in (refused.value.hint or "")
     assert names(tmp_path) == []
@@ -176,9 +176,9 @@ def test_a_target_is_checked_beforehand(tmp_path: Path) -> None:
     for suffix in SUFFIXES:
         check_target(tmp_path / f"rows{suffix}")
     (tmp_path / "folder.jsonl").mkdir()
-    with pytest.raises(UsageError, match="not an ordinary file"):
+    with pytest.raises(UsageError, match="not a regular file"):
         check_target(tmp_path / "folder.jsonl")
-    with pytest.raises(UsageError, match="there is no folder"):
+    with pytest.raises(UsageError, match="folder .* does not exist"):
         check_target(tmp_path / "none" / "rows.jsonl")
 
 
@@ -195,7 +195,7 @@ def test_cells_are_text(tmp_path: Path, name: str, delimiter: str) -> None:
     [
         (b'{"a": 1}\n{"a": \n', "line 2 of .*: not JSON"),
         (b'{"a": 1}\n[1]\n', "line 2 of .*: must be a JSON object"),
-        (b'{"a": "\\ud800"}\n', "line 1 of .*: half of a surrogate pair"),
+        (b'{"a": "\\ud800"}\n', "line 1 of .*: lone surrogate"),
         (b'{"a": "\xff"}\n', "line 1 of .*: not UTF-8"),
         (b"PAR1 and nothing more", "Parquet data cannot be read"),
     ],

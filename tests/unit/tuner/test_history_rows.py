@@ -93,11 +93,11 @@ def test_a_model_is_one_under_whatever_name_and_called_what_it_was_called_last()
 @pytest.mark.parametrize(
     ("dials", "words"),
     [
-        (DIALS, "13/16 threads, 4 at once"),
-        (replace(DIALS, threads_batch=13, ubatch=1024), "13 threads, 4 at once, ubatch 1024"),
+        (DIALS, "13/16 threads, 4 slots"),
+        (replace(DIALS, threads_batch=13, ubatch=1024), "13 threads, 4 slots, ubatch 1024"),
         (
             replace(DIALS, cache_type_k="q8_0", flash_attention=False, placement="experts on gpu0"),
-            "13/16 threads, 4 at once, cache q8_0/f16, no flash attention, experts on gpu0",
+            "13/16 threads, 4 slots, cache q8_0/f16, no flash attention, experts on gpu0",
         ),
     ],
 )

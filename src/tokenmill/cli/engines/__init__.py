@@ -1,10 +1,10 @@
-"""`tokenmill engines`: what runs here, and how to end it."""
+"""`tokenmill engines`: the engines that run on this machine."""
 
 from cyclopts import App
 
 from tokenmill.cli.engines.list import list_engines
 
-app = App(name="engines", help="Show the engines that run here, how they are, and end them.")
+app = App(name="engines", help="List, inspect and stop the engines on this machine.")
 app.default(list_engines)
 app.command(list_engines, name="list")
 app.command("tokenmill.cli.engines.stop:stop")

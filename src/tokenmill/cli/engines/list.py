@@ -1,4 +1,4 @@
-"""`tokenmill engines list`: what runs here and how it is."""
+"""`tokenmill engines list`: the running engines and their state."""
 
 import asyncio
 import time
@@ -22,9 +22,9 @@ def list_engines(
     *,
     common: Common = Common(),  # noqa: B008  frozen
 ) -> None:
-    """List the engines that run on this machine, with what they are doing.
+    """List the engines that run on this machine, with their state and requests in flight.
 
-    Each is asked for its state; one that does not answer within five seconds is shown as silent.
+    An engine that does not respond within five seconds is shown as silent.
     """
     state = common.load_config().state_path
     found = registry.listed(state)
@@ -33,7 +33,7 @@ def list_engines(
         show_json([{**jsonable(record), "status": _told(how)} for record, how in zip(found, asked, strict=True)])
         return
     if not found:
-        show(f"no engines run here (looked in {state})", "to start one: tokenmill serve --engine-only smollm2")
+        show(f"no engines are running (looked in {state})", "to start one: tokenmill serve --engine-only smollm2")
         return
     table = Table(box=None, pad_edge=False)
     for column in ("name", "kind", "model", "state", "up", "address"):
@@ -49,7 +49,7 @@ async def _ask_all(state: Path, found: tuple[Record, ...]) -> list[EngineStatus 
 
 
 async def _ask(state: Path, record: Record) -> EngineStatus | str:
-    """How an engine is, or why that cannot be told."""
+    """An engine's state and requests, or why they are unknown."""
     try:
         async with asyncio.timeout(_ASK_S):
             engine = await adopt(state, record.name)

@@ -1,4 +1,4 @@
-"""`tokenmill engines log`: what an engine has been saying."""
+"""`tokenmill engines log`: the end of an engine's log."""
 
 from tokenmill.cli.output import Common, harmless, show_json, show_text
 from tokenmill.engine.process import registry
@@ -13,19 +13,19 @@ def log(
     lines: int = 40,
     common: Common = Common(),  # noqa: B008  frozen
 ) -> None:
-    """Show the last lines of an engine's log, of one that has ended too.
+    """Show the last lines of the log of a running or stopped engine.
 
     Parameters
     ----------
     name:
-        Its name.
+        The engine's name.
     lines:
-        How many lines; default: 40.
+        Number of lines; default: 40.
     """
     path = registry.log_path(common.load_config().state_path, name)
     found = last_lines(path, lines)
     if not path.is_file():
-        raise UsageError(f"no engine of the name {name} has left a log", hint=f"looked for {path}")
+        raise UsageError(f"no log of an engine named {name}", hint=f"looked for {path}")
     if common.json:
         show_json({"log": path, "lines": found})
     else:

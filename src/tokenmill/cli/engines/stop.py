@@ -1,4 +1,4 @@
-"""`tokenmill engines stop`: end an engine that runs here."""
+"""`tokenmill engines stop`: stops a running engine."""
 
 import asyncio
 import signal
@@ -16,26 +16,26 @@ def stop(
     *,
     common: Common = Common(),  # noqa: B008  frozen
 ) -> None:
-    """Stop an engine: asked to leave first, killed after ten seconds, with everything it started.
+    """Stop an engine and its child processes: SIGTERM first, SIGKILL after ten seconds.
 
     Parameters
     ----------
     name:
-        Its name, as `tokenmill engines` shows it.
+        The engine's name, as shown by `tokenmill engines list`.
     """
     state = common.load_config().state_path
     asyncio.run(_stop(state, name))
     if common.json:
         show_json({"stopped": name})
     else:
-        say(f"{name} has stopped")
+        say(f"stopped {name}")
 
 
 async def _stop(state: Path, name: str) -> None:
     found = {record.name: record for record in registry.listed(state)}
     if name not in found:
-        known = f"running: {', '.join(found)}" if found else "none runs; tokenmill engines lists them"
-        raise UsageError(f"no engine {name} runs here", hint=known)
+        known = f"running: {', '.join(found)}" if found else "no engines are running"
+        raise UsageError(f"no running engine named {name}", hint=known)
     record = found[name]
     process = Process(record.engine, record.minder, Path(record.log))
     if record.minder.alive:
