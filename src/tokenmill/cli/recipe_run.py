@@ -1,7 +1,7 @@
 """What the commands of recipes share: an engine that is brought up when there is work, budgets, signals, the end.
 
-The forecast of --dry-run is in mill_forecast.py, what is printed at the end in mill_view.py. Recipes themselves are
-not known here.
+The forecast of --dry-run is in recipe_forecast.py, the summary in views/recipe.py. Nothing here is specific to one
+recipe.
 """
 
 from collections.abc import Awaitable, Callable

@@ -34,7 +34,7 @@ def retry(
         folder.
     """
     if not failed and not cancelled:
-        raise UsageError("what is to be tried again?", hint="--failed, or --cancelled for a batch that was cancelled")
+        raise UsageError("choose which jobs to retry", hint="--failed, or --cancelled for a batch that was cancelled")
     with Store(store_address(store, common.load_config())) as opened:
         found = find_batch(opened, batch)
         if not opened.claim_output(found.id):

@@ -3,8 +3,6 @@
 A command that runs for long handles them in its event loop (`on_stop_signals`) and stops in an orderly way. Everywhere
 else they raise `Signalled`, as Ctrl-C raises KeyboardInterrupt. The exit code is 128 plus the signal's number. SIGHUP
 and SIGQUIT stay ignored where they were when the command started: `nohup` does that, and a shell for background jobs.
-
-Imports the standard library only, because every command starts with it.
 """
 
 import asyncio
