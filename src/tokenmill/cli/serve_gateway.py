@@ -73,7 +73,8 @@ class _Signals:
             if first and self._task is not None:
                 self._task.cancel()
         elif first:
-            say(f"stopping; what runs may end within {format_seconds(self._grace_s)}, a second signal ends it at once")
+            grace = format_seconds(self._grace_s)
+            say(f"stopping; waiting up to {grace} for requests in flight (press Ctrl-C again to quit immediately)")
             self.gateway.stop()
         else:
             self.gateway.stop_now()
