@@ -36,7 +36,7 @@ from tokenmill.config import Config  # noqa: E402
 from tokenmill.engine.server import embedded  # noqa: E402
 from tokenmill.hardware.cpu import read_cpu  # noqa: E402
 from tokenmill.hardware.host import LocalHost  # noqa: E402
-from tokenmill.jobs.line import call_of  # noqa: E402
+from tokenmill.jobs.ingest.line import call_of  # noqa: E402
 from tokenmill.jobs.scheduler.prefix_groups import minimum  # noqa: E402
 from tokenmill.model.pull import pull  # noqa: E402
 from tokenmill.model.synthetic import generate  # noqa: E402

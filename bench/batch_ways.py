@@ -21,11 +21,11 @@ from tokenmill.engine.engine import Counters, Engine
 from tokenmill.engine.server.client import ServerEngine
 from tokenmill.hardware.machine import Machine
 from tokenmill.hardware.probe import probe
+from tokenmill.jobs.ingest.submit import submit
 from tokenmill.jobs.models import Submission
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.scheduler.shape import shape_of
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.submit import submit
 from tokenmill.jobs.worker.loop import work
 from tokenmill.jobs.workload import describe
 from tokenmill.model.read import read

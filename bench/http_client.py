@@ -20,7 +20,7 @@ from statistics import median
 import httpx
 import uvloop
 
-from tokenmill.gateway.upstream import Upstream
+from tokenmill.gateway.backends.http_client import Upstream
 
 HERE = Path(__file__).parent
 ROUNDS = 5

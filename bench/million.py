@@ -26,11 +26,11 @@ from pathlib import Path
 
 from tokenmill.hardware.cpu import read_cpu
 from tokenmill.hardware.host import LocalHost
+from tokenmill.jobs.ingest.submit import submit
 from tokenmill.jobs.models import FinishedJob, Submission
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.submit import submit
 
 HERE = Path(__file__).parent
 HEADS = {"300 B lines": 0, "2 KB heads": 2048}

@@ -36,7 +36,7 @@ from bench.simulation.store import StoreCosts  # noqa: E402
 from bench.simulation.table import Table  # noqa: E402
 
 from tokenmill.jobs.sharding import policy  # noqa: E402
-from tokenmill.jobs.sharding.leases import LEASE_S, RENEW_S  # noqa: E402
+from tokenmill.jobs.sharding.worker_lease import LEASE_S, RENEW_S  # noqa: E402
 from tokenmill.jobs.worker.loop import TICK_S  # noqa: E402
 
 MANY = "four digests for each 48 jobs"

@@ -22,9 +22,9 @@ from itertools import islice
 from pathlib import Path
 
 from tokenmill import cli
+from tokenmill.jobs.ingest.submit import submit
 from tokenmill.jobs.models import FinishedJob, Submission
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.submit import submit
 
 GROUPS = (1, 2, 4, 8)
 

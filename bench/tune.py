@@ -39,12 +39,12 @@ from tokenmill.planner.goal import Goal  # noqa: E402
 from tokenmill.planner.make import make  # noqa: E402
 from tokenmill.planner.plan import Plan  # noqa: E402
 from tokenmill.tuner.engine_rig import NativeRig, Starter  # noqa: E402
-from tokenmill.tuner.forecasts import forecaster  # noqa: E402
 from tokenmill.tuner.measure import MeasureOptions  # noqa: E402
 from tokenmill.tuner.noise_monitor import NoiseMonitor  # noqa: E402
 from tokenmill.tuner.point import Aim, Trial, TrialSettings  # noqa: E402
-from tokenmill.tuner.search import Search  # noqa: E402
-from tokenmill.tuner.space import Space, start_for  # noqa: E402
+from tokenmill.tuner.search.forecasts import forecaster  # noqa: E402
+from tokenmill.tuner.search.search import Search  # noqa: E402
+from tokenmill.tuner.search.space import Space, start_for  # noqa: E402
 from tokenmill.tuner.trial_run import TrialContext, TrialStep, attempt, drive  # noqa: E402
 from tokenmill.tuner.work import WorkFor, drawing  # noqa: E402
 

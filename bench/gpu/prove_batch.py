@@ -27,7 +27,7 @@ from tokenmill.engine.engine import answer
 from tokenmill.engine.server.client import ServerEngine
 from tokenmill.errors import TokenmillError
 from tokenmill.hardware.machine import Machine
-from tokenmill.jobs.line import call_of
+from tokenmill.jobs.ingest.line import call_of
 from tokenmill.model.profile import Profile
 from tokenmill.native.launching import start
 from tokenmill.native.worker_config import goal_for

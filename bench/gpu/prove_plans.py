@@ -19,9 +19,9 @@ from tokenmill.planner.plan import Ledger, Placement, Plan
 from tokenmill.planner.speed.calibration import Calibration
 from tokenmill.planner.speed.forecast import decode_speed, prefill_speed
 from tokenmill.tuner.calibrate import calibration
-from tokenmill.tuner.forecasts import settings_with
 from tokenmill.tuner.history import SpeedRecord
 from tokenmill.tuner.point import Figures, TrialSettings
+from tokenmill.tuner.search.forecasts import settings_with
 from tokenmill.units import GIB, MIB
 
 ALL = "all on the GPU"

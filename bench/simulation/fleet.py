@@ -25,7 +25,7 @@ from tokenmill.engine.engine import Usage
 from tokenmill.jobs.scheduler.decisions import Dispatch, Fetch
 from tokenmill.jobs.scheduler.scheduler import Scheduler
 from tokenmill.jobs.scheduler.shape import EngineShape
-from tokenmill.jobs.sharding.leases import LEASE_S, RENEW_S
+from tokenmill.jobs.sharding.worker_lease import LEASE_S, RENEW_S
 from tokenmill.jobs.worker.loop import _MIN_BUFFERED, TICK_S
 
 _FREE_TICK_S = 60.0  # between two askings of a store that costs nothing: nothing else would hold them back

@@ -1,7 +1,7 @@
 """The jobs of a load as a store has them in order, and the works that some of them make for an engine.
 
 A job is a position in that order. Its row is as the store would give it: places share what heads do, in the chunks of
-`tokenmill.jobs.identity`, so that what is shared out is decided from the same few bytes as it really is. Prompts have
+`jobs.ingest.identity`, so that what is shared out is decided from the same few bytes as it really is. Prompts have
 four bytes to a token, which is what a scheduler assumes until it knows better.
 """
 
@@ -15,7 +15,7 @@ from zlib import crc32
 from bench.simulation.engine import Path, Work
 from bench.simulation.loads import SIZE, SPREAD, Kind, Piece
 
-from tokenmill.jobs.identity import ENDS, KEY_BYTES, head_of
+from tokenmill.jobs.ingest.identity import ENDS, KEY_BYTES, head_of
 from tokenmill.jobs.models import JobId, Waiting
 from tokenmill.jobs.scheduler.prefix_groups import Pending
 

@@ -26,7 +26,7 @@ from support.run_cli import (
     write,
 )
 from tokenmill.cli import run as cli
-from tokenmill.jobs import submit as submitting
+from tokenmill.jobs.ingest import submit as submitting
 from tokenmill.jobs.store.submissions import Submissions
 
 

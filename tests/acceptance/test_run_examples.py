@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from tokenmill.cli import run
-from tokenmill.jobs.line import ParseOptions, row
+from tokenmill.jobs.ingest.line import ParseOptions, row
 from tokenmill.jobs.models import State
 
 JOBS = Path(__file__).parents[2] / "examples" / "jobs"

@@ -29,10 +29,10 @@ from support.run_cli import (
     write,
 )
 from tokenmill.engine.process import registry
+from tokenmill.jobs.ingest.submit import submit
 from tokenmill.jobs.models import Submission
 from tokenmill.jobs.store.sqlite import PAGE_BYTES
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.submit import submit
 from tokenmill.model.identity import identity_of
 
 NAMES = [line["custom_id"] for line in jobs()]

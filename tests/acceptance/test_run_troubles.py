@@ -34,10 +34,10 @@ from tokenmill.cli import run as cli
 from tokenmill.engine.engine import Chat, Request, Sampling, answer
 from tokenmill.engine.process import registry
 from tokenmill.errors import StoreError
+from tokenmill.jobs.ingest.submit import submit
 from tokenmill.jobs.models import State, Submission
 from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.submit import submit
 from tokenmill.model.identity import identity_of
 from tokenmill.native.launching import adopt
 

@@ -14,10 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tokenmill.errors import StoreError, TokenmillError
+from tokenmill.jobs.ingest.submit import submit
 from tokenmill.jobs.models import FinishedJob, JobId, Submission
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.submit import submit
 
 MOUNTED = "mounted"
 BODY_BYTES = 20_000

@@ -15,7 +15,7 @@ from support.native_engine import plan_for
 from tokenmill.config import Config, EngineConfig, GatewayConfig
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.pinned_prefixes import PinnedPrefix
-from tokenmill.gateway.listening import bind
+from tokenmill.gateway.http.listening import bind
 from tokenmill.gateway.serving import EngineWanted, engines_up, serve, state_for
 from tokenmill.gateway.state import GatewayState
 

@@ -39,7 +39,7 @@ def started(folder: Path, model: Path) -> Iterator[tuple["subprocess.Popen[str]"
 async def live(folder: Path, model: Path) -> None:
     from support.native_engine import plan_for
     from tokenmill.config import Config, EngineConfig, GatewayConfig
-    from tokenmill.gateway.listening import bind
+    from tokenmill.gateway.http.listening import bind
     from tokenmill.gateway.serving import EngineWanted, engines_up, serve, state_for
 
     config = Config(state_dir=str(folder), gateway=GatewayConfig(port=0, log="off"))

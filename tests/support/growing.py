@@ -17,14 +17,14 @@ from pathlib import Path
 
 from support.fake_engine import FakeEngine
 from support.worked import LIMIT_S, QUICK
-from tokenmill.jobs import ingest as ingesting
-from tokenmill.jobs import submit as submitting
-from tokenmill.jobs.ingest import Ingest
+from tokenmill.jobs.ingest import background as ingesting
+from tokenmill.jobs.ingest import submit as submitting
+from tokenmill.jobs.ingest.background import Ingest
+from tokenmill.jobs.ingest.submit import FileSubmission, Hooks
 from tokenmill.jobs.models import Submission
 from tokenmill.jobs.scheduler.shape import shape_of
 from tokenmill.jobs.store.address import address_of
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.submit import FileSubmission, Hooks
 from tokenmill.jobs.worker.loop import work
 from tokenmill.jobs.worker.progress import RunReport, Snapshot
 from tokenmill.storage import lines

@@ -4,7 +4,7 @@ from hashlib import sha256
 from itertools import pairwise
 from zlib import crc32
 
-from tokenmill.jobs.identity import FINE_CHUNKS
+from tokenmill.jobs.ingest.identity import FINE_CHUNKS
 
 
 def long_key(*chunks: bytes) -> bytes:

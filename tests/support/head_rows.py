@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tokenmill.jobs.identity import ENDS
+from tokenmill.jobs.ingest.identity import ENDS
 from tokenmill.jobs.models import JobId, Waiting
 
 OWN_BYTES = 40  # of each prompt, behind its head

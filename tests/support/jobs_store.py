@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tokenmill.jobs.ingest.submit import submit
 from tokenmill.jobs.models import Batch, FinishedJob, Submission
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.submit import submit
 
 
 class Clock:

@@ -12,11 +12,11 @@ import random
 import sys
 from pathlib import Path
 
-from tokenmill.jobs import submit as submitting
+from tokenmill.jobs.ingest import submit as submitting
+from tokenmill.jobs.ingest.submit import submit
 from tokenmill.jobs.models import FinishedJob, Submission
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.submit import submit
 from tokenmill.storage import lines
 from tokenmill.units import KIB
 

@@ -12,7 +12,7 @@ from itertools import count, islice
 from typing import Literal
 
 from tokenmill.engine.engine import Usage
-from tokenmill.jobs.identity import head_key
+from tokenmill.jobs.ingest.identity import head_key
 from tokenmill.jobs.models import JobId
 from tokenmill.jobs.scheduler.decisions import Dispatch, Fetch, Wait
 from tokenmill.jobs.scheduler.prefix_groups import Pending, common_length

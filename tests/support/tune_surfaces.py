@@ -11,8 +11,8 @@ from random import Random
 from typing import Any
 
 from tokenmill.tuner.point import Aim, Figures, Trial, TrialOutcome, TrialSettings
-from tokenmill.tuner.search import Search
-from tokenmill.tuner.space import Space
+from tokenmill.tuner.search.search import Search
+from tokenmill.tuner.search.space import Space
 
 FOLDER = Path(__file__).parent.parent / "data" / "surfaces"
 Surface = Callable[[TrialSettings], Figures | TrialOutcome]

@@ -25,14 +25,14 @@ from tokenmill.api.stopping import Stop, in_thread
 from tokenmill.api.stores import store_address, work_folder
 from tokenmill.api.summary import Summary
 from tokenmill.config import Config
-from tokenmill.jobs.ingest import Ingest
+from tokenmill.jobs.ingest.background import Ingest
+from tokenmill.jobs.ingest.reschedule import Rescheduled
+from tokenmill.jobs.ingest.submit import FileSubmission, Hooks
 from tokenmill.jobs.models import Batch, Counts
 from tokenmill.jobs.output import Output
-from tokenmill.jobs.reschedule import Rescheduled
+from tokenmill.jobs.output_checks import check_paths
 from tokenmill.jobs.store.address import Address
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.submit import FileSubmission, Hooks
-from tokenmill.jobs.target import check_paths
 from tokenmill.jobs.worker.loop import work as work_on
 from tokenmill.jobs.worker.progress import RunReport
 from tokenmill.units import number_of

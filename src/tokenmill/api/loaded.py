@@ -27,7 +27,7 @@ from tokenmill.config import Config
 from tokenmill.engine.engine import Answer, Piece, Request, answer
 from tokenmill.engine.engine import Engine as AsyncEngine
 from tokenmill.errors import RequestRefused, TokenmillError, UsageError
-from tokenmill.jobs.line import call_from
+from tokenmill.jobs.ingest.line import call_from
 from tokenmill.planner.plan import Plan
 from tokenmill.units import number_of
 

@@ -8,8 +8,8 @@ from typing import get_args
 from tokenmill.api.options import EngineOptions
 from tokenmill.engine.engine import Request
 from tokenmill.errors import RequestRefused, UsageError
-from tokenmill.jobs.job_file import job_lines
-from tokenmill.jobs.line import call_from
+from tokenmill.jobs.ingest.job_file import job_lines
+from tokenmill.jobs.ingest.line import call_from
 from tokenmill.storage.json_text import parse
 from tokenmill.storage.lines import BadLine
 from tokenmill.tuner.point import Aim, AimKind

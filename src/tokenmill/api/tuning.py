@@ -33,15 +33,15 @@ from tokenmill.tuner.apply import circumstances
 from tokenmill.tuner.describe import announced, progress_line
 from tokenmill.tuner.energy import Meter, pynvml
 from tokenmill.tuner.engine_rig import NativeRig, ServerRig, Starter, thinned
-from tokenmill.tuner.forecasts import figures_at, forecaster
 from tokenmill.tuner.measure import MeasureOptions
 from tokenmill.tuner.noise_monitor import NoiseMonitor
 from tokenmill.tuner.point import Aim, AimKind, OperatingPoint, PointScope, Trial
 from tokenmill.tuner.point_scope import place_here
-from tokenmill.tuner.search import Search
-from tokenmill.tuner.space import Space, space_for, start_for
+from tokenmill.tuner.search.forecasts import figures_at, forecaster
+from tokenmill.tuner.search.search import Search
+from tokenmill.tuner.search.space import Space, space_for, start_for
+from tokenmill.tuner.search.verdict import point as verdict
 from tokenmill.tuner.trial_run import TrialContext, drive
-from tokenmill.tuner.verdict import point as verdict
 from tokenmill.tuner.work import WorkFor, drawing, drawn_name, handing, jobs_name
 from tokenmill.units import number_of
 

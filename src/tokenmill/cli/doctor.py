@@ -18,8 +18,8 @@ from tokenmill.doctor.check_result import CheckResult, Remedy, Severity
 from tokenmill.doctor.examine import by_severity, examine
 from tokenmill.doctor.facts import ModelNeeds
 from tokenmill.doctor.gather import gather
-from tokenmill.doctor.limits import core_finding, memory_finding, running_findings
 from tokenmill.doctor.model import model_facts
+from tokenmill.doctor.reserves import core_finding, memory_finding, running_findings
 from tokenmill.errors import UsageError
 from tokenmill.hardware import catalog
 from tokenmill.hardware.machine import Machine

@@ -6,8 +6,8 @@ from cyclopts import App
 from rich.table import Table
 
 from tokenmill.cli.output import Common, say, show, show_json, show_text
-from tokenmill.gateway import keys as kept
-from tokenmill.gateway.keys import KeyLimits
+from tokenmill.gateway.http import keys as kept
+from tokenmill.gateway.http.keys import KeyLimits
 
 app = App(name="keys", help="Manage the API keys of `tokenmill serve`.")
 

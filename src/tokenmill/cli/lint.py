@@ -16,7 +16,7 @@ from tokenmill.errors import UsageError
 from tokenmill.hardware.catalog import find
 from tokenmill.hardware.identity import machine_id
 from tokenmill.hardware.machine import Machine
-from tokenmill.jobs.job_file import open_jobs
+from tokenmill.jobs.ingest.job_file import open_jobs
 from tokenmill.jobs.lint.fix import Choices, Survey
 from tokenmill.jobs.lint.report import Report
 from tokenmill.jobs.lint.run import Lint

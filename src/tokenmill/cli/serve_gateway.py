@@ -15,8 +15,8 @@ from tokenmill.cli.progress import shown_progress
 from tokenmill.cli.signals import exit_code, on_stop_signals, served_code
 from tokenmill.cli.views.serve import held_words
 from tokenmill.errors import EngineError
+from tokenmill.gateway.http.request_log import request_log
 from tokenmill.gateway.prepare import PreparedGateway, ServeOptions, prepare
-from tokenmill.gateway.request_log import request_log
 from tokenmill.gateway.serving import Gateway, loaded_gateway
 from tokenmill.gateway.state import GatewayState
 from tokenmill.units import format_seconds

@@ -12,7 +12,7 @@ from tokenmill.cli.batches import Workers, unwritten, workers_of
 from tokenmill.cli.options import when
 from tokenmill.cli.output import Common, facts, jsonable, show, show_json
 from tokenmill.cli.views.run import near
-from tokenmill.doctor.limits import reserves_now
+from tokenmill.doctor.reserves import reserves_now
 from tokenmill.engine.limits.reserve import AppliedLimits
 from tokenmill.jobs.models import Batch
 from tokenmill.jobs.store.address import Address

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
-from tokenmill.doctor import bounds, engines, gpus, memory, numa, processor, storage
+from tokenmill.doctor import engines, gpus, limits, memory, numa, processor, storage
 from tokenmill.doctor.check_result import SEVERITIES, CheckResult
 from tokenmill.doctor.facts import Facts
 
@@ -12,7 +12,7 @@ CHECKS: tuple[Check, ...] = (
     engines.plan_fits,
     memory.swap,
     gpus.gpu_memory,
-    bounds.memory_limit,
+    limits.memory_limit,
     memory.memlock,
     memory.oom_kills,
     storage.disk_speed,
@@ -31,12 +31,12 @@ CHECKS: tuple[Check, ...] = (
     processor.governor,
     processor.cpu_throttling,
     processor.instruction_set,
-    bounds.cpu_limit,
+    limits.cpu_limit,
     memory.huge_pages,
     memory.reserved_pages,
     memory.overcommit,
-    bounds.shared_memory,
-    bounds.open_files,
+    limits.shared_memory,
+    limits.open_files,
     engines.engine_records,
 )
 """Ordered by cost; results of equal severity keep this order."""

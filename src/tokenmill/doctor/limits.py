@@ -1,88 +1,128 @@
-"""Reserve checks of `tokenmill doctor` and `status`: limits of running engines, and limits that would apply."""
+"""Checks of this process's limits: control groups, shared memory, open files."""
 
-from pathlib import Path
+from tokenmill.doctor.check_result import LIMITS_FILE, CheckResult, Remedy
+from tokenmill.doctor.facts import CgroupFacts, Facts
+from tokenmill.launch.binding import host_bytes
+from tokenmill.units import GIB, format_bytes
 
-from tokenmill.config import EngineConfig
-from tokenmill.doctor.check_result import CheckResult, Remedy
-from tokenmill.engine.limits.cores import cores_here, divide
-from tokenmill.engine.limits.reserve import AppliedLimits, limit_here, memory_way
-from tokenmill.engine.limits.start import kept_now
-from tokenmill.engine.process import registry
-from tokenmill.hardware.host import Host, LocalHost
-from tokenmill.launch.binding import ranges
-from tokenmill.units import GIB, format_bytes, number_of
-
-_WHY = "other programs get what is reserved because nothing of the engine's may use it, not because it happens not to"
+_SHM = "/dev/shm"  # noqa: S108  its size is the question
+LEAST_SHM_BYTES = GIB  # containers start with 64 MiB
+LEAST_FILES = 1024
+OFTEN = 0.05  # share of scheduling periods
 
 
-def reserves_now(state: Path) -> dict[str, AppliedLimits]:
-    """Limits of running engines with a reserve, by name."""
-    found = {record.name: kept_now(state, record) for record in registry.listed(state)}
-    return {name: kept for name, kept in found.items() if kept is not None}
-
-
-def running_findings(state: Path) -> list[CheckResult]:
-    """A result for each engine that runs with a reserve."""
-    return [
-        CheckResult(
-            "reserve",
-            "advice" if kept.lacking else "fine",
-            f"engine {name}: {'; '.join(kept.as_words())}",
-            _WHY if kept.lacking else None,
-        )
-        for name, kept in reserves_now(state).items()
-    ]
-
-
-def core_finding(cores: int, config: EngineConfig, allowed: set[int], host: Host | None = None) -> CheckResult | None:
-    """Whether `cores` cores would stay free, and which."""
-    if not cores:
-        return None
-    words = number_of(cores, "core")
-    if config.pin_cores is False:
-        return CheckResult(
-            "reserve-cores",
-            "advice",
-            f"{words} reserved, and engine.pin_cores is false: the engine has fewer threads, on any core",
-            _WHY,
-            remedies=(Remedy("by hand", "leave engine.pin_cores out of tokenmill.toml"),),
-        )
-    division = divide(cores_here(host or LocalHost()), cores, allowed=allowed)
-    if division is None:
-        return CheckResult(
-            "reserve-cores",
-            "problem",
-            f"{words} reserved, and this process has no more than that",
-            _WHY,
-            remedies=(Remedy("by hand", "a smaller reserve.cores in tokenmill.toml, or --reserve-cores"),),
-        )
+def memory_limit(facts: Facts) -> CheckResult:
+    """A control group's limit below the machine's memory, or below the plan's."""
+    total = facts.machine.dram.total_bytes
+    limit = facts.machine.limits.cgroup_memory_bytes
+    highs = [group.high_bytes for group in facts.groups if group.high_bytes is not None]
+    high = min((size for size in highs if total is None or size < total), default=None)
+    least = min((size for size in (limit, high) if size is not None), default=None)
+    if least is None:
+        return _unlimited("memory-limit", "no control group limits memory", facts)
+    need = host_bytes(facts.model.plan) if facts.model else None
+    soft = least == high and least != limit
+    of = "" if total is None else f" of the machine's {format_bytes(total)}"
+    seen = f"the control group may hold {format_bytes(least)}{of}" + (" (memory.high)" if soft else "")
+    if need is not None and need <= least:
+        return CheckResult("memory-limit", "fine", f"{seen}; the plan needs {format_bytes(need)}")
+    after = "above it the kernel slows the group down" if soft else "above it the kernel kills the engine"
+    by = next((group for group in facts.groups if least in (group.max_bytes, group.high_bytes)), None)
+    key = "MemoryHigh" if soft else "MemoryMax"
     return CheckResult(
-        "reserve-cores",
-        "fine",
-        f"{words} reserved: engines keep to CPUs {ranges(division.cpus)} by affinity, "
-        f"{ranges(division.left)} left to other programs",
+        "memory-limit",
+        "advice" if need is None else "problem",
+        seen + ("" if need is None else f", and the plan needs {format_bytes(need)}"),
+        f"{after}; pages of a mapped model count as well",
+        "kernel documentation, admin-guide/cgroup-v2",
+        _remedies(facts, by, f"{key}=infinity", "--memory=0"),
     )
 
 
-def memory_finding(ram_bytes: int) -> CheckResult | None:
-    """Whether `ram_bytes` would stay free, and by which limit."""
-    if not ram_bytes:
-        return None
-    way, why_not = memory_way(ram_bytes)
-    limit = limit_here(ram_bytes)
-    if way is not None and limit is not None:
-        return CheckResult(
-            "reserve-ram",
-            "fine",
-            f"{format_bytes(ram_bytes)} reserved: engines may hold {format_bytes(limit)} by {way}",
-        )
-    remedies = (
-        ()
-        if limit is None
-        else (
-            Remedy("for good", f"MemoryMax={limit // GIB}G", note="in the [Service] of the unit that runs tokenmill"),
-            Remedy("for good", "Delegate=yes", note="there instead: tokenmill then limits engines alone"),
-            Remedy("now", f"podman run --memory {limit // GIB}g ...", note="in a container"),
-        )
+def cpu_limit(facts: Facts) -> CheckResult:
+    """A CPU quota or CPU set below the machine's cores."""
+    quota = facts.machine.limits.cgroup_cpus
+    cpuset = facts.machine.limits.cpuset
+    if quota is None and cpuset is None:
+        return _unlimited("cpu-limit", "no control group limits processors", facts)
+    throttles = facts.rate("quota_throttles")
+    periods = facts.rate("quota_periods")
+    hit = bool(throttles and periods and throttles > OFTEN * periods)
+    parts = [] if quota is None else [f"{quota:g} processors' worth of time"]
+    parts += [] if cpuset is None else [f"{len(cpuset)} logical processors"]
+    has = f"this process has {' and '.join(parts)}"
+    threads = facts.model.plan.settings.threads if facts.model else None
+    few = threads is not None and any(threads > size for size in (quota, len(cpuset) if cpuset else None) if size)
+    if threads is not None and not hit and not few:
+        return CheckResult("cpu-limit", "fine", f"{has}, enough for {threads} threads")
+    by = next((group for group in facts.groups if quota is not None and group.cpus == quota), None)
+    return CheckResult(
+        "cpu-limit",
+        "problem" if hit or few else "advice",
+        f"{has} on a machine with {facts.machine.cpu.cores or 'an unknown number of'} cores"
+        + (", and is being held back now" if hit else "")
+        + (f"; the plan runs {threads} threads" if few else ""),
+        "threads of an engine wait for each other at every operation: one that is held back holds all of them",
+        remedies=(
+            *_remedies(facts, by, "CPUQuota=" if quota is not None else "AllowedCPUs=", "--cpus=0"),
+            Remedy("now", f"{facts.planning} --threads N", note="with no more threads than that"),
+        ),
     )
-    return CheckResult("reserve-ram", "advice", why_not, _WHY, remedies=remedies)
+
+
+def shared_memory(facts: Facts) -> CheckResult:
+    """Shared memory, which the processes of vLLM and NCCL communicate through."""
+    size = facts.shm_bytes
+    if size is None:
+        return CheckResult("shared-memory", "unknown", f"there is no {_SHM} to be seen", "vLLM and NCCL need it")
+    if size >= LEAST_SHM_BYTES:
+        return CheckResult("shared-memory", "fine", f"{_SHM} holds {format_bytes(size)}")
+    vllm = facts.engine_kind == "vllm" or (facts.model is not None and facts.model.plan.settings.engine == "vllm")
+    return CheckResult(
+        "shared-memory",
+        "problem" if vllm else "advice",
+        f"{_SHM} holds {format_bytes(size)}",
+        "vLLM's workers and NCCL share memory through it and stop when it is full",
+        "vLLM documentation, Using Docker",
+        (
+            Remedy("for good", "--shm-size 16g", note="for podman run or docker run; or --ipc=host"),
+            Remedy("now", "sudo mount -o remount,size=16G /dev/shm", note="outside of a container"),
+        ),
+    )
+
+
+def open_files(facts: Facts) -> CheckResult:
+    """Limit of open files and connections."""
+    soft = facts.open_files
+    hard = facts.open_files_hard
+    if soft is None:
+        return CheckResult("open-files", "fine" if facts.memlock_known else "unknown", "no limit of open files is told")
+    if soft >= LEAST_FILES:
+        return CheckResult("open-files", "fine", f"{soft} files may be open")
+    return CheckResult(
+        "open-files",
+        "advice",
+        f"{soft} files may be open" + ("" if hard is None else f", {hard} if asked for"),
+        "every connection and every split of a model takes one",
+        remedies=(
+            Remedy("now", f"ulimit -n {min(hard or 65536, 65536)}", note="this shell and what it starts"),
+            Remedy("for good", f'echo "$USER - nofile 65536" | sudo tee -a {LIMITS_FILE}', note="then log in again"),
+        ),
+    )
+
+
+def _unlimited(check: str, words: str, facts: Facts) -> CheckResult:
+    if facts.groups_seen:
+        return CheckResult(check, "fine", words)
+    return CheckResult(check, "unknown", "/proc/self/cgroup cannot be read: there may be limits that are not listed")
+
+
+def _remedies(facts: Facts, by: CgroupFacts | None, setting: str, option: str) -> tuple[Remedy, ...]:
+    """Commands that remove a limit; `by` is the control group that sets it."""
+    if facts.machine.container:
+        return (Remedy("for good", f"podman run {option} ...", note="or as much as the plan needs and a little more"),)
+    unit = (by.unit if by else None) or "UNIT"
+    return (
+        Remedy("now", f"sudo systemctl set-property --runtime {unit} {setting}"),
+        Remedy("for good", f"sudo systemctl set-property {unit} {setting}"),
+    )

@@ -10,11 +10,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tokenmill.errors import TokenmillError
-from tokenmill.gateway import api, batches, completions, embeddings, health, managed_backend, models, openapi
-from tokenmill.gateway.faults import GatewayFault
-from tokenmill.gateway.middleware import AccessMiddleware, refusal
-from tokenmill.gateway.parts import RouteGroup
-from tokenmill.gateway.request_context import visit_of
+from tokenmill.gateway import completions, embeddings, models
+from tokenmill.gateway.backends import managed
+from tokenmill.gateway.batches import routes as batch_routes
+from tokenmill.gateway.http import openapi
+from tokenmill.gateway.http.faults import GatewayFault
+from tokenmill.gateway.http.middleware import AccessMiddleware, refusal
+from tokenmill.gateway.http.request_context import visit_of
+from tokenmill.gateway.http.route_group import RouteGroup
+from tokenmill.gateway.monitoring import dashboard_api, health
 from tokenmill.gateway.state import GatewayState
 
 
@@ -70,10 +74,10 @@ def front(state: GatewayState) -> tuple[RouteGroup, ...]:
         models.part(state),
         embeddings.part(state),
         health.part(state),
-        managed_backend.part(state),
+        managed.part(state),
     )
 
 
 def parts(state: GatewayState) -> tuple[RouteGroup, ...]:
     """The other parts: batches and files, metrics and the dashboard."""
-    return batches.part(state), api.page_part(state)
+    return batch_routes.part(state), dashboard_api.page_part(state)

@@ -26,16 +26,16 @@ from tokenmill.engine.engine import Answer, Identity, Piece, Usage
 from tokenmill.engine.engine import Request as EngineRequest
 from tokenmill.engine.tool_calls import ToolUse
 from tokenmill.errors import EngineError, RequestRefused, TokenmillError
-from tokenmill.gateway import openapi
-from tokenmill.gateway.backend import Backend, Events, StartedStream, begin, worth_trying
-from tokenmill.gateway.client_connection import ClientLeft, cancel_on_disconnect
-from tokenmill.gateway.faults import Busy, GatewayFault
-from tokenmill.gateway.openapi import INFERENCE, Operation
-from tokenmill.gateway.parts import RouteGroup
-from tokenmill.gateway.recorder import FinishedRequest, PriorityClass
-from tokenmill.gateway.request import ParsedRequest, parse_body, parsed_request, priority_of, read_body
-from tokenmill.gateway.request_context import RequestContext, visit_of
-from tokenmill.gateway.response_writer import ResponseWriter, SlowClient
+from tokenmill.gateway.backends.backend import Backend, Events, StartedStream, begin, worth_trying
+from tokenmill.gateway.http import openapi
+from tokenmill.gateway.http.client_connection import ClientLeft, cancel_on_disconnect
+from tokenmill.gateway.http.faults import Busy, GatewayFault
+from tokenmill.gateway.http.openapi import INFERENCE, Operation
+from tokenmill.gateway.http.request import ParsedRequest, parse_body, parsed_request, priority_of, read_body
+from tokenmill.gateway.http.request_context import RequestContext, visit_of
+from tokenmill.gateway.http.response_writer import ResponseWriter, SlowClient
+from tokenmill.gateway.http.route_group import RouteGroup
+from tokenmill.gateway.monitoring.recorder import FinishedRequest, PriorityClass
 from tokenmill.gateway.state import GatewayState
 from tokenmill.gateway.streaming import DONE, HEADERS, ChoiceStream, Chunks, Heading, failure, merged
 from tokenmill.jobs.openai.answers import ChatCompletion, Completion, choice, usage_body

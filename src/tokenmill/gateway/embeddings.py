@@ -9,13 +9,13 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tokenmill.errors import EngineError, RequestRefused
-from tokenmill.gateway.backend import Backend, worth_trying
-from tokenmill.gateway.client_connection import ClientLeft, cancel_on_disconnect
-from tokenmill.gateway.faults import GatewayFault
-from tokenmill.gateway.openapi import INFERENCE, DocumentedAnswer, Operation
-from tokenmill.gateway.parts import RouteGroup
-from tokenmill.gateway.request import parse_body, priority_of, read_body
-from tokenmill.gateway.request_context import visit_of
+from tokenmill.gateway.backends.backend import Backend, worth_trying
+from tokenmill.gateway.http.client_connection import ClientLeft, cancel_on_disconnect
+from tokenmill.gateway.http.faults import GatewayFault
+from tokenmill.gateway.http.openapi import INFERENCE, DocumentedAnswer, Operation
+from tokenmill.gateway.http.request import parse_body, priority_of, read_body
+from tokenmill.gateway.http.request_context import visit_of
+from tokenmill.gateway.http.route_group import RouteGroup
 from tokenmill.gateway.state import GatewayState
 from tokenmill.jobs.openai.validation import validate
 

@@ -6,9 +6,9 @@ from starlette.routing import Route
 
 from tokenmill.errors import UnknownModel
 from tokenmill.gateway import schemas
-from tokenmill.gateway.backend import ServedModel
-from tokenmill.gateway.openapi import NO_KEY, DocumentedAnswer, Operation, path_parameter
-from tokenmill.gateway.parts import RouteGroup
+from tokenmill.gateway.backends.backend import ServedModel
+from tokenmill.gateway.http.openapi import NO_KEY, DocumentedAnswer, Operation, path_parameter
+from tokenmill.gateway.http.route_group import RouteGroup
 from tokenmill.gateway.state import GatewayState
 
 

@@ -20,7 +20,7 @@ from tokenmill.api.tokens import count_digests
 from tokenmill.config import Config, DigestEntry, EngineConfig, EngineEntry
 from tokenmill.engine.pinned_prefixes import PinnedPrefix, digest_in
 from tokenmill.errors import UsageError
-from tokenmill.gateway.listening import bind
+from tokenmill.gateway.http.listening import bind
 from tokenmill.gateway.serving import EngineWanted, may_listen
 
 

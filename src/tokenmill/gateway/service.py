@@ -176,7 +176,7 @@ def _wait_until_ready(
 
 
 async def _serve(prepared: "PreparedGateway", emit: Emit["Progress | _Ready"]) -> None:
-    from tokenmill.gateway.request_log import request_log  # noqa: PLC0415  an extra
+    from tokenmill.gateway.http.request_log import request_log  # noqa: PLC0415  an extra
     from tokenmill.gateway.serving import loaded_gateway  # noqa: PLC0415
 
     loop = asyncio.get_running_loop()

@@ -25,17 +25,17 @@ from tokenmill.engine.server.client import ServerEngine
 from tokenmill.engine.start import Slow, attach
 from tokenmill.engine.warm import WarmProgress
 from tokenmill.errors import EngineError, TokenmillError, UsageError
-from tokenmill.gateway import keys
-from tokenmill.gateway.admission import AdmissionGates
 from tokenmill.gateway.app import create_app
-from tokenmill.gateway.backend import Backend
-from tokenmill.gateway.late_server import LateServer
-from tokenmill.gateway.limits import Limiter
-from tokenmill.gateway.listening import Listener, allow_files, url_of
-from tokenmill.gateway.managed_backend import ManagedBackend
-from tokenmill.gateway.middleware import allowed_to_listen
-from tokenmill.gateway.recorder import Recorders
-from tokenmill.gateway.routes import Routed
+from tokenmill.gateway.backends.admission import AdmissionGates
+from tokenmill.gateway.backends.backend import Backend
+from tokenmill.gateway.backends.late_server import LateServer
+from tokenmill.gateway.backends.managed import ManagedBackend
+from tokenmill.gateway.backends.routing import Routed
+from tokenmill.gateway.http import keys
+from tokenmill.gateway.http.listening import Listener, allow_files, url_of
+from tokenmill.gateway.http.middleware import allowed_to_listen
+from tokenmill.gateway.http.rate_limits import Limiter
+from tokenmill.gateway.monitoring.recorder import Recorders
 from tokenmill.gateway.state import AccessLog, GatewayState, HeldDigest
 from tokenmill.native.launching import ReadyEngine, Tell, launch_engine
 from tokenmill.planner.plan import Plan

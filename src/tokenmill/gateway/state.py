@@ -12,11 +12,11 @@ from typing import Any
 
 from tokenmill.config import Config
 from tokenmill.engine.pinned_prefixes import WarmedHead
-from tokenmill.gateway.admission import AdmissionGates
-from tokenmill.gateway.backend import Backend, Routes
-from tokenmill.gateway.keys import Keys
-from tokenmill.gateway.limits import Limiter
-from tokenmill.gateway.recorder import Recorders, RequestTally
+from tokenmill.gateway.backends.admission import AdmissionGates
+from tokenmill.gateway.backends.backend import Backend, Routes
+from tokenmill.gateway.http.keys import Keys
+from tokenmill.gateway.http.rate_limits import Limiter
+from tokenmill.gateway.monitoring.recorder import Recorders, RequestTally
 from tokenmill.native.launching import ReadyEngine
 
 AccessLog = Callable[[Mapping[str, Any]], None]

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from tokenmill.engine import tool_calls
 from tokenmill.engine.engine import Answer, Piece, TokenLogprob, Usage
 from tokenmill.errors import TokenmillError
-from tokenmill.gateway.faults import error_body
+from tokenmill.gateway.http.faults import error_body
 from tokenmill.jobs.openai.answers import chat_logprobs, text_logprobs, usage_body
 from tokenmill.jobs.openai.call import Endpoint
 from tokenmill.storage.json_text import encode

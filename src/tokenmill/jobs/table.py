@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import UsageError
-from tokenmill.jobs.line import LONGEST_CUSTOM_ID
+from tokenmill.jobs.ingest.line import LONGEST_CUSTOM_ID
 from tokenmill.storage.json_text import compact_json, shown
 from tokenmill.storage.rows import check_columns, plain, read_rows
 

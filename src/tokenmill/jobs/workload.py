@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 
 from tokenmill.engine.engine import Engine, Request
 from tokenmill.errors import EngineError, RequestRefused
-from tokenmill.jobs.identity import head_of
-from tokenmill.jobs.line import call_of
+from tokenmill.jobs.ingest.identity import head_of
+from tokenmill.jobs.ingest.line import call_of
 from tokenmill.jobs.models import Batch, Waiting
 from tokenmill.jobs.scheduler.prefix_groups import Minimum, Pending, common_length, minimum_bytes
 from tokenmill.jobs.store.reader import StoreReader

@@ -8,13 +8,13 @@ from tokenmill.errors import UsageError
 from tokenmill.hardware.machine import Machine
 from tokenmill.model.profile import Profile, TensorClass
 from tokenmill.planner import vllm
-from tokenmill.planner.choices import choose_settings
 from tokenmill.planner.compute_graph.ik_memory import fit_sizes, free_at_start, own_fit
 from tokenmill.planner.goal import Goal
 from tokenmill.planner.memory.costs import IkCosts, MemoryCosts, costs_of
 from tokenmill.planner.memory.ledger import ledger
 from tokenmill.planner.placement import assemble, host_tier, spill, usable_gpus
 from tokenmill.planner.plan import Decision, Ledger, Placement, Settings, Shortfall
+from tokenmill.planner.settings import choose_settings
 from tokenmill.planner.speed.offload import left_to_cards, set_rows
 from tokenmill.planner.split import Layer, split
 from tokenmill.units import format_bytes

@@ -11,11 +11,11 @@ from tokenmill.errors import UsageError
 from tokenmill.hardware.machine import Machine
 from tokenmill.model.profile import Profile
 from tokenmill.planner.alternatives import Alternatives, changes_that_fit
-from tokenmill.planner.choices import DEFAULT_CONTEXT
 from tokenmill.planner.draft import PlanDraft, make_draft
 from tokenmill.planner.goal import Goal
 from tokenmill.planner.placement import host_tier
 from tokenmill.planner.plan import Decision, Placement, Plan
+from tokenmill.planner.settings import DEFAULT_CONTEXT
 from tokenmill.planner.speed.calibration import Calibration
 from tokenmill.planner.speed.forecast import decode_speed, forecast, prefill_speed
 from tokenmill.units import format_bytes, format_gb_s

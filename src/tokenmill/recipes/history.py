@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from tokenmill.jobs.line import ParseOptions, row
+from tokenmill.jobs.ingest.line import ParseOptions, row
+from tokenmill.jobs.ingest.submit import batch_key
 from tokenmill.jobs.models import Batch, JobId, State, Submission
 from tokenmill.jobs.store.reader import StoreReader
-from tokenmill.jobs.submit import batch_key
 from tokenmill.recipes.runner import Answered, Line, line_bytes
 
 MOST_LINES = 100_000  # limit of lines looked up per stage; larger stages are sampled

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from tokenmill.engine.engine import Engine, Identity
+from tokenmill.jobs.ingest.submit import submit
 from tokenmill.jobs.models import Batch, Result, Submission
 from tokenmill.jobs.scheduler.shape import EngineShape, shape_of
 from tokenmill.jobs.sharding.allocator import WorkerSpec
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.submit import submit
 from tokenmill.jobs.worker.loop import WorkOptions, work
 from tokenmill.jobs.worker.progress import RunReport, Snapshot
 from tokenmill.jobs.worker.stats import OnSnapshot

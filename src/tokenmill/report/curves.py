@@ -18,8 +18,8 @@ from tokenmill.report.report import PREDICTED, ChartCurve, Dot, FailedTrial, Fig
 from tokenmill.report.svg import figure_text
 from tokenmill.tuner.history import SpeedRecord
 from tokenmill.tuner.point import Figures, OperatingPoint, Trial, TrialSettings
-from tokenmill.tuner.tradeoffs import FALL, LITTLE, steepest
-from tokenmill.tuner.tradeoffs import Curve as Measured
+from tokenmill.tuner.search.tradeoffs import FALL, LITTLE, steepest
+from tokenmill.tuner.search.tradeoffs import Curve as Measured
 from tokenmill.units import number_of
 
 Value = Callable[[Figures], float | None]

@@ -16,9 +16,9 @@ from tokenmill.planner.plan import Plan
 from tokenmill.planner.speed.calibration import Calibration, Correction
 from tokenmill.planner.speed.forecast import decode_speed, prefill_speed
 from tokenmill.planner.speed.rates import QuantFamily, family
-from tokenmill.tuner.forecasts import settings_at
 from tokenmill.tuner.history import SpeedRecord
 from tokenmill.tuner.point import Figures
+from tokenmill.tuner.search.forecasts import settings_at
 
 MOST = 8.0  # larger errors have a cause that no factor corrects
 RECENT = 24  # number of latest measurements used; older ones were made under other conditions

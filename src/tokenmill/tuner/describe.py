@@ -7,7 +7,7 @@ from typing import Protocol
 from tokenmill.planner.plan import Plan
 from tokenmill.tuner.engine_rig import most_starts
 from tokenmill.tuner.point import Aim, Figures, Trial, TrialSettings
-from tokenmill.tuner.space import Space
+from tokenmill.tuner.search.space import Space
 from tokenmill.tuner.trial_run import TrialStep
 from tokenmill.units import format_bytes, format_seconds, number_of
 

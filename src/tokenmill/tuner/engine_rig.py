@@ -23,9 +23,9 @@ from tokenmill.native.worker_config import INTERACTIVE_SLOTS, goal_for, sequence
 from tokenmill.planner.make import make
 from tokenmill.planner.plan import Plan
 from tokenmill.planner.speed.offload import set_rows
-from tokenmill.tuner.forecasts import fits
 from tokenmill.tuner.point import TrialSettings
-from tokenmill.tuner.space import Space, start_for
+from tokenmill.tuner.search.forecasts import fits
+from tokenmill.tuner.search.space import Space, start_for
 
 LOAD_CONTEXT = 256  # loading creates a small context, so that bad settings are not mistaken for a failed load
 STEP_LIMIT_S = 180.0  # a longer step counts as hung

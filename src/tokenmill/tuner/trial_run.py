@@ -21,10 +21,10 @@ from tokenmill.planner.plan import Plan
 from tokenmill.tuner.bench.rig import pids_of
 from tokenmill.tuner.energy import Joules, Meter
 from tokenmill.tuner.engine_rig import EngineRig
-from tokenmill.tuner.forecasts import fits
 from tokenmill.tuner.measure import Measured, MeasureOptions, measure, prepare
 from tokenmill.tuner.noise_monitor import NoiseMonitor
 from tokenmill.tuner.point import Trial, TrialOutcome, TrialSettings
+from tokenmill.tuner.search.forecasts import fits
 from tokenmill.tuner.work import TuneRequests, WorkFor
 
 MOST_FAILED_LOADS = 3  # consecutive

@@ -4,12 +4,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tokenmill.gateway import api, app, batches
+from tokenmill.gateway import app
+from tokenmill.gateway.batches import routes
+from tokenmill.gateway.monitoring import dashboard_api
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _quick() -> Iterator[None]:
     """Batches are looked at often."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(app, "parts", lambda state: (batches.part(state, tick_s=0.02), api.page_part(state)))
+        patched.setattr(app, "parts", lambda state: (routes.part(state, tick_s=0.02), dashboard_api.page_part(state)))
         yield

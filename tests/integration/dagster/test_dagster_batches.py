@@ -17,8 +17,9 @@ from support.gateway import Served, config_in, fake_engines, served
 from support.gateway_clients import faked
 from support.jobs_store import Clock
 from tokenmill.config import Config, GatewayConfig
-from tokenmill.gateway import api, app
-from tokenmill.gateway import batches as gateway_batches
+from tokenmill.gateway import app
+from tokenmill.gateway.batches import routes as gateway_batches
+from tokenmill.gateway.monitoring import dashboard_api
 from tokenmill.recipes.runner import Answered
 from tokenmill.storage.rows import read_rows
 
@@ -214,7 +215,7 @@ def test_a_batch_whose_time_is_over_fails_the_asset_and_may_be_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
-    both = lambda state: (gateway_batches.part(state, tick_s=0.02, clock=clock), api.page_part(state))  # noqa: E731
+    both = lambda state: (gateway_batches.part(state, tick_s=0.02, clock=clock), dashboard_api.page_part(state))  # noqa: E731
     monkeypatch.setattr(app, "parts", both)
     jobs = [line("a", "one"), line("b", "slow")]
     answers = batch_asset("answers", path=str(tmp_path / "t.jsonl"), lines=lambda _: jobs)

@@ -23,8 +23,8 @@ from support.gateway_clients import (
     until,
 )
 from tokenmill.errors import ConfigError
-from tokenmill.gateway import keys
-from tokenmill.gateway.keys import KeyLimits
+from tokenmill.gateway.http import keys
+from tokenmill.gateway.http.keys import KeyLimits
 
 TLS = Path(__file__).parents[2] / "data" / "tls"
 

@@ -10,7 +10,7 @@ from support import patient
 from support.fake_engine import FakeEngine
 from support.gateway import Served
 from support.gateway_clients import ask, at_work, connected, faked, post_bytes, rest_of, until
-from tokenmill.gateway import listening
+from tokenmill.gateway.http import listening
 
 ENDLESS = 1_000_000  # tokens
 Both = tuple[Served, FakeEngine]

@@ -17,9 +17,11 @@ from support.gateway_clients import InOrder, open_gate
 from support.gateway_clients import until as comes_true
 from support.jobs_store import Clock
 from tokenmill.errors import StoreFull
-from tokenmill.gateway import app, batch_runner, batches, keys
-from tokenmill.gateway.batch_files import write_results
-from tokenmill.gateway.files import FileStore
+from tokenmill.gateway import app
+from tokenmill.gateway.batches import routes, runner
+from tokenmill.gateway.batches.files import FileStore
+from tokenmill.gateway.batches.result_files import write_results
+from tokenmill.gateway.http import keys
 from tokenmill.jobs.models import Batch
 from tokenmill.jobs.store.http_batches import HttpBatch
 from tokenmill.jobs.store.reader import StoreReader
@@ -32,7 +34,7 @@ Make = Callable[[], Sequence[tuple[str, FakeEngine]]]
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(app, "parts", lambda state: (batches.part(state, tick_s=0.02, clock=made),))
+    monkeypatch.setattr(app, "parts", lambda state: (routes.part(state, tick_s=0.02, clock=made),))
     return made
 
 
@@ -345,7 +347,7 @@ def test_results_that_cannot_be_written_are_written_later(tmp_path: Path, monkey
         tried.set()
         raise StoreFull("no room is left")
 
-    monkeypatch.setattr(batch_runner, "write_results", full)
+    monkeypatch.setattr(runner, "write_results", full)
     with faked(tmp_path) as (gateway, _):
         client = gateway.client()
         batch = until(client, created(client, prompt_line("a", "x"), prompt_line("b", "long")), "finalizing")
@@ -353,7 +355,7 @@ def test_results_that_cannot_be_written_are_written_later(tmp_path: Path, monkey
         comes_true(lambda: any(line.get("event") == "batch_waits" for line in gateway.lines))
         with pytest.raises(openai.ConflictError):
             client.batches.cancel(batch.id)
-    monkeypatch.setattr(batch_runner, "write_results", write)
+    monkeypatch.setattr(runner, "write_results", write)
     with faked(tmp_path) as (gateway, (engine,)):
         client = gateway.client()
         done = until(client, client.batches.retrieve(batch.id), "completed")

@@ -16,7 +16,8 @@ import pytest
 from support import gateway_process, patient
 from support.batches import CHAT, chat_line, created, events, lines_of, until, uploaded
 from support.gateway import LIMIT_S, Served, config_in, native_engine, served
-from tokenmill.gateway import app, batches
+from tokenmill.gateway import app
+from tokenmill.gateway.batches import routes
 from tokenmill.jobs.store.reader import StoreReader
 
 
@@ -24,7 +25,7 @@ from tokenmill.jobs.store.reader import StoreReader
 def gateway(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     state = tmp_path_factory.mktemp("state")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(app, "parts", lambda one: (batches.part(one, tick_s=0.1),))
+        patched.setattr(app, "parts", lambda one: (routes.part(one, tick_s=0.1),))
         with served(native_engine(smollm2_path), config_in(state)) as one:
             yield one
 

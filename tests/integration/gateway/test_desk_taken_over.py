@@ -14,7 +14,9 @@ from support.gateway import Served, config_in, fake_engines, served
 from support.gateway_clients import open_gate
 from support.jobs_store import Clock
 from tokenmill.errors import StoreError
-from tokenmill.gateway import app, batches, keys
+from tokenmill.gateway import app
+from tokenmill.gateway.batches import routes
+from tokenmill.gateway.http import keys
 from tokenmill.jobs.store.desk import DESK, TAKEN_OVER
 from tokenmill.jobs.store.store import Store
 
@@ -25,7 +27,7 @@ ENDS = {"cancelling": "cancelled"} | dict.fromkeys(("in_progress", "finalizing",
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     made.now_s = EXPECTED["now_s"]
-    monkeypatch.setattr(app, "parts", lambda state: (batches.part(state, tick_s=0.02, clock=made),))
+    monkeypatch.setattr(app, "parts", lambda state: (routes.part(state, tick_s=0.02, clock=made),))
     return made
 
 

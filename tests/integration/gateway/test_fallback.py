@@ -15,9 +15,9 @@ from support.gateway import Served, config_in, served
 from support.jobs_store import Clock
 from tokenmill.config import EngineEntry, RouteEntry
 from tokenmill.errors import EngineError
-from tokenmill.gateway import managed_backend
-from tokenmill.gateway.managed_backend import ManagedBackend
-from tokenmill.gateway.vitals import PollPace
+from tokenmill.gateway.backends import managed
+from tokenmill.gateway.backends.health_check import PollPace
+from tokenmill.gateway.backends.managed import ManagedBackend
 
 PACE, HASTY = PollPace(timeout_s=LIMIT_S), PollPace(timeout_s=0.2)
 
@@ -54,7 +54,7 @@ def _looked_at_by_the_test_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     async def nobody(*_: Any) -> None:
         pass
 
-    monkeypatch.setattr(managed_backend, "keep_checking", nobody)
+    monkeypatch.setattr(managed, "keep_checking", nobody)
 
 
 @pytest.fixture

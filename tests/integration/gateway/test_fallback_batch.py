@@ -8,8 +8,8 @@ from typing import Any, cast
 
 from support.faulty_server import CHAT, LIMIT_S, FaultyServer, engines_at, faulty
 from support.gateway import Served, config_in, served
-from tokenmill.gateway.managed_backend import ManagedBackend
-from tokenmill.gateway.vitals import PollPace
+from tokenmill.gateway.backends.health_check import PollPace
+from tokenmill.gateway.backends.managed import ManagedBackend
 
 JOBS = 12
 

@@ -18,7 +18,7 @@ from support.fake_engine import FakeEngine
 from support.gateway import Served, config_in, fake_engines, native_engine, served
 from support.gateway_clients import until
 from tokenmill.engine.engine import Answer, Chat, Piece, Request
-from tokenmill.gateway import keys
+from tokenmill.gateway.http import keys
 
 JOBS = 12
 # What the page shows from now on, every change of it.

@@ -15,8 +15,9 @@ from support.gateway import Served, config_in, fake_engines, served
 from support.gateway_clients import faked, open_gate, until
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.restart import RestartingEngine
-from tokenmill.gateway import keys, monitor
-from tokenmill.gateway.recorder import Missed
+from tokenmill.gateway.http import keys
+from tokenmill.gateway.monitoring import monitor
+from tokenmill.gateway.monitoring.recorder import Missed
 
 
 @contextmanager

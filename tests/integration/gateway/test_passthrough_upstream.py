@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from support.servers import misbehaving, run
-from tokenmill.gateway.upstream import Response, Upstream, UpstreamLost, UpstreamUnreachable
+from tokenmill.gateway.backends.http_client import Response, Upstream, UpstreamLost, UpstreamUnreachable
 
 OK = b"HTTP/1.1 200 OK\r\n"
 MOST = 1 << 26

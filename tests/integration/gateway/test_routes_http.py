@@ -7,7 +7,7 @@ from support.fake_engine import FakeEngine
 from support.gateway import config_in, fake_engines, served
 from support.gateway_clients import ask
 from tokenmill.config import EngineEntry, RouteEntry
-from tokenmill.gateway import keys
+from tokenmill.gateway.http import keys
 
 ROUTES = (
     RouteEntry(("kept",), key="nightly"),

@@ -21,12 +21,12 @@ from support.jobs_store import write_jobs
 from support.postgres import text_of
 from support.worked import LIMIT_S
 from tokenmill.errors import UsageError
-from tokenmill.jobs.ingest import Ingest
+from tokenmill.jobs.ingest.background import Ingest
+from tokenmill.jobs.ingest.submit import Hooks
 from tokenmill.jobs.models import Counts
 from tokenmill.jobs.store.address import Address
 from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.jobs.store.store import Store, ask_to_cancel
-from tokenmill.jobs.submit import Hooks
 from tokenmill.jobs.worker.progress import RunReport, Snapshot
 
 JOBS = 200

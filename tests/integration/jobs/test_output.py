@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from support.jobs_store import answer, pending, submitted
 from tokenmill.errors import StoreInUse, TokenmillError, UsageError
+from tokenmill.jobs.ingest.submit import submit
 from tokenmill.jobs.models import Batch, Failure, JobId, Result, State, Submission
 from tokenmill.jobs.output import Output, output_line
 from tokenmill.jobs.store.address import Address
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.submit import submit
 
 LETTERS = ["a", "b", "c", "d", "e"]
 

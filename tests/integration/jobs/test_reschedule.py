@@ -7,11 +7,11 @@ import pytest
 
 from support.jobs_store import Clock, answer, pending, write_jobs
 from tokenmill.errors import UsageError
-from tokenmill.jobs import line
+from tokenmill.jobs.ingest import line
+from tokenmill.jobs.ingest.submit import submit
 from tokenmill.jobs.models import JobId, Submission
 from tokenmill.jobs.store.address import Address
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.submit import submit
 
 HOW = Submission("m")
 

@@ -12,13 +12,13 @@ from support.jobs_store import answer, pending, submitted, write_jobs
 from support.postgres import asked, text_of
 from support.processes import command_lines
 from tokenmill.errors import StoreError, TokenmillError, UsageError
-from tokenmill.jobs import submit as submit_module
-from tokenmill.jobs.line import ParseOptions
+from tokenmill.jobs.ingest import submit as submit_module
+from tokenmill.jobs.ingest.line import ParseOptions
+from tokenmill.jobs.ingest.parsing import parsed
+from tokenmill.jobs.ingest.submit import submit
 from tokenmill.jobs.models import Counts, JobId, State, Submission
-from tokenmill.jobs.parsing import parsed
 from tokenmill.jobs.store.address import Address
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.submit import submit
 from tokenmill.storage.lines import BadLine, Chunk, open_source
 
 HOW = Submission("m", output="/somewhere/out.jsonl")
@@ -95,7 +95,7 @@ def test_a_submit_that_was_cut_off_goes_on(tmp_path: Path, address: Address, mon
 
 def test_other_chunks_the_second_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A chunk that straddles what is stored is cut, wherever the first time stopped."""
-    from tokenmill.jobs.submit import _after
+    from tokenmill.jobs.ingest.submit import _after
 
     chunk = Chunk(5, b"e\nf\n\nh\n")
     assert _after(chunk, 4) == chunk
@@ -161,7 +161,7 @@ import sys
 from tokenmill.jobs.store.address import address_of
 from tokenmill.jobs.models import JobId, Submission
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.submit import submit
+from tokenmill.jobs.ingest.submit import submit
 with Store(address_of(sys.argv[1])) as store:
     done = submit(store, "-", Submission("m", output="/out"))
     print(done.batch.id, done.continued, done.batch.counts.total, len(store.batches()))
@@ -241,8 +241,8 @@ def test_a_parser_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 ORPHAN = """
 import os, sys, pathlib, signal
-from tokenmill.jobs.line import ParseOptions
-from tokenmill.jobs.parsing import parsed
+from tokenmill.jobs.ingest.line import ParseOptions
+from tokenmill.jobs.ingest.parsing import parsed
 from tokenmill.storage.lines import open_source
 with open_source(sys.argv[1]) as source:
     rows = parsed(source.chunks(), ParseOptions(1, "m"), 2)
@@ -272,7 +272,7 @@ def test_parsers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
 
 
 def _children() -> list[int]:
-    return [pid for pid, command in command_lines().items() if "tokenmill.jobs.parsing" in command]
+    return [pid for pid, command in command_lines().items() if "tokenmill.jobs.ingest.parsing" in command]
 
 
 def test_no_such_batch(address: Address) -> None:

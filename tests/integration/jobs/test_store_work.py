@@ -14,13 +14,13 @@ from support.job_machine import Jobs
 from support.jobs_store import Clock, answer, pending, submitted, write_jobs
 from support.postgres import Cluster, past
 from tokenmill.errors import UsageError
+from tokenmill.jobs.ingest.submit import submit
 from tokenmill.jobs.models import Counts, Failure, JobId, JobOutcome, State, Submission, Waiting
 from tokenmill.jobs.scheduler.estimates import AnswerLengths
 from tokenmill.jobs.scheduler.prefix_groups import shared_bytes
 from tokenmill.jobs.store.address import Address
 from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.jobs.store.store import Store, ask_to_cancel
-from tokenmill.jobs.submit import submit
 
 BROKE = Failure("engine_died", "the engine died")
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from support.fake_engine import FakeEngine
 from support.worked import LIMIT_S
+from tokenmill.jobs.ingest.submit import submit
 from tokenmill.jobs.models import Batch, Submission
 from tokenmill.jobs.scheduler.shape import shape_of
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.submit import submit
 from tokenmill.jobs.worker.loop import WorkOptions, work
 
 JOBS = 150

@@ -14,11 +14,11 @@ from support.worked import QUICK
 from tokenmill.config import EngineConfig
 from tokenmill.engine import restart
 from tokenmill.engine.engine import Answer, Piece, Request
+from tokenmill.jobs.ingest.submit import submit
 from tokenmill.jobs.models import Batch, State, Submission
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.scheduler.shape import shape_of
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.submit import submit
 from tokenmill.jobs.worker.loop import work
 from tokenmill.jobs.worker.progress import RunReport
 from tokenmill.native.launching import start_restarting

@@ -9,11 +9,11 @@ import pytest
 from support.native_engine import native, run
 from support.tiny_models import write_moe
 from support.worked import QUICK
+from tokenmill.jobs.ingest.submit import submit
 from tokenmill.jobs.models import Submission
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.scheduler.shape import shape_of
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.submit import submit
 from tokenmill.jobs.worker.loop import work
 from tokenmill.jobs.worker.progress import RunReport
 from tokenmill.model.synthetic import generate

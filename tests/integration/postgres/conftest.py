@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from support.postgres import Cluster
-from tokenmill.jobs.sharding import leases
+from tokenmill.jobs.sharding import worker_lease
 from tokenmill.jobs.store.address import PostgresAddress
 from tokenmill.jobs.store.store import Store
 
@@ -13,7 +13,7 @@ from tokenmill.jobs.store.store import Store
 @pytest.fixture
 def unkept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leases are renewed when a test says so, and not beside it."""
-    monkeypatch.setattr(leases, "_renew_until_left", lambda *_: None)
+    monkeypatch.setattr(worker_lease, "_renew_until_left", lambda *_: None)
 
 
 @pytest.fixture

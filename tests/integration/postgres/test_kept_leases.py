@@ -12,8 +12,8 @@ from support.postgres import asked
 from tokenmill.engine.process.identity import Pid
 from tokenmill.errors import StoreInUse
 from tokenmill.jobs.models import Submission
-from tokenmill.jobs.sharding import leases
-from tokenmill.jobs.sharding.leases import Leased
+from tokenmill.jobs.sharding import worker_lease
+from tokenmill.jobs.sharding.worker_lease import Leased
 from tokenmill.jobs.store.address import PostgresAddress
 from tokenmill.jobs.store.postgres import Postgres
 from tokenmill.jobs.store.reader import StoreReader
@@ -51,7 +51,7 @@ def rounds(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rounds]:
             found.end()
 
     monkeypatch.setattr(Leased, "renew_lease", counted)
-    monkeypatch.setattr(leases, "RENEW_S", 0.02)
+    monkeypatch.setattr(worker_lease, "RENEW_S", 0.02)
     yield found
     for thread in keepers():
         thread.join(LIMIT_S)
@@ -114,7 +114,7 @@ def test_an_output_that_another_took_meanwhile_stays_its_own(
     server: PostgresAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever finds that out, and however often the connection is made anew."""
-    monkeypatch.setattr(leases, "RENEW_S", 0.0)
+    monkeypatch.setattr(worker_lease, "RENEW_S", 0.0)
     with Store(server) as one, Store(server) as other:
         assert isinstance(one._database, Postgres)
         assert isinstance(one._coordinator, Leased)
@@ -138,18 +138,18 @@ def test_a_process_that_cannot_be_looked_at_is_not_gone(
 
     monkeypatch.setattr(Pid, "here", staticmethod(lambda _: None))
     monkeypatch.setattr(os, "kill", kill)
-    assert leases._gone(1, 5) is gone
+    assert worker_lease._gone(1, 5) is gone
 
 
 def test_a_process_that_can() -> None:
     own = Pid.here(os.getpid())
     assert own is not None
-    assert not leases._gone(own.pid, own.ticks)
-    assert leases._gone(own.pid, own.ticks + 1)  # another process has its number now
+    assert not worker_lease._gone(own.pid, own.ticks)
+    assert worker_lease._gone(own.pid, own.ticks + 1)  # another process has its number now
     ended = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
     zombie = Pid.here(ended.pid)
     assert zombie is not None
-    assert leases._gone(ended.pid, zombie.ticks)  # its parent has not asked yet
+    assert worker_lease._gone(ended.pid, zombie.ticks)  # its parent has not asked yet
     ended.wait(LIMIT_S)
-    assert leases._gone(ended.pid, zombie.ticks)
+    assert worker_lease._gone(ended.pid, zombie.ticks)

@@ -7,11 +7,11 @@ import pytest
 
 from support.jobs_store import answer, pending, submitted, write_jobs
 from support.postgres import asked
+from tokenmill.jobs.ingest.submit import submit
 from tokenmill.jobs.models import Counts, Failure, JobOutcome, State, Submission
 from tokenmill.jobs.store.address import Address, PostgresAddress
 from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.submit import submit
 
 BROKE = Failure("timeout", "too slow")
 
@@ -194,7 +194,7 @@ def test_a_lease_is_renewed_as_work_goes_on(server: PostgresAddress, monkeypatch
         store.renew_lease()  # it was renewed a moment ago, as far as it knows
         with StoreReader(server) as reader:
             assert [runner.alive for runner in reader.runners()] == [False]
-        monkeypatch.setattr("tokenmill.jobs.sharding.leases.RENEW_S", 0.0)
+        monkeypatch.setattr("tokenmill.jobs.sharding.worker_lease.RENEW_S", 0.0)
         store.renew_lease()
         with StoreReader(server) as reader:
             (runner,) = reader.runners()
@@ -208,8 +208,8 @@ def test_a_lease_is_renewed_as_work_goes_on(server: PostgresAddress, monkeypatch
 def test_sums_stay_the_same_when_they_are_folded(
     server: PostgresAddress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tokenmill.jobs.sharding.leases.RENEW_S", 0.0)
-    monkeypatch.setattr("tokenmill.jobs.sharding.leases.FOLD_S", 0.0)
+    monkeypatch.setattr("tokenmill.jobs.sharding.worker_lease.RENEW_S", 0.0)
+    monkeypatch.setattr("tokenmill.jobs.sharding.worker_lease.FOLD_S", 0.0)
     with Store(server) as store:
         batch = submitted(store, tmp_path / "j", ["a", "b", "c"])
         for job in pending(store, batch):
@@ -237,7 +237,7 @@ def test_one_process_stores_the_lines_of_a_batch(
     server: PostgresAddress, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another that is given the same file meanwhile waits, and says for whom; when that one is gone, it goes on."""
-    monkeypatch.setattr("tokenmill.jobs.submit.GROUP_LINES", 1000)
+    monkeypatch.setattr("tokenmill.jobs.ingest.submit.GROUP_LINES", 1000)
     path = write_jobs(tmp_path / "j", [f"{number} " + "x" * 300 for number in range(5000)])
     how = Submission("m", output="/out")
     with Store(server) as one, Store(server) as other:

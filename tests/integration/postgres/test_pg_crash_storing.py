@@ -13,12 +13,12 @@ import pytest
 
 from support.jobs_store import write_jobs
 from support.postgres import Cluster, asked, cluster, database_of
-from tokenmill.jobs import submit as module
+from tokenmill.jobs.ingest import submit as module
+from tokenmill.jobs.ingest.submit import submit
 from tokenmill.jobs.models import Batch, Counts, JobId, Submission
 from tokenmill.jobs.sharding.coordination import LinesLost
 from tokenmill.jobs.store.address import PostgresAddress
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.submit import submit
 
 pytestmark = pytest.mark.usefixtures("unkept")
 LINES, GROUP = 400, 50

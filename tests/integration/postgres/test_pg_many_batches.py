@@ -9,7 +9,7 @@ import pytest
 from support.jobs_store import answer, pending, submitted
 from support.postgres import Cluster, asked, database_of
 from tokenmill.jobs.models import Batch, Counts, Submission
-from tokenmill.jobs.sharding.leases import Leased
+from tokenmill.jobs.sharding.worker_lease import Leased
 from tokenmill.jobs.store import reader as module
 from tokenmill.jobs.store.address import Address, PostgresAddress
 from tokenmill.jobs.store.backend import DatabaseBackend

@@ -11,14 +11,14 @@ import pytest
 from support.jobs_store import Clock, answer
 from support.postgres import Cluster
 from tokenmill.errors import TooLong
+from tokenmill.jobs.ingest.submit import submit
 from tokenmill.jobs.models import Failure, Submission, Waiting
 from tokenmill.jobs.sharding.allocator import ShardAllocator, ShardView, WorkerSpec
-from tokenmill.jobs.sharding.leased import leased_view
 from tokenmill.jobs.sharding.policy import Shard, Span
+from tokenmill.jobs.sharding.postgres_shards import leased_view
 from tokenmill.jobs.sharding.reader import ShardReader
 from tokenmill.jobs.store.address import Address
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.submit import submit
 
 RUNNERS, TURNS, ROOM, NEEDED = 4, 30, 30, 60
 HEAD = "".join(f"Rule {number}: a report names its author, its date and its mill. " for number in range(40))

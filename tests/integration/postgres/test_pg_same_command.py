@@ -14,11 +14,11 @@ import pytest
 from support.jobs_store import write_jobs
 from support.postgres import asked
 from tokenmill.errors import StoreError
+from tokenmill.jobs.ingest.submit import Submitted, submit
 from tokenmill.jobs.models import Counts, JobId, Submission
 from tokenmill.jobs.sharding.coordination import BeingStored
 from tokenmill.jobs.store.address import PostgresAddress
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.submit import Submitted, submit
 
 pytestmark = pytest.mark.usefixtures("unkept")
 LIMIT_S = 120.0
@@ -27,9 +27,9 @@ HOW = Submission("m", output="/out")
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("tokenmill.jobs.submit.FIRST_GROUP_LINES", 10)
-    monkeypatch.setattr("tokenmill.jobs.submit.GROUP_LINES", 10)
-    monkeypatch.setattr("tokenmill.jobs.submit._LOOK_S", 0.01)
+    monkeypatch.setattr("tokenmill.jobs.ingest.submit.FIRST_GROUP_LINES", 10)
+    monkeypatch.setattr("tokenmill.jobs.ingest.submit.GROUP_LINES", 10)
+    monkeypatch.setattr("tokenmill.jobs.ingest.submit._LOOK_S", 0.01)
     monkeypatch.setattr("tokenmill.storage.lines.BLOCK_BYTES", 256)
     return write_jobs(tmp_path / "j", [f"prompt {number}" for number in range(60)])
 
@@ -50,7 +50,7 @@ def test_both_find_nothing_and_one_begins(server: PostgresAddress, path: Path, m
             first.waited = True
             both.wait(LIMIT_S)  # neither has found it by now
 
-    monkeypatch.setattr(sys.modules["tokenmill.jobs.submit"], "check_unused", wait)
+    monkeypatch.setattr(sys.modules["tokenmill.jobs.ingest.submit"], "check_unused", wait)
 
     with (
         Store(server) as one,
@@ -93,7 +93,7 @@ def test_one_that_comes_in_between_waits_for_the_other(server: PostgresAddress, 
 def test_when_the_other_is_lost_the_rest_is_stored_in_its_place(
     server: PostgresAddress, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tokenmill.jobs.sharding.leases.RENEW_S", 0.0)  # whoever waits looks around each time
+    monkeypatch.setattr("tokenmill.jobs.sharding.worker_lease.RENEW_S", 0.0)  # whoever waits looks around each time
     said = list[str]()
 
     def lose(words: str) -> None:

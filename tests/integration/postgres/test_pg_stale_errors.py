@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from support.jobs_store import answer, write_jobs
+from tokenmill.jobs.ingest.submit import submit
 from tokenmill.jobs.models import Counts, Failure, JobId, Submission
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.store.address import PostgresAddress
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.submit import submit
 
 pytestmark = pytest.mark.usefixtures("unkept")
 

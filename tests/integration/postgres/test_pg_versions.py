@@ -6,12 +6,12 @@ import pytest
 
 from support.postgres import Cluster, asked
 from tokenmill.errors import StoreError
+from tokenmill.jobs.ingest.submit import submit
 from tokenmill.jobs.models import Submission
 from tokenmill.jobs.store.address import PostgresAddress
 from tokenmill.jobs.store.http_batches import HttpBatches, HttpBatchRequest, StoredFile
 from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.submit import submit
 
 COLUMNS = (
     "SELECT table_name, column_name, data_type FROM information_schema.columns WHERE table_schema = current_schema() "

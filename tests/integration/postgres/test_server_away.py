@@ -13,6 +13,7 @@ from support.jobs_store import pending, submitted, write_jobs
 from support.postgres import cluster, cut, database_of
 from support.run_cli import until
 from tokenmill.errors import StoreError
+from tokenmill.jobs.ingest.submit import submit
 from tokenmill.jobs.models import Counts, Submission
 from tokenmill.jobs.store import postgres as module
 from tokenmill.jobs.store.address import PostgresAddress
@@ -21,7 +22,6 @@ from tokenmill.jobs.store.open import has_batches
 from tokenmill.jobs.store.postgres_errors import ConnectionLost
 from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.submit import submit
 
 pytestmark = pytest.mark.usefixtures("unkept")
 
@@ -203,7 +203,7 @@ def test_what_was_done_and_not_acknowledged_is_not_done_twice(
                 raise ConnectionLost("gone", hint="")
 
         monkeypatch.setattr(database, "writing", cut_off)
-        monkeypatch.setattr("tokenmill.jobs.submit.GROUP_LINES", 1)
+        monkeypatch.setattr("tokenmill.jobs.ingest.submit.GROUP_LINES", 1)
         path = write_jobs(tmp_path / "j", [f"{number} " + "x" * 300 for number in range(6000)])
         batch = submit(store, path, Submission("m", priority=1), processes=0).batch
         assert left[0] < -1  # it happened, and more followed

@@ -14,6 +14,7 @@ from support.jobs_store import answer, pending, submitted
 from support.postgres import PASSWORD, Cluster, asked, cluster, cut, database_of
 from tokenmill.cli import run
 from tokenmill.errors import StoreError
+from tokenmill.jobs.ingest.submit import submit
 from tokenmill.jobs.models import Counts, Submission
 from tokenmill.jobs.store import postgres as module
 from tokenmill.jobs.store.address import Address, PostgresAddress
@@ -21,7 +22,6 @@ from tokenmill.jobs.store.open import has_batches
 from tokenmill.jobs.store.postgres_errors import ConnectionLost
 from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.submit import submit
 
 
 def test_a_connection_that_breaks_is_made_anew(server: PostgresAddress, tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from support import patient
 from support.batches import chat_line
 from support.gateway import Served, config_in, native_engine, served
 from tokenmill.cli import run
-from tokenmill.gateway import app, batches
+from tokenmill.gateway import app
+from tokenmill.gateway.batches import routes
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 UNITS = sorted((EXAMPLES / "systemd").iterdir())
@@ -30,7 +31,7 @@ Answered = Callable[..., dict[str, int]]
 @pytest.fixture(scope="module")
 def gateway(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(app, "parts", lambda one: (batches.part(one, tick_s=0.1),))
+        patched.setattr(app, "parts", lambda one: (routes.part(one, tick_s=0.1),))
         with served(native_engine(smollm2_path), config_in(tmp_path_factory.mktemp("state"))) as one:
             yield one
 

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from support.jobs_store import pending
+from tokenmill.jobs.ingest.submit import submit
 from tokenmill.jobs.models import Batch, Failure, FinishedJob, JobId, Submission
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.submit import submit
 from tokenmill.recipes.history import Lengths, lengths, settled_lines, stored_answer
 from tokenmill.recipes.runner import Line, chat_line, line_bytes
 

@@ -23,7 +23,7 @@ from bench.simulation.sharing import Sharer, Sharing, quickly_joined  # noqa: E4
 from bench.simulation.store import Queue, StoreCosts  # noqa: E402
 from bench.simulation.table import Table  # noqa: E402
 
-from tokenmill.jobs.identity import shared_bytes  # noqa: E402
+from tokenmill.jobs.ingest.identity import shared_bytes  # noqa: E402
 from tokenmill.jobs.scheduler.estimates import MeasuredRates  # noqa: E402
 
 RATES = MeasuredRates(100.0, ((1, 10.0), (4, 20.0)))

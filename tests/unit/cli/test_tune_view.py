@@ -9,7 +9,7 @@ from support.run_models import model
 from tokenmill.cli.views.tune import outcome_shown
 from tokenmill.tuner.describe import announced, dials_words, figures_words, progress_line
 from tokenmill.tuner.point import Aim, Figures, OperatingPoint, PointScope, Trial, TrialSettings
-from tokenmill.tuner.space import Space
+from tokenmill.tuner.search.space import Space
 from tokenmill.tuner.trial_run import TrialStep
 
 DIALS = TrialSettings(13, 16, 12, 512, 16384, "q8_0", "q8_0")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from support.doctor_machines import MACHINE, facts, model, planned
-from tokenmill.doctor import bounds, engines, gpus, memory, numa, processor, storage
+from tokenmill.doctor import engines, gpus, limits, memory, numa, processor, storage
 from tokenmill.doctor.check_result import CheckResult, Severity, sysctl, sysfs
 from tokenmill.doctor.examine import CHECKS
 from tokenmill.doctor.facts import (
@@ -126,21 +126,21 @@ CASES: list[tuple[Check, Facts, Severity]] = [
     (memory.oom_kills, facts(kernel=Kernel(oom_kills=0)), "fine"),
     (memory.oom_kills, facts(kernel=Kernel(oom_kills=1)), "advice"),
     (memory.oom_kills, facts(groups=(CgroupFacts("/a", oom_kills=1),)), "advice"),
-    (bounds.memory_limit, facts(groups_seen=False), "unknown"),
-    (bounds.memory_limit, facts(), "fine"),
-    (bounds.memory_limit, facts(limited(cgroup_memory_bytes=64 * GIB)), "advice"),
-    (bounds.memory_limit, facts(limited(cgroup_memory_bytes=700 * GIB), model=model()), "fine"),
-    (bounds.memory_limit, facts(limited(cgroup_memory_bytes=16 * GIB), model=model()), "problem"),
-    (bounds.memory_limit, facts(groups=(CgroupFacts("/a", high_bytes=16 * GIB),), model=model()), "problem"),
-    (bounds.memory_limit, facts(groups=(CgroupFacts("/a", high_bytes=2000 * GIB),)), "fine"),  # more than there is
-    (bounds.cpu_limit, facts(groups_seen=False), "unknown"),
-    (bounds.cpu_limit, facts(), "fine"),
-    (bounds.cpu_limit, facts(limited(cgroup_cpus=4.0)), "advice"),
-    (bounds.cpu_limit, facts(limited(cgroup_cpus=8.0), model=model()), "fine"),
-    (bounds.cpu_limit, facts(limited(cgroup_cpus=4.0), model=model()), "problem"),
-    (bounds.cpu_limit, facts(limited(cpuset=(0, 1)), model=model()), "problem"),
+    (limits.memory_limit, facts(groups_seen=False), "unknown"),
+    (limits.memory_limit, facts(), "fine"),
+    (limits.memory_limit, facts(limited(cgroup_memory_bytes=64 * GIB)), "advice"),
+    (limits.memory_limit, facts(limited(cgroup_memory_bytes=700 * GIB), model=model()), "fine"),
+    (limits.memory_limit, facts(limited(cgroup_memory_bytes=16 * GIB), model=model()), "problem"),
+    (limits.memory_limit, facts(groups=(CgroupFacts("/a", high_bytes=16 * GIB),), model=model()), "problem"),
+    (limits.memory_limit, facts(groups=(CgroupFacts("/a", high_bytes=2000 * GIB),)), "fine"),  # more than there is
+    (limits.cpu_limit, facts(groups_seen=False), "unknown"),
+    (limits.cpu_limit, facts(), "fine"),
+    (limits.cpu_limit, facts(limited(cgroup_cpus=4.0)), "advice"),
+    (limits.cpu_limit, facts(limited(cgroup_cpus=8.0), model=model()), "fine"),
+    (limits.cpu_limit, facts(limited(cgroup_cpus=4.0), model=model()), "problem"),
+    (limits.cpu_limit, facts(limited(cpuset=(0, 1)), model=model()), "problem"),
     (
-        bounds.cpu_limit,
+        limits.cpu_limit,
         facts(
             limited(cgroup_cpus=8.0),
             model=model(),
@@ -149,14 +149,14 @@ CASES: list[tuple[Check, Facts, Severity]] = [
         ),
         "problem",
     ),
-    (bounds.shared_memory, facts(), "unknown"),
-    (bounds.shared_memory, facts(shm_bytes=16 * GIB), "fine"),
-    (bounds.shared_memory, facts(shm_bytes=64 * MIB), "advice"),
-    (bounds.shared_memory, facts(shm_bytes=64 * MIB, engine_kind="vllm"), "problem"),
-    (bounds.open_files, facts(), "unknown"),
-    (bounds.open_files, facts(memlock_known=True), "fine"),  # the limits were read, and this one is none
-    (bounds.open_files, facts(open_files=1024), "fine"),
-    (bounds.open_files, facts(open_files=256, open_files_hard=4096), "advice"),
+    (limits.shared_memory, facts(), "unknown"),
+    (limits.shared_memory, facts(shm_bytes=16 * GIB), "fine"),
+    (limits.shared_memory, facts(shm_bytes=64 * MIB), "advice"),
+    (limits.shared_memory, facts(shm_bytes=64 * MIB, engine_kind="vllm"), "problem"),
+    (limits.open_files, facts(), "unknown"),
+    (limits.open_files, facts(memlock_known=True), "fine"),  # the limits were read, and this one is none
+    (limits.open_files, facts(open_files=1024), "fine"),
+    (limits.open_files, facts(open_files=256, open_files_hard=4096), "advice"),
     (numa.numa_nodes, facts(replace(MACHINE, numa=())), "unknown"),
     (numa.numa_nodes, facts(), "fine"),
     (numa.numa_nodes, facts(NUMA), "fine"),  # engines of ours are bound or spread
@@ -361,10 +361,10 @@ def test_a_limit_is_taken_away_where_it_was_set() -> None:
         CgroupFacts("/mill.slice/x.service"),
         CgroupFacts("/mill.slice", max_bytes=16 * GIB),
     )
-    finding = said(bounds.memory_limit, facts(limited(cgroup_memory_bytes=16 * GIB), groups=groups))
+    finding = said(limits.memory_limit, facts(limited(cgroup_memory_bytes=16 * GIB), groups=groups))
     assert finding.remedies[0].command == "sudo systemctl set-property --runtime mill.slice MemoryMax=infinity"
     inside = replace(limited(cgroup_memory_bytes=16 * GIB), container="podman")
-    assert said(bounds.memory_limit, facts(inside)).remedies[0].command == "podman run --memory=0 ..."
+    assert said(limits.memory_limit, facts(inside)).remedies[0].command == "podman run --memory=0 ..."
 
 
 def test_optane_holds_the_other_modules_back() -> None:

@@ -10,7 +10,7 @@ from support.dialect_plans import machine_with
 from support.plans import placed, settings
 from tokenmill.cli.options import GoalOptions
 from tokenmill.config import EngineConfig, ReserveConfig
-from tokenmill.doctor.limits import core_finding, memory_finding
+from tokenmill.doctor.reserves import core_finding, memory_finding
 from tokenmill.engine.limits.cgroup import find_scope, scope_words
 from tokenmill.engine.limits.reserve import AppliedLimits, arrange, decisions, limit_for
 from tokenmill.hardware.machine import Cpu, Dram, Machine, NumaNode

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tokenmill.gateway.batch_files import MOST_ERRORS, CheckedInput, check_input
+from tokenmill.gateway.batches.result_files import MOST_ERRORS, CheckedInput, check_input
 
 URL = "/v1/completions"
 

@@ -8,9 +8,9 @@ import pytest
 from openai.types import Batch, FileObject
 
 from tokenmill.errors import RequestRefused
-from tokenmill.gateway.batches import batch_body, batch_request, metadata_wanted, window_s
-from tokenmill.gateway.faults import GatewayFault, param_of, status_of
-from tokenmill.gateway.files import file_body, list_body, page_of, upload_terms
+from tokenmill.gateway.batches.files import file_body, list_body, page_of, upload_terms
+from tokenmill.gateway.batches.routes import batch_body, batch_request, metadata_wanted, window_s
+from tokenmill.gateway.http.faults import GatewayFault, param_of, status_of
 from tokenmill.jobs.models import BatchTotals
 from tokenmill.jobs.store.http_batches import (
     FINAL,

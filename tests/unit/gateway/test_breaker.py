@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.gateway.breaker import Breaker, Rules
+from tokenmill.gateway.backends.breaker import Breaker, Rules
 
 RULES = Rules(failures=3, wait_s=2.0, longest_s=60.0)
 

@@ -14,7 +14,7 @@ from tokenmill.errors import (
     TooLong,
     UnknownModel,
 )
-from tokenmill.gateway.faults import Busy, GatewayFault, Stopping, error_body, error_headers, param_of, status_of
+from tokenmill.gateway.http.faults import Busy, GatewayFault, Stopping, error_body, error_headers, param_of, status_of
 
 ALL = [item for _, item in inspect.getmembers(errors, inspect.isclass) if issubclass(item, TokenmillError)]
 

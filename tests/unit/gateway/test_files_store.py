@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tokenmill.errors import StoreError
-from tokenmill.gateway.files import FOLDER, FileStore
+from tokenmill.gateway.batches.files import FOLDER, FileStore
 from tokenmill.jobs.store.http_batches import HttpBatches, HttpBatchRequest, StoredFile, new_file_id
 
 

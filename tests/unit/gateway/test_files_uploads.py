@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from starlette.requests import Request
 from starlette.types import Message
 
-from tokenmill.gateway import uploads
-from tokenmill.gateway.faults import GatewayFault
-from tokenmill.gateway.uploads import Upload, label, receive
+from tokenmill.gateway.batches import uploads
+from tokenmill.gateway.batches.uploads import Upload, label, receive
+from tokenmill.gateway.http.faults import GatewayFault
 
 BOUNDARY = "x0x"
 

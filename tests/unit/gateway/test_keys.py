@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tokenmill.errors import ConfigError, UsageError
-from tokenmill.gateway import keys
-from tokenmill.gateway.keys import KeyLimits, Keys
+from tokenmill.gateway.http import keys
+from tokenmill.gateway.http.keys import KeyLimits, Keys
 
 
 def test_a_key_is_kept_as_its_hash(tmp_path: Path) -> None:

@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from tokenmill.gateway.admission import AdmissionGate, AdmissionGates
-from tokenmill.gateway.faults import Busy
-from tokenmill.gateway.recorder import PriorityClass
+from tokenmill.gateway.backends.admission import AdmissionGate, AdmissionGates
+from tokenmill.gateway.http.faults import Busy
+from tokenmill.gateway.monitoring.recorder import PriorityClass
 
 
 def run(work: Callable[[], Awaitable[None]]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from support.fake_engine import CAPABILITIES, FakeEngine
 from tokenmill.engine.engine import Capabilities, Engine
 from tokenmill.errors import EngineDied, EngineError
-from tokenmill.gateway.late_server import LateServer
+from tokenmill.gateway.backends.late_server import LateServer
 
 
 class Embedding(FakeEngine):

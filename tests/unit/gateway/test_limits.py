@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.gateway.faults import Busy
-from tokenmill.gateway.keys import KeyLimits
-from tokenmill.gateway.limits import Bucket, Limiter
+from tokenmill.gateway.http.faults import Busy
+from tokenmill.gateway.http.keys import KeyLimits
+from tokenmill.gateway.http.rate_limits import Bucket, Limiter
 
 
 class Clock:

@@ -16,9 +16,9 @@ from support.gateway import config_in
 from tokenmill.config import EngineConfig
 from tokenmill.engine.engine import Timings, Usage
 from tokenmill.engine.reconcile import ReconciledItem, Reconciliation
-from tokenmill.gateway.metrics import Metrics
-from tokenmill.gateway.monitor import Monitor
-from tokenmill.gateway.recorder import FinishedRequest, Missed, Seen
+from tokenmill.gateway.monitoring.metrics import Metrics
+from tokenmill.gateway.monitoring.monitor import Monitor
+from tokenmill.gateway.monitoring.recorder import FinishedRequest, Missed, Seen
 from tokenmill.gateway.serving import EngineWanted, state_for
 
 DASHBOARD = Path(__file__).resolve().parents[3] / "docs" / "grafana" / "tokenmill.json"

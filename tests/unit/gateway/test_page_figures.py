@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from tokenmill.engine.engine import Counters
 from tokenmill.engine.reconcile import ReconciledItem, Reconciliation
-from tokenmill.gateway.memory_view import Room, memory_view
-from tokenmill.gateway.pace import CounterPace, quantile
-from tokenmill.gateway.view import MOST_HEADS, _parents, _worth_showing, named
+from tokenmill.gateway.monitoring.memory_view import Room, memory_view
+from tokenmill.gateway.monitoring.throughput import CounterPace, quantile
+from tokenmill.gateway.monitoring.view import MOST_HEADS, _parents, _worth_showing, named
 
 GENERATED = "generated_tokens"
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.engine.engine import Speech, Usage
-from tokenmill.gateway.passthrough import (
+from tokenmill.gateway.backends.passthrough import (
     ObservedAnswer,
     hides_usage,
     relayed_body,
@@ -16,8 +16,8 @@ from tokenmill.gateway.passthrough import (
     says_something,
     spent_in,
 )
-from tokenmill.gateway.recorder import PriorityClass
-from tokenmill.gateway.request import parsed_request
+from tokenmill.gateway.http.request import parsed_request
+from tokenmill.gateway.monitoring.recorder import PriorityClass
 
 LLAMA, VLLM, ANY = Speech("llama-server", "m"), Speech("vllm", "m"), Speech("url", "m")
 HELLO = [{"role": "user", "content": "hello"}]

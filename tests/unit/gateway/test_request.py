@@ -7,8 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.errors import RequestRefused
-from tokenmill.gateway.faults import GatewayFault, param_of
-from tokenmill.gateway.request import MOST_DEPTH, ParsedRequest, deeper_than, parse_json, parsed_request, priority_of
+from tokenmill.gateway.http.faults import GatewayFault, param_of
+from tokenmill.gateway.http.request import (
+    MOST_DEPTH,
+    ParsedRequest,
+    deeper_than,
+    parse_json,
+    parsed_request,
+    priority_of,
+)
 
 JSON = st.recursive(
     st.none() | st.integers() | st.text(max_size=3),

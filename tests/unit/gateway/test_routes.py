@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.config import RouteEntry
-from tokenmill.gateway.recorder import PriorityClass
-from tokenmill.gateway.routes import Choice, RouteQuery, chosen, holds, is_pattern
+from tokenmill.gateway.backends.routing import Choice, RouteQuery, chosen, holds, is_pattern
+from tokenmill.gateway.monitoring.recorder import PriorityClass
 
 NAMES = {"gpu": ("qwen", "qwen3", "gpu"), "cpu": ("qwen", "cpu"), "away": ("big", "away")}
 RULES = (

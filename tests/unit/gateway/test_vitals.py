@@ -2,7 +2,7 @@
 
 import pytest
 
-from tokenmill.gateway.vitals import ProbeResult, Vitals
+from tokenmill.gateway.backends.health_check import ProbeResult, Vitals
 
 UP, LOADING, LATE, REFUSED = "up", "loading", "late", "refused"
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.jobs.identity import CHUNK_BYTES, ENDS, FINE_BYTES, head_key
+from tokenmill.jobs.ingest.identity import CHUNK_BYTES, ENDS, FINE_BYTES, head_key
 from tokenmill.jobs.scheduler.prefix_groups import (
     Minimum,
     Pending,

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.head_keys import old_place
-from tokenmill.jobs.identity import (
+from tokenmill.jobs.ingest.identity import (
     CHUNK_BYTES,
     ENDS,
     FINE_BYTES,

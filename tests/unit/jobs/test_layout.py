@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.jobs.column_order import arrange, by_column, by_value
+from tokenmill.jobs.ingest.line import call_of
 from tokenmill.jobs.layout import JobLayout, lay_out
-from tokenmill.jobs.line import call_of
 from tokenmill.jobs.table import Table
 from tokenmill.jobs.template import read_template
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenmill.jobs.identity import prompt_text
+from tokenmill.jobs.ingest.identity import prompt_text
 from tokenmill.jobs.lint.costs import HEAD_ENDS, FileOrder, PromptTree, Repeats, ToolsBehind
 from tokenmill.jobs.lint.differences import side
 from tokenmill.jobs.lint.parts import Part, Prompt, located, prompt_of, shortened

@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.errors import UsageError
-from tokenmill.jobs.job_file import job_lines
-from tokenmill.jobs.line import BLOCK_BYTES, ParseOptions, blocks, call_of, line_in, row, rows
+from tokenmill.jobs.ingest.job_file import job_lines
+from tokenmill.jobs.ingest.line import BLOCK_BYTES, ParseOptions, blocks, call_of, line_in, row, rows
 from tokenmill.jobs.models import JobId
 from tokenmill.storage.lines import LONGEST_LINE_BYTES, BadLine, Chunk, chunks, open_source, split
 
@@ -229,7 +229,7 @@ def test_bad_lines_say_why_and_keep_their_name(line: str, custom_id: str | None,
 def test_a_line_of_a_chunk_has_the_row_that_it_has_alone(text: str) -> None:
     """The fast parser of chunks and the exact one agree."""
     (found,) = rows(Chunk(7, b"\n" + text.encode()), replace(READING, priority=2))
-    with patch("tokenmill.jobs.line.from_json", side_effect=ValueError):
+    with patch("tokenmill.jobs.ingest.line.from_json", side_effect=ValueError):
         assert found == row(text.strip(), 8, replace(READING, priority=2))
 
 

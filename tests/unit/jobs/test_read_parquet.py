@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tokenmill.errors import UsageError
-from tokenmill.jobs.job_file import job_lines
-from tokenmill.jobs.line import ParseOptions, row
+from tokenmill.jobs.ingest.job_file import job_lines
+from tokenmill.jobs.ingest.line import ParseOptions, row
 from tokenmill.storage.lines import BadLine
 
 

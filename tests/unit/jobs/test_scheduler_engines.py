@@ -6,7 +6,7 @@ import pytest
 
 from support.slot_engine import DECODE_S, CachingEngine, Engine, Night, SharingEngine, SlotEngine, Work
 from tokenmill.engine.engine import Usage
-from tokenmill.jobs.identity import CHUNK_BYTES
+from tokenmill.jobs.ingest.identity import CHUNK_BYTES
 from tokenmill.jobs.scheduler.estimates import MeasuredRates
 from tokenmill.jobs.scheduler.prefix_groups import minimum
 from tokenmill.jobs.scheduler.scheduler import Scheduler

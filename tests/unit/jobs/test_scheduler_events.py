@@ -7,7 +7,7 @@ import pytest
 from support.head_keys import long_key
 from support.slot_engine import CachingEngine, Engine, Event, Night, SharingEngine, SlotEngine, Work
 from tokenmill.engine.engine import Usage
-from tokenmill.jobs.identity import CHUNK_BYTES
+from tokenmill.jobs.ingest.identity import CHUNK_BYTES
 from tokenmill.jobs.scheduler.cache_model import CacheModel
 from tokenmill.jobs.scheduler.decisions import Dispatch, Fetch, Wait
 from tokenmill.jobs.scheduler.prefix_groups import Pending, minimum

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.slot_engine import CachingEngine, Engine, Night, SharingEngine, SlotEngine, Work
-from tokenmill.jobs.identity import CHUNK_BYTES, FINE_BYTES
+from tokenmill.jobs.ingest.identity import CHUNK_BYTES, FINE_BYTES
 from tokenmill.jobs.scheduler.cache_model import CacheModel
 from tokenmill.jobs.scheduler.decisions import Dispatch
 from tokenmill.jobs.scheduler.estimates import MeasuredRates

@@ -7,7 +7,7 @@ from itertools import groupby
 import pytest
 
 from support.slot_engine import CachingEngine, Night, SharingEngine, Work
-from tokenmill.jobs.identity import CHUNK_BYTES
+from tokenmill.jobs.ingest.identity import CHUNK_BYTES
 from tokenmill.jobs.models import JobId
 from tokenmill.jobs.scheduler.backlog import BLIND_S, Backlog
 from tokenmill.jobs.scheduler.estimates import MeasuredRates

@@ -6,7 +6,7 @@ import pytest
 
 from tokenmill.errors import UsageError
 from tokenmill.jobs.models import Submission
-from tokenmill.jobs.target import check_paths, check_unused
+from tokenmill.jobs.output_checks import check_paths, check_unused
 
 OWN = '{"id":"batch_req_0123456789abcdef_1","custom_id":"a"}\n'
 

@@ -22,10 +22,10 @@ from tokenmill.planner.make import make
 from tokenmill.planner.plan import Plan
 from tokenmill.planner.speed.forecast import decode_speed
 from tokenmill.planner.speed.offload import rows_in_force, set_rows, there
-from tokenmill.tuner.forecasts import forecaster
 from tokenmill.tuner.point import Aim, Figures, Trial
-from tokenmill.tuner.search import Search
-from tokenmill.tuner.space import MANY, SEQUENCES, space_for, start_for
+from tokenmill.tuner.search.forecasts import forecaster
+from tokenmill.tuner.search.search import Search
+from tokenmill.tuner.search.space import MANY, SEQUENCES, space_for, start_for
 
 FOLDER = Path(__file__).parents[3] / "docs" / "validation" / "h200-kimi-slice"
 AIM = Aim(prompt_tokens=512, tail_tokens=32, output_tokens=64)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tokenmill.errors import UsageError
-from tokenmill.jobs.identity import CHUNK_BYTES
+from tokenmill.jobs.ingest.identity import CHUNK_BYTES
 from tokenmill.recipes.expansion.prompts import (
     JUDGE,
     PACKAGED,

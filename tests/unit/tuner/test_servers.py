@@ -13,7 +13,7 @@ from tokenmill.errors import EngineError
 from tokenmill.planner.plan import Plan
 from tokenmill.tuner.engine_rig import ServerRig, Starter, most_starts, needs_load, plan_at, serves, thinned
 from tokenmill.tuner.point import Aim, TrialSettings
-from tokenmill.tuner.space import Space, space_for
+from tokenmill.tuner.search.space import Space, space_for
 
 DIALS = TrialSettings(8, 8, 4, 512, 1024)
 SPACE = Space(

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenmill.tuner.curves import WorthCurve, bound, exponent, probe
+from tokenmill.tuner.search.curves import WorthCurve, bound, exponent, probe
 
 SEQUENCES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
 

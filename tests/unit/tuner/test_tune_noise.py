@@ -4,8 +4,8 @@ from random import Random
 
 import pytest
 
-from tokenmill.tuner.noise import middle, spread, standings
 from tokenmill.tuner.point import Figures, Trial, TrialSettings
+from tokenmill.tuner.search.noise import middle, spread, standings
 
 ONE, TWO = TrialSettings(8, 8, 4, 512, 8192), TrialSettings(8, 8, 8, 512, 8192)
 

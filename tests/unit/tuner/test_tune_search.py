@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.tune_surfaces import RECORDED, MadeUp, Surface, exhaustive, made_up, run, tok_s, tried
-from tokenmill.tuner.noise import Standing, standings
-from tokenmill.tuner.objectives import choose, yardstick
 from tokenmill.tuner.point import Aim, AimKind, Figures, Trial, TrialOutcome, TrialSettings
-from tokenmill.tuner.search import Search
-from tokenmill.tuner.space import Space
-from tokenmill.tuner.trial_log import needs_as_much
+from tokenmill.tuner.search.noise import Standing, standings
+from tokenmill.tuner.search.objectives import choose, yardstick
+from tokenmill.tuner.search.search import Search
+from tokenmill.tuner.search.space import Space
+from tokenmill.tuner.search.trial_log import needs_as_much
 
 START = TrialSettings(15, 15, 8, 512, 8192)
 

@@ -13,9 +13,9 @@ from tokenmill.model.read import read
 from tokenmill.planner.goal import Goal
 from tokenmill.planner.make import make
 from tokenmill.planner.plan import Plan
-from tokenmill.tuner.forecasts import fits, forecaster
 from tokenmill.tuner.point import Aim, TrialSettings
-from tokenmill.tuner.space import Space, space_for, start_for
+from tokenmill.tuner.search.forecasts import fits, forecaster
+from tokenmill.tuner.search.space import Space, space_for, start_for
 
 
 @cache

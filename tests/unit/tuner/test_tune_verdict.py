@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from support.tune_surfaces import RECORDED, SEQUENCES, kimi_threads, recorded, tried
 from tokenmill.errors import TokenmillError
-from tokenmill.tuner.noise import standings
-from tokenmill.tuner.objectives import yardstick
 from tokenmill.tuner.point import Aim, Figures, OperatingPoint, PointScope, Trial, TrialSettings
-from tokenmill.tuner.tradeoffs import beats, front, score
-from tokenmill.tuner.verdict import point
+from tokenmill.tuner.search.noise import standings
+from tokenmill.tuner.search.objectives import yardstick
+from tokenmill.tuner.search.tradeoffs import beats, front, score
+from tokenmill.tuner.search.verdict import point
 from tokenmill.units import GIB
 
 PLACE = PointScope("box", "m1", "kimi", "k1", "native", "b11549")

@@ -6,8 +6,8 @@ from rich.text import Text
 
 from tokenmill.cli.output import facts
 from tokenmill.tuner.describe import dials_words, figures_words, number_words, short_seconds
-from tokenmill.tuner.noise import spread
 from tokenmill.tuner.point import OperatingPoint
+from tokenmill.tuner.search.noise import spread
 from tokenmill.units import format_seconds, number_of
 
 _FRONT_ROWS = 8

@@ -22,7 +22,7 @@ from hashlib import blake2b
 from typing import Literal
 
 from tokenmill.errors import RequestRefused
-from tokenmill.jobs.line import body_of
+from tokenmill.jobs.ingest.line import body_of
 from tokenmill.jobs.lint.variable_text import line_ends_unified
 from tokenmill.jobs.openai.call import checked
 from tokenmill.storage.json_text import compact_json, parse

@@ -7,7 +7,7 @@ told as "message 1 (system), byte 34". A test holds the two together.
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tokenmill.jobs.identity import prompt_text
+from tokenmill.jobs.ingest.identity import prompt_text
 from tokenmill.jobs.openai.call import Call
 from tokenmill.storage.json_text import compact_json
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from zlib import crc32
 
 from tokenmill.errors import RequestRefused
-from tokenmill.jobs.identity import place
-from tokenmill.jobs.line import body_of, custom_id_of
+from tokenmill.jobs.ingest.identity import place
+from tokenmill.jobs.ingest.line import body_of, custom_id_of
 from tokenmill.jobs.lint.costs import (
     HEAD_CHUNK,
     HEAD_ENDS,

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from tokenmill.engine.engine import Usage
-from tokenmill.jobs.identity import FINE_CHUNKS, KEY_BYTES, head_of
+from tokenmill.jobs.ingest.identity import FINE_CHUNKS, KEY_BYTES, head_of
 from tokenmill.jobs.models import Waiting
 from tokenmill.jobs.scheduler.prefix_groups import Pending
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from tokenmill.jobs.identity import CHUNK_BYTES, ENDS, KEY_BYTES, MOST_CHUNKS
+from tokenmill.jobs.ingest.identity import CHUNK_BYTES, ENDS, KEY_BYTES, MOST_CHUNKS
 
 WORTH_BYTES = CHUNK_BYTES
 """A shorter prefix still groups jobs, but no job waits and no slot is reserved for it: it is computed in a moment."""

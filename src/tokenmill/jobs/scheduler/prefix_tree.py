@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from math import inf
 from typing import Literal
 
-from tokenmill.jobs.identity import KEY_BYTES
+from tokenmill.jobs.ingest.identity import KEY_BYTES
 from tokenmill.jobs.scheduler.prefix_groups import WORTH_BYTES, Pending, chunk_bytes, common_length
 
 Order = Literal["stream", "longest", "work", "due", "file"]

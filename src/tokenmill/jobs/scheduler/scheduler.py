@@ -27,7 +27,7 @@ from tokenmill.jobs.scheduler.estimates import AnswerLengths, MeasuredRates
 from tokenmill.jobs.scheduler.prefix_groups import Pending, worth_bytes
 from tokenmill.jobs.scheduler.prefix_tree import Order, PrefixNode, PrefixTree, length_of
 from tokenmill.jobs.scheduler.shape import EngineShape, Reuse
-from tokenmill.jobs.scheduler.slots import Pick, Slots
+from tokenmill.jobs.scheduler.slot_assignment import Pick, Slots
 from tokenmill.units import number_of
 
 WINDOW = 4096  # jobs in memory; about 2 KB each

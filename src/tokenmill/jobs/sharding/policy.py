@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import ceil
 
-from tokenmill.jobs.identity import head_of
+from tokenmill.jobs.ingest.identity import head_of
 from tokenmill.jobs.models import SortKey, Waiting
 from tokenmill.jobs.scheduler.prefix_groups import WORTH_BYTES, chunk_bytes, common_length, worth_bytes
 

@@ -10,5 +10,5 @@
     queries.py, sql/  named queries, schemas and migrations
     address.py        a folder or the URL of a server
 
-A coordinator decides which process has which jobs: `jobs/sharding/coordination.py`, `jobs/sharding/leases.py`.
+A coordinator decides which process has which jobs: `jobs/sharding/coordination.py`, `jobs/sharding/worker_lease.py`.
 """

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tokenmill.errors import StoreError, UsageError
-from tokenmill.jobs.line import line_in
+from tokenmill.jobs.ingest.line import line_in
 from tokenmill.jobs.models import Batch, BatchTotals, Counts, Job, JobId, Result, SortKey, State, Waiting
 from tokenmill.jobs.sharding.coordination import Runner
 from tokenmill.jobs.store.address import Address

@@ -319,6 +319,6 @@ def _coordinator(database: DatabaseBackend, running: Callable[[], Collection[int
     """The coordinator of an open database; `running` returns the jobs that run in this process."""
     if isinstance(database, Database):
         return Coordinator(database)
-    from tokenmill.jobs.sharding.leases import leased  # noqa: PLC0415  its driver is an extra
+    from tokenmill.jobs.sharding.worker_lease import leased  # noqa: PLC0415  its driver is an extra
 
     return leased(database, running)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from tokenmill.errors import StoreError, TokenmillError, TooLong
-from tokenmill.jobs.identity import prompt_text
-from tokenmill.jobs.line import call_of
+from tokenmill.jobs.ingest.identity import prompt_text
+from tokenmill.jobs.ingest.line import call_of
 from tokenmill.jobs.models import (
     Batch,
     Counts,

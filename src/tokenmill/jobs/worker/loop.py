@@ -12,7 +12,7 @@ from typing import Any
 
 from tokenmill.engine.engine import Engine
 from tokenmill.errors import EngineError, TokenmillError
-from tokenmill.jobs.ingest import Ingest
+from tokenmill.jobs.ingest.background import Ingest
 from tokenmill.jobs.models import Batch, JobId, SortKey
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.scheduler.decisions import Dispatch, Fetch

@@ -12,7 +12,6 @@ from dataclasses import replace
 from tokenmill.errors import UsageError
 from tokenmill.hardware.fleet import Fleet, FleetHost
 from tokenmill.model.profile import Profile
-from tokenmill.planner.choices import DEFAULT_CONTEXT
 from tokenmill.planner.compute_graph.engines import TRAITS
 from tokenmill.planner.draft import capacity, make_draft
 from tokenmill.planner.goal import Goal
@@ -22,6 +21,7 @@ from tokenmill.planner.multi_host.vllm import make_staged
 from tokenmill.planner.multi_host.worker import worker_share
 from tokenmill.planner.placement import host_tier, os_reserve, usable_gpus
 from tokenmill.planner.plan import Decision, Ledger, LedgerRow
+from tokenmill.planner.settings import DEFAULT_CONTEXT
 from tokenmill.planner.speed.forecast import decode_speed
 
 UBATCH = 512

@@ -14,7 +14,6 @@ from dataclasses import replace
 from tokenmill.errors import UsageError
 from tokenmill.hardware.fleet import Fleet, FleetHost
 from tokenmill.model.profile import Profile
-from tokenmill.planner.choices import DEFAULT_CONTEXT, choose_settings
 from tokenmill.planner.goal import Goal
 from tokenmill.planner.multi_host.forecast import (
     ENGINE,
@@ -29,6 +28,7 @@ from tokenmill.planner.multi_host.forecast import (
 from tokenmill.planner.multi_host.hosts import HostShare, HostsPlan, in_words, lacking, of_fleet, part_of
 from tokenmill.planner.placement import usable_gpus
 from tokenmill.planner.plan import Decision, Forecast, Shortfall, Speed, Term
+from tokenmill.planner.settings import DEFAULT_CONTEXT, choose_settings
 from tokenmill.planner.speed.forecast import forecast
 from tokenmill.planner.vllm import bytes_per_token, place
 

@@ -10,7 +10,6 @@ from itertools import pairwise
 
 from tokenmill.hardware.fleet import FleetHost
 from tokenmill.model.profile import Profile, TensorClass
-from tokenmill.planner.choices import choose_settings
 from tokenmill.planner.draft import capacity
 from tokenmill.planner.goal import Goal
 from tokenmill.planner.memory.costs import MemoryCosts, costs_of
@@ -19,6 +18,7 @@ from tokenmill.planner.multi_host.forecast import graph_tensors
 from tokenmill.planner.multi_host.hosts import HostShare, part_of
 from tokenmill.planner.placement import assemble, host_tier, os_reserve, usable_gpus
 from tokenmill.planner.plan import Ledger, LedgerRow, Placement, Settings
+from tokenmill.planner.settings import choose_settings
 from tokenmill.planner.split import Layer, split
 from tokenmill.units import MIB
 

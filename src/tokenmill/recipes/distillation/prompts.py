@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import RequestRefused, UsageError
-from tokenmill.jobs.line import LONGEST_CUSTOM_ID, body_of
+from tokenmill.jobs.ingest.line import LONGEST_CUSTOM_ID, body_of
 from tokenmill.jobs.openai.call import checked
 from tokenmill.recipes.runner import Line, chat_line
 from tokenmill.storage.json_text import compact_json, shown

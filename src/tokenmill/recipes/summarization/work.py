@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenmill.errors import UsageError
-from tokenmill.jobs.line import LONGEST_CUSTOM_ID
+from tokenmill.jobs.ingest.line import LONGEST_CUSTOM_ID
 from tokenmill.recipes.reasoning import part as parted
 from tokenmill.recipes.runner import Answered, Line, chat_line, text_of
 from tokenmill.recipes.summarization.chunking import TokenCount, estimate, fits, groups, halved, split

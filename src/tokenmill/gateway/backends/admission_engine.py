@@ -1,0 +1,93 @@
+"""A backend as an engine for batches: requests go through the backend's gate, so that interactive requests go first
+where the engine itself does not order them."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+from tokenmill.engine.engine import Answer, Capabilities, Engine, EngineStatus, Identity, Liveness, Piece, Request
+from tokenmill.engine.forward import ForwardingEngine
+from tokenmill.errors import EngineError, TokenmillError
+from tokenmill.gateway.backends.backend import Backend
+from tokenmill.gateway.http.faults import Busy
+
+
+def engine_behind(backend: Backend) -> Engine:
+    """The engine to run batches on."""
+    return backend.engine if backend.engine.capabilities.interactive_first else AdmissionEngine(backend)
+
+
+class AdmissionEngine(ForwardingEngine):
+    """The engine of a backend, entered through its gate. Its owner closes it."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    @property
+    def inner(self) -> Engine:
+        """The wrapped engine."""
+        return self._backend.engine
+
+    @property
+    def identity(self) -> Identity:
+        """Identity of the engine."""
+        return self.inner.identity
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Capabilities of the engine."""
+        return self.inner.capabilities
+
+    @property
+    def ended(self) -> asyncio.Future[EngineError]:
+        """Done when the engine has failed and will not be restarted."""
+        return self.inner.ended
+
+    @property
+    def exited(self) -> asyncio.Future[EngineError]:
+        """Done when the engine's current process has died."""
+        return self.inner.exited
+
+    @property
+    def generation(self) -> int:
+        """The number of the engine's processes that have died."""
+        return self.inner.generation
+
+    @property
+    def liveness(self) -> Liveness:
+        """Whether the engine can be used."""
+        return self.inner.liveness
+
+    @property
+    def last_error(self) -> TokenmillError | None:
+        """Why the engine failed or died last."""
+        return self.inner.last_error
+
+    async def reconnect(self) -> bool:
+        """Try again to reach the engine."""
+        return await self.inner.reconnect()
+
+    async def stream(self, request: Request) -> AsyncGenerator[Piece | Answer, None]:
+        """Run one request when the gate admits it; waits as long as that takes."""
+        while True:
+            events = self._backend.stream(request)
+            begun = False
+            try:
+                async for event in events:
+                    begun = True
+                    yield event
+            except Busy as busy:
+                if begun:
+                    raise
+                wait_s = busy.retry_after_s or 1.0
+            else:
+                return
+            finally:
+                await events.aclose()
+            await asyncio.sleep(wait_s)
+
+    async def status(self) -> EngineStatus:
+        """State and counters."""
+        return await self.inner.status()
+
+    async def close(self) -> None:
+        """Does nothing: the backend's owner closes the engine."""

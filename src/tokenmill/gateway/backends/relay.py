@@ -1,0 +1,151 @@
+"""Relays one server response as bytes: buffered until it has started, then passed on as it arrives.
+
+Nothing is sent before the server's first event, so that another backend may still answer; the caller reports later
+errors to the client. Responses that are not streams are read and passed on as a whole.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+from tokenmill.engine.server.errors import fault_of
+from tokenmill.errors import EngineDied, EngineError, TokenmillError, TooLong
+from tokenmill.gateway.backends.http_client import Response, UpstreamLost
+from tokenmill.gateway.backends.passthrough import (
+    ObservedAnswer,
+    ObservedUsage,
+    relayed_headers,
+    says_something,
+    spent_in,
+)
+from tokenmill.gateway.http.faults import Busy
+from tokenmill.gateway.http.response_writer import ResponseWriter
+from tokenmill.units import MIB
+
+_MOST_ANSWER_BYTES = 256 * MIB
+_MOST_ERROR_BYTES = MIB
+_MOST_HELD_BYTES = 16 * 1024  # of a stream before its first event
+_DRAIN_S = 0.5  # for the end of the body after the last event
+_ERRORS = (b"error:", b'data: {"error"', b'data:{"error"')
+Headers = list[tuple[bytes, bytes]]
+
+
+class Relaying:
+    """One relayed response; `spent` and `tokens` are its known cost so far."""
+
+    def __init__(self, response: Response, sending: ResponseWriter, engine: str, *, hide_usage: bool) -> None:
+        self._response = response
+        self._sending = sending
+        self._engine = engine
+        self._observed = ObservedAnswer(hide_usage=hide_usage)
+        self.spent = ObservedUsage(None)
+
+    @property
+    def tokens(self) -> int:
+        """Approximate number of relayed tokens: events of a stream."""
+        return self._observed.events
+
+    @property
+    def failed(self) -> bool:
+        """Whether the server ended its stream with an error event, which the client received."""
+        return self._observed.failed
+
+    async def run(self, begun: Callable[[bool], None]) -> None:
+        """Relay the response; `begun` is called when the server has started, and whether with a token of a stream.
+
+        Raises Lost, EngineError or Busy; before `begun`, another backend may answer.
+        """
+        response = self._response
+        if response.status != 200:
+            await self._refused()
+        elif response.header(b"content-type").startswith(b"text/event-stream"):
+            await self._stream(begun)
+        else:
+            body = await response.all(_MOST_ANSWER_BYTES)
+            begun(False)
+            self.spent = spent_in(body)
+            await self._send_whole(200, body)
+
+    async def _stream(self, begun: Callable[[bool], None]) -> None:
+        response = self._response
+        observed = self._observed
+        put = self._sending.put
+        held = await self._first()
+        begun(True)
+        await self._sending.start(200, [*relayed_headers(response.headers), *self._named()])
+        data = held
+        while data:
+            out = observed.take(data)
+            if observed.ended_well:
+                self.spent = observed.spent()
+                await put(out + observed.end(), more=False)  # clients leave at this event: nothing may follow it
+                await self._drained()
+                return
+            if out:
+                await put(out)
+            data = await response.part()
+        self.spent = observed.spent()
+        if not observed.failed:
+            raise EngineDied(f"the stream of {self._engine} ended in the middle")
+        await put(observed.end(), more=False)
+
+    async def _drained(self) -> None:
+        """Read the response to its end, so that its connection can be reused."""
+        with suppress(UpstreamLost, TimeoutError):
+            async with asyncio.timeout(_DRAIN_S):
+                while await self._response.part():
+                    pass
+
+    async def _first(self) -> bytes:
+        """Buffer the beginning of a stream, up to its first event with content."""
+        held = b""
+        while len(held) < _MOST_HELD_BYTES:
+            data = await self._response.part()
+            if not data:
+                raise EngineDied(f"the stream of {self._engine} ended before it said anything")
+            held += data
+            if held.startswith(_ERRORS):
+                raise _fault(500, held)
+            if says_something(held):
+                break
+        return held
+
+    async def _refused(self) -> None:
+        """Handle a status other than 200: request errors are passed on, server errors are raised."""
+        status = self._response.status
+        engine = self._engine
+        body = await self._response.all(_MOST_ERROR_BYTES)
+        if status in (401, 403):
+            raise EngineError(f"{engine} does not accept our key ({status})", hint="api_key_env names its variable")
+        if status == 429:
+            wait = self._response.header(b"retry-after")
+            wait_s = float(wait) if wait.isdigit() else 1.0
+            raise Busy(f"{engine} has too much to do", retry_after_s=wait_s, code="upstream_busy", kind="upstream")
+        if status < 400 or status in (404, 405, 408) or status >= 500:
+            error = _fault(status, body)
+            raise error if isinstance(error, EngineError) else EngineError(f"{engine}: {error.message}")
+        error = _fault(status, body)
+        if isinstance(error, TooLong) or not self._response.header(b"content-type").startswith(b"application/json"):
+            raise error  # servers report a prompt that is too long differently; clients rely on our code
+        await self._send_whole(status, body)
+
+    async def _send_whole(self, status: int, body: bytes) -> None:
+        headers = [*relayed_headers(self._response.headers), *self._named()]
+        headers.append((b"content-length", str(len(body)).encode()))
+        usage = self.spent.usage
+        if usage is not None and usage.cached_tokens is not None:
+            headers.append((b"x-tokenmill-cached-tokens", str(usage.cached_tokens).encode()))
+        await self._sending.start(status, headers)
+        await self._sending.put(body, more=False)
+
+    def _named(self) -> Headers:
+        return [(b"x-tokenmill-engine", self._engine.encode("ascii", "replace"))]
+
+
+def lost(engine: str, error: UpstreamLost) -> EngineDied:
+    """The error for a broken connection."""
+    return EngineDied(f"the connection to {engine} was lost: {error}", from_outside=True)
+
+
+def _fault(status: int, body: bytes) -> TokenmillError:
+    return fault_of(status, body.decode(errors="replace"))

@@ -1,0 +1,256 @@
+"""/v1/batches: create, list, retrieve and cancel batches; a `BatchRunner` works on them while the gateway serves."""
+
+import asyncio
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from tokenmill.gateway.batches import schemas
+from tokenmill.gateway.batches.files import (
+    FileStore,
+    file_routes,
+    list_body,
+    may_see,
+    moment,
+    no_file,
+    owner_of,
+    page_of,
+    refuse,
+    visible_file,
+)
+from tokenmill.gateway.batches.runner import TICK_S, HttpBatchRunner
+from tokenmill.gateway.batches.schemas import OPERATIONS, BatchRequestObject
+from tokenmill.gateway.http.faults import GatewayFault
+from tokenmill.gateway.http.request import parse_body, read_body
+from tokenmill.gateway.http.route_group import RouteGroup
+from tokenmill.gateway.state import GatewayState
+from tokenmill.jobs.openai.validation import validate
+from tokenmill.jobs.store.desk import take_over_desk
+from tokenmill.jobs.store.http_batches import (
+    LONGEST_WINDOW_S,
+    MOST_BATCHES,
+    MOST_METADATA,
+    USUAL_BATCHES,
+    WINDOW,
+    HttpBatch,
+    HttpBatches,
+    HttpBatchRequest,
+    Outcome,
+    RefusedLine,
+)
+from tokenmill.storage.json_text import shown
+
+FOLDER = "batches"  # in the state folder: the store that `tokenmill run` and `tokenmill status` use by default
+_WINDOW = re.compile(WINDOW[1:-1])
+_METADATA_QUERY = re.compile(r"metadata\[(.+)\]", re.DOTALL)
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def part(state: GatewayState, *, tick_s: float = TICK_S, clock: Callable[[], float] = time.time) -> RouteGroup:
+    """Files and batches, and the runner that works on them while the gateway serves."""
+    service = _Service(state, tick_s, clock)
+    return RouteGroup(_routes(state, service), OPERATIONS, alongside=service.serving)
+
+
+@dataclass(slots=True)
+class _Service:
+    """What requests and the runner share, open while the gateway serves."""
+
+    state: GatewayState
+    tick_s: float
+    clock: Callable[[], float]
+    _opened: tuple[HttpBatches, FileStore, HttpBatchRunner] | None = field(default=None, init=False)
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Open the store, take over an older gateway's database, and work on batches until the gateway stops."""
+        folder = self.state.state_path / FOLDER
+        rows = await asyncio.to_thread(lambda: HttpBatches(folder, clock=self.clock))
+        try:
+            await asyncio.to_thread(take_over_desk, folder, rows)
+            files = FileStore(folder, rows)
+            runner = HttpBatchRunner(self.state, rows, files, folder, tick_s=self.tick_s, clock=self.clock)
+            self._opened = rows, files, runner
+            runner.start()
+            try:
+                yield
+            finally:
+                await runner.stop()
+        finally:
+            self._opened = None
+            rows.close()
+
+    def files(self) -> tuple[HttpBatches, FileStore]:
+        """Rows and bytes; a Fault before the gateway serves."""
+        if self._opened is None:
+            raise GatewayFault("files and batches are not served yet", status=503, code="starting", retry_after_s=1.0)
+        return self._opened[:2]
+
+    def rows(self) -> HttpBatches:
+        """Rows; a Fault before the gateway serves."""
+        return self.files()[0]
+
+    def wake(self) -> None:
+        """Let the runner look for work now."""
+        if self._opened is not None:
+            self._opened[2].wake()
+
+
+def _routes(state: GatewayState, service: _Service) -> list[Route]:
+    settings = state.config.gateway
+
+    async def create(request: Request) -> Response:
+        wanted = batch_request(await parse_body(await read_body(request, settings)))
+        rows = service.rows()
+        file = await visible_file(request, rows, wanted.input_file_id, param="input_file_id")
+        if file.purpose != "batch":
+            raise GatewayFault(
+                f"{file.id} was uploaded for {file.purpose}, not for batch",
+                param="input_file_id",
+                code="invalid_value",
+                hint='upload it with purpose "batch"',
+            )
+        batch = await asyncio.to_thread(rows.create, wanted, owner_of(request))
+        if batch is None:
+            raise no_file(wanted.input_file_id, param="input_file_id")
+        service.wake()
+        return JSONResponse(batch_body(batch))
+
+    async def listed(request: Request) -> Response:
+        query = request.query_params
+        metadata = metadata_wanted(query)
+        known = ("after", "limit", *(f"metadata[{key}]" for key in metadata))
+        page = page_of(query, usual=USUAL_BATCHES, most=MOST_BATCHES, known=known)
+        found = await asyncio.to_thread(service.rows().batches, owner_of(request), page, metadata=metadata)
+        return JSONResponse(list_body(found, page, batch_body))
+
+    async def one(request: Request) -> Response:
+        return JSONResponse(batch_body(await visible(request)))
+
+    async def cancel(request: Request) -> Response:
+        batch = await visible(request)
+        cancelled = await asyncio.to_thread(service.rows().cancel, batch.id)
+        batch = await visible(request)
+        if not cancelled and batch.status not in ("cancelling", "cancelled"):
+            raise GatewayFault(
+                f"{batch.id} is {batch.status}: there is nothing left to cancel",
+                status=409,
+                code="batch_not_cancellable",
+            )
+        service.wake()
+        return JSONResponse(batch_body(batch))
+
+    async def visible(request: Request) -> HttpBatch:
+        name = request.path_params["batch_id"]
+        batch = await asyncio.to_thread(service.rows().batch, name)
+        if batch is None or not may_see(owner_of(request), batch.owner):
+            raise GatewayFault(f"there is no batch {name[:60]!r}", status=404, code="batch_not_found", param="batch_id")
+        return batch
+
+    return [
+        *file_routes(state, service.files),
+        Route("/v1/batches", create, methods=["POST"]),
+        Route("/v1/batches", listed, methods=["GET"]),
+        Route("/v1/batches/{batch_id}", one, methods=["GET"]),
+        Route("/v1/batches/{batch_id}/cancel", cancel, methods=["POST"]),
+    ]
+
+
+# Responses.
+
+
+def batch_body(batch: HttpBatch) -> schemas.BatchObject:
+    """A batch as OpenAI's clients see it."""
+    outcome = batch.outcome
+    written = outcome if batch.final else None
+    ended_at = {batch.status: moment(batch.ended_s)}
+    return {
+        "id": batch.id,
+        "object": "batch",
+        "endpoint": batch.endpoint,
+        "model": batch.model,
+        "errors": _errors_body(batch.errors) if batch.errors else None,
+        "input_file_id": batch.input_file_id,
+        "completion_window": batch.completion_window,
+        "status": batch.status,
+        "output_file_id": batch.output_file_id if written and written.completed else None,
+        "error_file_id": batch.error_file_id if written and written.failed else None,
+        "created_at": int(batch.created_s),
+        "in_progress_at": moment(batch.in_progress_s),
+        "expires_at": int(batch.expires_s),
+        "finalizing_at": moment(batch.finalizing_s),
+        "completed_at": ended_at.get("completed"),
+        "failed_at": ended_at.get("failed"),
+        "expired_at": ended_at.get("expired"),
+        "cancelling_at": moment(batch.cancelling_s),
+        "cancelled_at": ended_at.get("cancelled"),
+        "request_counts": {
+            "total": outcome.total if outcome else 0,
+            "completed": outcome.completed if outcome else 0,
+            "failed": outcome.failed if outcome else 0,
+        },
+        "usage": _usage_body(outcome) if outcome else None,
+        "metadata": None if batch.metadata is None else dict(batch.metadata),
+        "priority": batch.priority,
+    }
+
+
+def _errors_body(errors: Sequence[RefusedLine]) -> schemas.BatchErrors:
+    data: list[schemas.BatchError] = [
+        {"code": bad.code, "line": bad.line, "message": bad.message, "param": bad.param} for bad in errors
+    ]
+    return {"object": "list", "data": data}
+
+
+def _usage_body(outcome: Outcome) -> dict[str, Any]:
+    """What was computed for the batch; answers that the store had already cost nothing."""
+    spent = outcome.totals
+    return {
+        "input_tokens": spent.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": spent.cached_tokens},
+        "output_tokens": spent.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": spent.prompt_tokens + spent.completion_tokens,
+        "answers": {"computed": spent.computed, "reused": spent.reused},
+    }
+
+
+# Requests.
+
+
+def batch_request(given: Mapping[str, Any]) -> HttpBatchRequest:
+    """The body of a request for a batch. Raises RequestRefused or a Fault, which name the key."""
+    present = {key: value for key, value in given.items() if value is not None}
+    wanted = validate(BatchRequestObject, present, code="invalid_value", missing_code="missing_required_parameter")
+    kept = wanted.output_expires_after
+    return HttpBatchRequest(
+        wanted.endpoint,
+        wanted.completion_window,
+        window_s(wanted.completion_window),
+        wanted.input_file_id,
+        wanted.metadata,
+        wanted.priority or 0,
+        None if kept is None else kept.seconds,
+    )
+
+
+def window_s(text: str) -> float:
+    """A completion window in seconds. OpenAI allows only 24h, the gateway any time up to a year."""
+    if not _WINDOW.fullmatch(text) or not 0 < int(text[:-1]) * _SECONDS[text[-1]] <= LONGEST_WINDOW_S:
+        refuse("completion_window", f"must be a time such as 24h, 90m or 7d, up to a year, not {shown(text)}")
+    return float(int(text[:-1]) * _SECONDS[text[-1]])
+
+
+def metadata_wanted(query: Mapping[str, str]) -> dict[str, str]:
+    """The metadata that listed batches must have: query parameters `metadata[KEY]=VALUE`."""
+    named = {name: found[1] for name in query if (found := _METADATA_QUERY.fullmatch(name))}
+    if len(named) > MOST_METADATA:
+        refuse("metadata", f"a batch has at most {MOST_METADATA} entries")
+    return {key: query[name] for name, key in named.items()}

@@ -1,0 +1,149 @@
+"""Assigns batches to backends: one job worker per backend, each batch on its best available backend.
+
+The batches of one backend run together, because they may share prefixes and whole answers; new ones join running
+workers. A worker stops when the backend of one of its batches fails, or when a better one is available again. Its jobs
+in flight return to the queue, and its batches move to their best backends.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tokenmill.errors import TokenmillError, UnknownModel
+from tokenmill.gateway.backends.admission_engine import engine_behind
+from tokenmill.gateway.backends.backend import Backend
+from tokenmill.gateway.monitoring.recorder import Missed
+from tokenmill.gateway.state import GatewayState
+from tokenmill.jobs.models import Batch
+from tokenmill.jobs.scheduler.shape import shape_of
+from tokenmill.jobs.store.http_batches import HttpBatch
+from tokenmill.jobs.store.store import Store
+from tokenmill.jobs.worker.loop import WorkOptions, work
+from tokenmill.jobs.worker.reuse import Miss
+
+_FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 2.0, 60.0
+
+
+@dataclass(slots=True)
+class _Worker:
+    backend: Backend
+    batches: set[int]  # job batches that are not known to be finished
+    joining: "asyncio.Queue[Batch]" = field(default_factory=asyncio.Queue)
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    task: "asyncio.Task[None] | None" = None
+
+
+@dataclass(slots=True)
+class _Backoff:
+    """Backoff of a backend on which a worker failed."""
+
+    until_s: float = 0.0
+    failures: int = 0
+
+
+class BackendWorkers:
+    """The job workers of the gateway, by backend."""
+
+    def __init__(
+        self, state: GatewayState, *, tick_s: float, wake: Callable[[], None], clock: Callable[[], float] = time.time
+    ) -> None:
+        """`wake` is called when a worker ends."""
+        self._state = state
+        self._tick_s = tick_s
+        self._wake = wake
+        self._clock = clock
+        self._workers: dict[str, _Worker] = {}
+        self._backoffs: dict[str, _Backoff] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether any worker runs."""
+        return bool(self._workers)
+
+    def has(self, batch: int) -> bool:
+        """Whether a worker runs a job batch."""
+        return any(batch in worker.batches for worker in self._workers.values())
+
+    def done(self, batch: int) -> None:
+        """Note that a job batch is finished."""
+        for worker in self._workers.values():
+            worker.batches.discard(batch)
+
+    async def work_on(self, store: Store, jobs: Batch, batch: HttpBatch) -> None:
+        """Run a batch if one of its backends is available."""
+        best = self._best(jobs, batch)
+        current = next((worker for worker in self._workers.values() if jobs.id in worker.batches), None)
+        if best is None:
+            return  # a worker that has the batch waits for its engine
+        if current is not None:
+            if current.backend.name != best.name:
+                current.stop.set()
+            return
+        worker = self._workers.get(best.name)
+        if worker is None:
+            worker = self._workers[best.name] = _Worker(best, {jobs.id})
+            worker.task = asyncio.create_task(self._work(store, worker, jobs))
+        else:
+            worker.batches.add(jobs.id)
+            worker.joining.put_nowait(jobs)
+
+    async def stop(self) -> None:
+        """Stop all workers; their jobs in flight are put back."""
+        tasks = [worker.task for worker in self._workers.values() if worker.task is not None]
+        for worker in self._workers.values():
+            worker.stop.set()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _best(self, jobs: Batch, batch: HttpBatch) -> Backend | None:
+        """The first available backend of the model that is not in backoff."""
+        try:
+            chain = self._state.routes.choose(batch.model, "batch", None, batch.owner)
+        except UnknownModel:  # the configuration has changed since
+            return None
+        now_s = asyncio.get_running_loop().time()
+        return next(
+            (
+                backend
+                for backend in chain
+                if backend.engine.identity.model_id == jobs.model_id
+                and backend.available
+                and self._backoffs.get(backend.name, _Backoff()).until_s <= now_s
+            ),
+            None,
+        )
+
+    async def _work(self, store: Store, worker: _Worker, first: Batch) -> None:
+        """Work until all batches that joined are done, or the backend fails."""
+        name = worker.backend.name
+        try:
+            engine = engine_behind(worker.backend)
+            status = await engine.status()
+            shape = shape_of(engine.capabilities, engine.identity, cells_total=status.counters.cells_total)
+            await work(
+                store,
+                [first],
+                engine,
+                shape,
+                options=WorkOptions(tick_s=self._tick_s),
+                stop=worker.stop,
+                clock=self._clock,
+                joining=worker.joining,
+                missed=lambda miss: self._record_miss(name, miss),
+            )
+            self._backoffs.pop(name, None)
+        except TokenmillError as error:
+            self._back_off(name, error)
+        finally:
+            del self._workers[name]
+            self._wake()
+
+    def _record_miss(self, name: str, miss: Miss) -> None:
+        self._state.recorder.missed(Missed(name, miss.expected_tokens, miss.cached_tokens, miss.words))
+
+    def _back_off(self, name: str, error: TokenmillError) -> None:
+        backoff = self._backoffs.setdefault(name, _Backoff())
+        wait_s = min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2.0**backoff.failures)
+        backoff.failures += 1
+        backoff.until_s = asyncio.get_running_loop().time() + wait_s
+        self._state.log({"event": "batches_wait", "backend": name, "why": " ".join(error.message.split())})

@@ -1,0 +1,1 @@
+"""What the gateway shows of itself: metrics, health, and the dashboard's data."""

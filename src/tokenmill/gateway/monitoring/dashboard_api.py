@@ -1,0 +1,155 @@
+"""The dashboard at /, its data (/api/status, /api/events), and /metrics.
+
+The dashboard's files are served from this package unchanged; they need no key, contain no data, and ask for a key
+themselves.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from hashlib import sha256
+from importlib.resources import files
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from tokenmill.gateway.http.faults import GatewayFault
+from tokenmill.gateway.http.openapi import NO_KEY, DocumentedAnswer, Operation, path_parameter
+from tokenmill.gateway.http.route_group import RouteGroup
+from tokenmill.gateway.monitoring.events import EventStream, Feed
+from tokenmill.gateway.monitoring.metrics import CONTENT_TYPE, Metrics
+from tokenmill.gateway.monitoring.monitor import Monitor
+from tokenmill.gateway.monitoring.view import heads_view, status_view
+from tokenmill.gateway.schemas import Forest, StatusObject, StatusWithForest
+from tokenmill.gateway.state import GatewayState
+
+FOLDER = "/page"
+_INDEX = "index.html"
+_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+_KEY_WANTED = b'<meta name="tokenmill-key" content="none">', b'<meta name="tokenmill-key" content="wanted">'
+_STRICT = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-cache",
+}
+YOUNG_S = 0.5  # a more recent poll answers several clients
+
+
+def page_part(state: GatewayState) -> RouteGroup:
+    """The dashboard, its files, its data, and metrics."""
+    watch = Monitor(state)
+    feed = Feed(watch)
+    metrics = Metrics(watch)
+    kept = page_files()
+
+    async def page(request: Request) -> Response:
+        body = kept[_INDEX].replace(*_KEY_WANTED) if state.keys.all() else kept[_INDEX]
+        return _file(request, _INDEX, body)
+
+    async def part_of_page(request: Request) -> Response:
+        name = request.path_params["file"]
+        if name not in kept or name == _INDEX:
+            raise GatewayFault(f"there is nothing at {FOLDER}/{name[:100]}", status=404, code="not_found")
+        return _file(request, name, kept[name])
+
+    async def status(_request: Request) -> Response:
+        await watch.look(younger_s=YOUNG_S)
+        found: StatusWithForest = {**status_view(watch), "forest": heads_view(watch)}
+        return JSONResponse(found)
+
+    async def events(_request: Request) -> Response:
+        return EventStream(feed)
+
+    async def scrape(_request: Request) -> Response:
+        return Response(await metrics.text(), headers={"content-type": CONTENT_TYPE})
+
+    @asynccontextmanager
+    async def alongside() -> AsyncIterator[None]:
+        state.recorder.all += [watch, metrics]
+        try:
+            async with watch.alongside():
+                yield
+        finally:
+            for one in (watch, metrics):
+                state.recorder.all.remove(one)
+
+    routes = [
+        Route("/", page),
+        Route(f"{FOLDER}/{{file}}", part_of_page),
+        Route("/api/status", status),
+        Route("/api/events", events),
+        Route("/metrics", scrape),
+    ]
+    free = frozenset(("/", *(f"{FOLDER}/{name}" for name in kept)))
+    return RouteGroup(routes, _OPERATIONS, alongside, free)
+
+
+def page_files() -> dict[str, bytes]:
+    """Every file of the dashboard by name."""
+    folder = files("tokenmill.gateway") / "dashboard"
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.name.rpartition(".")[2] in _TYPES}
+
+
+def _file(request: Request, name: str, body: bytes) -> Response:
+    tag = f'"{sha256(body).hexdigest()[:20]}"'
+    headers = {**_STRICT, "content-type": _TYPES[name.rpartition(".")[2]], "etag": tag}
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers=headers)
+    return Response(body, headers=headers)
+
+
+_EVENTS = (
+    "Server-sent events: `history` (once), `status` (every second), `heads` (when it has changed), `stopping` (the "
+    "last). Data is JSON: a list of rates, Status, a list of Forest, an empty object."
+)
+_UNCHANGED = DocumentedAnswer("Not changed since the client read it.")
+_OPERATIONS = (
+    Operation(
+        path="/",
+        id="page",
+        summary="The dashboard.",
+        answers={200: DocumentedAnswer("The page.", media=("text/html",)), 304: _UNCHANGED},
+        errors=(403, 503),
+        needs_key=False,
+    ),
+    Operation(
+        path="/page/{file}",
+        id="pageFile",
+        summary="A file of the dashboard.",
+        parameters=[path_parameter("file")],
+        answers={
+            200: DocumentedAnswer("The file.", media=("text/javascript", "text/css", "image/svg+xml")),
+            304: _UNCHANGED,
+        },
+        errors=(404, *NO_KEY),
+        needs_key=False,
+    ),
+    Operation(
+        path="/api/status",
+        id="status",
+        summary="The state of the gateway and its engines, and what they are working on.",
+        answers={200: DocumentedAnswer("As of now.", StatusWithForest)},
+    ),
+    Operation(
+        path="/api/events",
+        id="events",
+        summary="The same as it changes.",
+        answers={200: DocumentedAnswer(_EVENTS, media=("text/event-stream",), mentions=(StatusObject, Forest))},
+        errors=(429, *NO_KEY),
+    ),
+    Operation(
+        path="/metrics",
+        id="metrics",
+        summary="Metrics for Prometheus.",
+        answers={200: DocumentedAnswer("Prometheus' text format.", media=("text/plain",))},
+    ),
+)
