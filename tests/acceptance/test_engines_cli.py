@@ -146,8 +146,8 @@ def test_an_engine_dies_with_a_serve_that_was_killed(smollm2_path: Path, tmp_pat
         (("serve", "--engine-only", "kimi-k2.5:Q4_K_S"), 2, "has not been downloaded"),
         (("serve", "--engine-only", "/nowhere.gguf"), 2, "/nowhere.gguf"),
         (("serve", "--engine-only", "smollm2", "--engine", "ollama"), 2, "native, llama-server, ik_llama, vllm"),
-        (("engines", "stop", "nobody"), 2, "no engine nobody"),
-        (("engines", "log", "nobody"), 2, "no engine of the name nobody"),
+        (("engines", "stop", "nobody"), 2, "no running engine named nobody"),
+        (("engines", "log", "nobody"), 2, "no log of an engine named nobody"),
     ],
 )
 def test_mistakes_are_answered(

@@ -102,7 +102,7 @@ def test_a_mapped_file_is_read_and_copied_to_memory(tmp_path: Path) -> None:
 
 def test_a_killed_process_leaves_nothing_behind(tmp_path: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from tokenmill.hardware import bandwidth_disk as disk\n"
+        "import sys; from pathlib import Path; from tokenmill.hardware.bandwidth import disk\n"
         "disk.MEMORY_FILE_SYSTEMS, disk.LEAST_TEMPORARY_BYTES = (), disk.BLOCK_BYTES\n"
         "disk.measure_disk(Path(sys.argv[1]), 2.0, lambda text: print(text, flush=True))"
     )

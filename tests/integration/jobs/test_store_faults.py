@@ -269,7 +269,7 @@ from tokenmill.jobs.store import reader
 if os.geteuid() == 0:
     os.setuid(65534)
 try:
-    reader.Reader(Path(sys.argv[1]))
+    reader.StoreReader(Path(sys.argv[1]))
 except StoreError as error:
     print(type(error).__name__, error.message[:31].strip())
 """

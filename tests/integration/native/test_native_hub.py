@@ -41,10 +41,10 @@ FOREIGN = r"""
 import json, pathlib, socket, sys
 from tokenmill.engine.engine import Capabilities, Counters, Identity
 from tokenmill.native import protocol
-from tokenmill.native.chat.template import Template
+from tokenmill.native.chat.template import ChatTemplate
 from tokenmill.native.ipc_server import IpcServer
 
-template = Template("{% for message in messages %}{{ message.content }}{% endfor %}", bos="", eos="")
+template = ChatTemplate("{% for message in messages %}{{ message.content }}{% endfor %}", bos="", eos="")
 no = Capabilities(*[False] * 13, most_logprobs=0)
 hello = protocol.Handshake(Identity("native", "m", "m", "b", 64, 1, "a"), no, (), 0.0, 1, 1)
 path = pathlib.Path(sys.argv[1], "w.sock")

@@ -109,7 +109,7 @@ def test_names_of_partitions_are_names_of_files(one: str, other: str) -> None:
         ("{partition}.parquet", False, "the asset has none"),
         ("{night}.parquet", True, "{night}"),
         ("{partition.parquet", True, "cannot be read"),
-        ("{partition}.csv", True, "ending"),
+        ("{partition}.csv", True, "output format"),
     ],
 )
 def test_templates(template: str, partitioned: bool, said: str | None) -> None:
