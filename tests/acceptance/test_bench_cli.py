@@ -87,10 +87,10 @@ def test_a_server_that_runs_is_measured_as_it_is(serving: Path, moe: Path) -> No
     [
         (("no-such-model",), "no model 'no-such-model'"),
         (("kimi-k2.5:Q4_K_S",), "not here"),
-        (("{moe}", "--what", "sweep,speed"), "no part 'speed'"),
+        (("{moe}", "--what", "sweep,speed"), "unknown part 'speed'"),
         (("{moe}", "--price", "cheap"), "is not a price"),
-        (("{moe}", "--watts", "0"), "--watts must be more than 0"),
-        (("{moe}", "--thread-counts", "1,x"), "--thread-counts takes numbers"),
+        (("{moe}", "--watts", "0"), "--watts must be greater than 0"),
+        (("{moe}", "--thread-counts", "1,x"), "--thread-counts must be comma-separated numbers"),
         (("{moe}", "--repeat", "0"), "at least 1"),
         (("{moe}", "--format", "xml"), "xml"),
         (("--engine", "http://127.0.0.1:9"), "nothing answers"),

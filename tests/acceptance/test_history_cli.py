@@ -90,7 +90,7 @@ def busy(mill: Mill, model: Path) -> Mill:
 
 def test_nothing_was_measured_yet(mill: Mill) -> None:
     assert mill.says("history") == ""
-    assert "nothing was measured yet" in mill.talk
+    assert "no measurements yet" in mill.talk
     assert mill.knows("history") == {
         "measurements": [],
         "trends": [],
@@ -132,7 +132,7 @@ def test_export_to_csv(busy: Mill, tmp_path: Path) -> None:
     assert [float(row["measured"]) for row in decode] == [50.0 + day for day in range(12)]
     assert float(decode[0]["error"]) == pytest.approx(1.0)
     busy.says("history", "--export", target, code=2)
-    assert "--force overwrites it" in busy.talk
+    assert "use --force to overwrite it" in busy.talk
     busy.says("history", "--export", target, "--force")
 
 

@@ -235,7 +235,7 @@ def test_a_running_batch_can_be_watched_and_cancelled_from_elsewhere(
         second = said(home, "run", source, "--output", tmp_path / "other.jsonl", *store)
         assert second.returncode == 1
         assert f"process {process.pid} works with the batches" in second.stderr
-        assert "asked to cancel" in said(home, "cancel", "last", *store).stderr
+        assert "asked the process that works on it to cancel" in said(home, "cancel", "last", *store).stderr
         assert process.wait(LIMIT_S) == 0  # every line has its result or its error
     finally:
         process.kill()

@@ -117,7 +117,7 @@ def test_the_commands_for_batches_take_a_server(
         assert [each["running"] for each in found["runners"]] == [1]
         store.commit([answer(JobId.of(batch.id, 1))])
     assert run(["cancel", "last", *there]) == 0
-    assert "is cancelled" in capsys.readouterr().err
+    assert f"cancelled {batch.name}" in capsys.readouterr().err
     assert run(["retry", "last", "--cancelled", *there]) == 0
     assert "pending again" in capsys.readouterr().err
     assert run(["results", "last", "--store", server.url]) == 0

@@ -58,7 +58,7 @@ def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
 
 def test_a_device_is_not_replaced_by_a_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(UsageError, match="is not an ordinary file"):
+    with pytest.raises(UsageError, match="is not a regular file"):
         ghost.write("qwen3-32b:Q4_K_M", tmp_path / "pipe", force=True)
     assert (tmp_path / "pipe").is_fifo()
 

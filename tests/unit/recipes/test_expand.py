@@ -454,9 +454,9 @@ def test_only_its_own_output_is_replaced(tmp_path: Path) -> None:
             check_targets(tmp_path / "named.parquet", what.seeds.path, None)
     with pytest.raises(UsageError, match="same file"):
         check_targets(what.output, what.seeds.path, what.output)
-    with pytest.raises(UsageError, match="no folder"):
+    with pytest.raises(UsageError, match="does not exist"):
         check_targets(tmp_path / "no" / "out.jsonl", what.seeds.path, None)
-    with pytest.raises(UsageError, match="ending"):
+    with pytest.raises(UsageError, match="cannot tell the output format"):
         check_targets(tmp_path / "out.xlsx", what.seeds.path, None)
 
 
