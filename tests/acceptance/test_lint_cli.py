@@ -223,7 +223,7 @@ def test_dates_are_never_touched(timed: str, tmp_path: Path, capsys: pytest.Capt
         (["timed.jsonl", "-o", "x"], "--fix and --output go together"),
         (["-", "--fix", "-o", "x"], "stdin comes once"),
         (["timed.jsonl", "--fix", "-o", "timed.jsonl"], "does not overwrite the file it reads"),
-        (["timed.jsonl", "--fix", "-o", "there"], "there exists"),
+        (["timed.jsonl", "--fix", "-o", "there"], "there already exists"),
         (["timed.jsonl", "--machine", "epyc-9175f"], "--machine is for a model's forecast"),
         (["timed.jsonl", "--context", "0"], "--context must be at least 1"),
         (["timed.jsonl", "--model", "no-such:Q4_K_M"], "no-such"),
