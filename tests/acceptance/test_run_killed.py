@@ -207,7 +207,7 @@ def test_a_person_sees_it_go_on_in_eighty_columns(home: Path, tmp_path: Path) ->
     assert re.search(r"jobs +[█░]{24} +\d+ of 12", text)
     assert re.search(r"in [\d,]+ now, [\d,]+ on average; out [\d,]+ now", text)
     assert re.search(r"[\d,]+ tokens reused, [\d,]+ computed: \d+% reused", text)
-    assert re.search(r"[1-4] of 4 at work; about .* left, until \d\d:\d\d", text)
+    assert re.search(r"[1-4] of 4 busy; about .* left, done at \d\d:\d\d", text)
     assert re.search(r"written +360 tokens, ", text)
     assert max(map(len, text.splitlines())) <= 80
 

@@ -74,6 +74,8 @@ def report(**changes: object) -> RunReport:
         0,
         (),
         1_080.0,
+        8,
+        {"stop": 32, "length": 2},
     )
     return replace(whole, **changes)  # type: ignore[arg-type]
 
@@ -87,10 +89,10 @@ def test_the_display_has_a_line_for_each_thing_and_none_too_long() -> None:
     shown = printed(drawn(NOW, (110.0, 41.5), 0.0)).splitlines()
     assert all(len(text) <= 80 for text in shown)
     text = "\n".join(shown)
-    assert "480 of 1,200, 12 failed, 2 to be tried again" in text
-    assert "in 110 now, 105 on average; out 42 now, 40" in text
-    assert "80,000 tokens reused, 10,000 computed: 89% reused" in text
-    assert "8 of 8 at work; about 2 min left, until " in text
+    assert "480 of 1,200, 12 failed, 2 waiting" in text
+    assert "110 (average 105), decode 42 (average 40)" in text
+    assert "90,000 tokens, 89 %" in text
+    assert "8 of 8 busy; about 2 min left" in text
     assert "line 17: the prompt has 9000 tokens and the context" in text
     assert len(shown) == 5
 
@@ -104,9 +106,10 @@ def test_trouble_is_shown_while_there_is_any() -> None:
     assert "left" not in text
 
 
-def test_a_line_of_a_log_says_the_same() -> None:
+def test_a_log_line_has_the_same_figures() -> None:
     assert line(NOW, (110.0, 41.5)) == (
-        "480 of 1,200 jobs, 12 failed; 110 tok/s in, 42 out; 89% of prompt tokens reused; 8 of 8 lanes; about 2 min left"
+        "480 of 1,200 jobs, 12 failed; prefill 110 tok/s, decode 42 tok/s; 89 % of prompt tokens from cache; "
+        "8 of 8 slots busy; about 2 min left"
     )
 
 
@@ -121,48 +124,54 @@ def test_now_is_the_last_seconds() -> None:
     assert found == pytest.approx((3.0, 50.0), rel=0.05)
 
 
-def test_a_summary_tells_what_reuse_was_worth_and_how_to_go_on() -> None:
+def test_a_summary_has_the_counts_the_speeds_and_the_share_from_cache() -> None:
     text = printed(*summary(ended(report(), load_s=3.0)))
     assert all(len(row) <= 80 for row in text.splitlines())
     for words in (
-        "36 jobs from notes.jsonl",
-        "1 failed, 1 set aside",
-        "49.8 jobs a minute, 7.6 lanes",
-        "33,840 tokens: 31,200 reused, 2,640 computed",
-        "2,610 had to be computed; +1.1% against that",
-        "29 s by reuse, at 1,080 prompt tokens a second",
-        "1,780 tokens, 44.5 a second",
+        "34 of 36 answered (32 stop, 2 cut at max_tokens)",
+        "1 failed, 1 quarantined",
+        "41 s   50 jobs/min   44 tok/s   7.6 of 8 slots busy",
+        "33,840 tokens, 92 % from cache (1.1 % above the minimum), saves 29 s",
         "tokenmill results batch_0123456789abcdef --failed",
     ):
         assert words in text
-    assert "missed" not in text
+    assert "cache miss" not in text
 
 
 def test_a_summary_of_nothing_to_do_is_short() -> None:
     text = printed(*summary(replace(ended(None), batch=replace(BATCH, counts=Counts(done=36)), failed_by_code={})))
-    assert "36, all of which were there: nothing was computed" in text
-    assert len(text.splitlines()) == 3
+    assert "36 of 36 answered" in text
+    assert "prompts" not in text
+    assert len(text.splitlines()) == 2
 
 
-def test_missed_reuse_is_explained() -> None:
+def test_cache_misses_are_explained() -> None:
     misses = Misses()
     misses.add(Miss(3, "evicted", "the engine dropped 900 tokens in between to make room", 900, 0))
     text = printed(*summary(ended(report(misses=misses, least=Least(2_610, exact=False)))))
-    assert "missed reuse: evicted: 900 prompt tokens computed again in 1 job" in text
-    assert "about 2,610 had to be computed" in text
+    assert "cache miss: evicted: 900 prompt tokens computed again in 1 job" in text
+    assert "(about 1.1 % above" in text
+
+
+def test_a_resumed_run_counts_its_own_answers_and_a_warm_engine_has_no_overhead() -> None:
+    resumed = report(answers=10, finish_reasons={"stop": 10}, least=Least(26_100, exact=True), slots=None)
+    text = printed(*summary(ended(resumed)))
+    assert "34 of 36 answered, 10 in this run (10 stop)" in text
+    assert "7.6 slots busy" in text
+    assert "above" not in text
 
 
 def test_a_summary_says_what_would_help_and_counts_in_words() -> None:
     whole = ended(report(deaths=1), load_s=3.0)
     text = " ".join(printed(*summary(whole)).split())
-    assert "it died 1 time and was started again" in text
+    assert "loaded in 3.0 s, restarted 1 time" in text
     assert (
         "1 too long: tokenmill retry batch_0123456789abcdef --failed, then the same command with a larger --con" in text
     )
     assert "to try the other one again: tokenmill retry batch_0123456789abcdef --failed, then the same command" in text
     alone = replace(whole, batch=replace(BATCH, counts=Counts(failed=1)), failed_by_code={"refused": 1})
     text = " ".join(printed(*summary(alone)).split())
-    assert "1 job from notes.jsonl" in text
+    assert "0 of 1 answered" in text
     assert "1 line cannot be run: mend the file" in text
     assert "retry" not in text
 
@@ -171,20 +180,21 @@ def test_totals_say_why_lines_have_no_answer() -> None:
     found = document(ended(report()))
     assert found["failed_by_code"] == {"too_long": 1, "engine_died": 1}
     assert found["end"] == "finished"
+    assert found["finish_reasons"] == {"stop": 32, "length": 2}
     stopped = replace(ended(None), batch=replace(BATCH, counts=Counts(pending=3)))
     assert document(stopped)["end"] == "stopped"
 
 
-def test_what_reuse_was_worth_is_not_guessed() -> None:
+def test_saved_time_is_not_guessed_without_a_measured_prefill_rate() -> None:
     text = printed(*summary(ended(report(head_tok_s=None))))
-    assert "31,200 reused" in text
-    assert "saved" not in text
+    assert "92 %" in text
+    assert "saves" not in text
 
 
 def test_one_of_a_thing_is_one() -> None:
     now = replace(NOW, counts=Counts(pending=1), busy=1, width=1, eta_s=None)
     assert line(now, None).startswith("0 of 1 job;")
-    assert line(now, None).endswith("1 of 1 lane")
+    assert line(now, None).endswith("1 of 1 slot busy")
 
 
 @pytest.mark.parametrize(

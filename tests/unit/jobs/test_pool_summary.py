@@ -84,6 +84,8 @@ def report(
         1,
         ("a note",),
         head_tok_s,
+        4,
+        {"stop": answers},
     )
 
 
@@ -103,6 +105,7 @@ def test_reports_add_up() -> None:
     assert whole.notes == ("first", "a note")
     assert (whole.misses.lost_tokens, whole.misses.by_cost()[0].jobs) == (60, 2)
     assert whole.head_tok_s is None
+    assert (whole.slots, whole.finish_reasons) == (8, {"stop": 5})
 
 
 def test_what_one_does_not_know_all_do_not() -> None:
@@ -115,3 +118,4 @@ def test_what_one_does_not_know_all_do_not() -> None:
 def test_nobody_did_nothing() -> None:
     whole = summed()
     assert (whole.answers, whole.busy_s, whole.lanes, whole.least, whole.rates) == (0, 0.0, 0.0, None, MeasuredRates())
+    assert (whole.slots, whole.finish_reasons) == (None, {})

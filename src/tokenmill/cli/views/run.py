@@ -1,4 +1,4 @@
-"""What a person sees of a run: a display while it works, a summary when it is over."""
+"""The progress display and the summary of `tokenmill run`."""
 
 import os
 import time
@@ -14,28 +14,30 @@ from rich.text import Text
 
 from tokenmill.api.summary import NodeSummary, Summary
 from tokenmill.cli.output import facts, harmless, jsonable, say
-from tokenmill.jobs.models import Batch, Counts
+from tokenmill.jobs.models import Counts
 from tokenmill.jobs.worker.progress import RunReport, Snapshot
 from tokenmill.jobs.worker.retries import remedies
-from tokenmill.jobs.worker.reuse import Misses
 from tokenmill.units import format_seconds, number_of
 
-NOW_S = 15.0  # of which "now" is the mean
-_LINE_S = 30.0  # between two lines where there is no terminal
+NOW_S = 15.0  # window of the current speeds
+_LINE_S = 30.0  # between two log lines without a terminal
 _DRAW_S = 0.25
 _BAR = 24  # characters
 _MISSES = 3  # causes shown
-_WARM = 0.02  # of the least, not computed: an engine that ran before had some heads
+_LINE_WIDTH = 71  # characters of a value on a terminal of 80 columns
+_GAP = "   "
+_FINISH_REASONS = {"length": "cut at max_tokens", "tool_calls": "tool calls"}
+_WARM = 0.02  # more than this below the minimum: the engine had prefixes of an earlier run in its cache
 
 
 class RecentSpeeds:
-    """Tokens per second in the last seconds, from totals."""
+    """Tokens per second in the last `NOW_S` seconds."""
 
     def __init__(self) -> None:
         self._totals: deque[tuple[float, int, int]] = deque()
 
     def add(self, now: Snapshot) -> None:
-        """Take the totals of a moment; mutates."""
+        """Add the totals of a snapshot."""
         if self._totals and now.elapsed_s - self._totals[-1][0] < _DRAW_S:
             return
         self._totals.append((now.elapsed_s, now.prompt_tokens_live, now.tokens.generated))
@@ -43,7 +45,7 @@ class RecentSpeeds:
             self._totals.popleft()
 
     def now(self) -> tuple[float, float] | None:
-        """Prompt tokens computed and tokens written per second; None: nothing to tell yet. Mutates nothing."""
+        """Computed prompt tokens and generated tokens per second; None before the second snapshot."""
         if len(self._totals) < 2 or self._totals[-1][0] <= self._totals[0][0]:
             return None
         (first_s, first_in, first_out), (last_s, last_in, last_out) = self._totals[0], self._totals[-1]
@@ -52,40 +54,41 @@ class RecentSpeeds:
 
 @contextmanager
 def progress_shown() -> Iterator[Callable[[Snapshot], None]]:
-    """A display on stderr that is drawn anew as the work goes on; a line now and then where that is no terminal."""
+    """A live display on stderr, or log lines where that is not a terminal."""
     console = Console(stderr=True, highlight=False, emoji=False)
     if not console.is_terminal:
-        yield _Lines().tell
+        yield _LogLines().show
         return
     with Live(console=console, auto_refresh=False, transient=True) as live:
-        yield _Drawn(live).tell
+        yield _LiveDisplay(live).show
 
 
 @contextmanager
 def measuring_shown() -> Iterator[Callable[[str], None]]:
-    """What is being measured before the work begins: a line that changes, or the first words where it cannot."""
+    """Progress of measurements before the first job: a live line, or one log line where stderr is not a terminal."""
     console = Console(stderr=True, highlight=False, emoji=False)
     if not console.is_terminal:
-        said: list[str] = []
+        logged = False
 
-        def once(words: str) -> None:
-            if not said:
-                said.append(words)
+        def log_once(_text: str) -> None:
+            nonlocal logged
+            if not logged:
+                logged = True
                 say("measuring the best number of slots")
 
-        yield once
+        yield log_once
         return
     with Live(console=console, auto_refresh=False, transient=True) as live:
-        yield lambda words: live.update(Text(words), refresh=True)
+        yield lambda text: live.update(Text(text), refresh=True)
 
 
-class _Drawn:
+class _LiveDisplay:
     def __init__(self, live: Live) -> None:
         self._live = live
         self._speeds = RecentSpeeds()
         self._drawn_s = -1.0
 
-    def tell(self, now: Snapshot) -> None:
+    def show(self, now: Snapshot) -> None:
         if now.elapsed_s - self._drawn_s < _DRAW_S:
             return
         self._drawn_s = now.elapsed_s
@@ -93,47 +96,47 @@ class _Drawn:
         self._live.update(drawn(now, self._speeds.now(), time.time()), refresh=True)
 
 
-class _Lines:
-    """One line in half a minute, and one whenever the engine's or the output's trouble changes."""
+class _LogLines:
+    """A line every `_LINE_S` seconds, and one whenever an error of the engine or of the output file changes."""
 
     def __init__(self) -> None:
         self._speeds = RecentSpeeds()
-        self._said_s = 0.0
-        self._trouble = ""
+        self._logged_s = 0.0
+        self._errors = ""
 
-    def tell(self, now: Snapshot) -> None:
-        trouble = "; ".join(filter(None, (now.engine and f"the engine: {now.engine}", now.output)))
-        if trouble != self._trouble:
-            self._trouble = trouble
-            say(trouble or "the engine is there again")
+    def show(self, now: Snapshot) -> None:
+        errors = "; ".join(filter(None, (now.engine and f"engine: {now.engine}", now.output)))
+        if errors != self._errors:
+            self._errors = errors
+            say(errors or "engine and output file work again")
         self._speeds.add(now)
-        if now.elapsed_s - self._said_s >= _LINE_S:
-            self._said_s = now.elapsed_s
+        if now.elapsed_s - self._logged_s >= _LINE_S:
+            self._logged_s = now.elapsed_s
             say(line(now, self._speeds.now()))
 
 
 def drawn(now: Snapshot, speeds: tuple[float, float] | None, time_s: float) -> RenderableType:
-    """The display of a moment."""
+    """The live display of a snapshot."""
     counts = now.counts
     tokens = now.tokens
-    without = counts.failed + counts.set_aside + counts.cancelled
-    more = f", {without:,} failed" if without else ""
-    more += f", {now.retrying:,} to be tried again" if now.retrying else ""
+    failed = counts.failed + counts.set_aside + counts.cancelled
+    more = f", {failed:,} failed" if failed else ""
+    more += f", {now.retrying:,} waiting for a retry" if now.retrying else ""
     rows = {"jobs": f"{_bar(counts)}  {counts.done:,} of {counts.total:,}{more}"}
     if speeds is not None and now.elapsed_s > 0:
         mean = now.prompt_tokens_live / now.elapsed_s, tokens.generated / now.elapsed_s
-        rows["tok/s"] = f"in {speeds[0]:,.0f} now, {mean[0]:,.0f} on average; out {speeds[1]:,.0f} now, {mean[1]:,.0f}"
-    if tokens.prompt:
-        rows["prompts"] = (
-            f"{tokens.cached:,} tokens reused, {tokens.computed:,} computed: {tokens.cached / tokens.prompt:.0%} reused"
+        rows["tok/s"] = (
+            f"prefill {speeds[0]:,.0f} (average {mean[0]:,.0f}), decode {speeds[1]:,.0f} (average {mean[1]:,.0f})"
         )
-    rows["lanes"] = f"{now.busy} of {now.width} at work" + _left(now.eta_s, time_s)
+    if tokens.prompt:
+        rows["prompts"] = f"{tokens.prompt:,} tokens, {_percent(tokens.cached / tokens.prompt)} from cache"
+    rows["slots"] = f"{now.busy} of {now.width} busy" + _left(now.eta_s, time_s)
     if now.failed is not None:
-        again = "to be tried again: " if now.failed.again else ""
-        rows["failed"] = f"{again}line {now.failed.number}: {now.failed.failure.message}"
-    for label, trouble in (("engine", now.engine or now.engine_says), ("output", now.output)):
-        if trouble:
-            rows[label] = trouble
+        retry = ", will be retried" if now.failed.again else ""
+        rows["failed"] = f"line {now.failed.number}{retry}: {now.failed.failure.message}"
+    for label, message in (("engine", now.engine or now.engine_says), ("output", now.output)):
+        if message:
+            rows[label] = message
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True, min_width=max(map(len, rows)))
     table.add_column(no_wrap=True, overflow="ellipsis")
@@ -143,16 +146,16 @@ def drawn(now: Snapshot, speeds: tuple[float, float] | None, time_s: float) -> R
 
 
 def line(now: Snapshot, speeds: tuple[float, float] | None) -> str:
-    """The same as a line of a log."""
+    """A snapshot as one log line."""
     counts = now.counts
     tokens = now.tokens
-    without = counts.failed + counts.set_aside + counts.cancelled
-    parts = [f"{counts.done:,} of {number_of(counts.total, 'job')}" + (f", {without:,} failed" if without else "")]
+    failed = counts.failed + counts.set_aside + counts.cancelled
+    parts = [f"{counts.done:,} of {number_of(counts.total, 'job')}" + (f", {failed:,} failed" if failed else "")]
     if speeds is not None:
-        parts.append(f"{speeds[0]:,.0f} tok/s in, {speeds[1]:,.0f} out")
+        parts.append(f"prefill {speeds[0]:,.0f} tok/s, decode {speeds[1]:,.0f} tok/s")
     if tokens.prompt:
-        parts.append(f"{tokens.cached / tokens.prompt:.0%} of prompt tokens reused")
-    parts.append(f"{now.busy} of {number_of(now.width, 'lane')}")
+        parts.append(f"{_percent(tokens.cached / tokens.prompt)} of prompt tokens from cache")
+    parts.append(f"{now.busy} of {number_of(now.width, 'slot')} busy")
     if now.eta_s is not None:
         parts.append(f"about {format_seconds(now.eta_s)} left")
     return "; ".join(parts)
@@ -161,7 +164,7 @@ def line(now: Snapshot, speeds: tuple[float, float] | None) -> str:
 def _left(eta_s: float | None, time_s: float) -> str:
     if eta_s is None:
         return ""
-    return f"; about {format_seconds(eta_s)} left, until {time.strftime('%H:%M', time.localtime(time_s + eta_s))}"
+    return f"; about {format_seconds(eta_s)} left, done at {time.strftime('%H:%M', time.localtime(time_s + eta_s))}"
 
 
 def _bar(counts: Counts) -> str:
@@ -171,79 +174,100 @@ def _bar(counts: Counts) -> str:
 
 
 def summary(ended: Summary) -> list[RenderableType]:
-    """What came of a run."""
+    """The summary of a run, at 80 columns."""
     batch = ended.batch
     report = ended.report
-    load_s = ended.load_s
     counts = batch.counts
-    rows = dict[str, str]()
-    rows["batch"] = f"{batch.name}, {number_of(counts.total, 'job')} from {batch.source}"
-    rows["answers"] = _answers(batch, report)
+    rows = {"batch": _fitted(batch.name, "  ", _answered(counts, report))}
     if counts.failed or counts.set_aside or counts.cancelled:
-        rows["without"] = _without(counts)
+        rows["failed"] = _failed(counts)
     if report is not None and report.answers:
-        rows |= _work(report)
-    if load_s is not None:
-        rows["engine"] = f"ready after {format_seconds(load_s)}"
-        if report is not None and report.deaths:
-            rows["engine"] += f"; it died {number_of(report.deaths, 'time')} and was started again"
+        rows["time"] = _time(report)
+        rows["prompts"] = _prompts(report)
+    if (engine := _engine(ended.load_s, report)) is not None:
+        rows["engine"] = engine
     if batch.output is not None:
         rows["results"] = near(batch.output)
     if batch.errors is not None:
         rows["errors"] = near(batch.errors)
     parts: list[RenderableType] = [facts(rows)]
     if report is not None:
-        parts += _missed(report.misses)
+        parts += [f"cache miss: {line}" for line in report.misses.lines()[:_MISSES]]
     if counts.failed or counts.set_aside:
-        parts.append(f"to see what failed: tokenmill results {batch.name} --failed")
+        parts.append(f"failed lines: tokenmill results {batch.name} --failed")
         parts += remedies(ended.failed_by_code, batch.name)
     return parts
 
 
 def near(path: str) -> str:
-    """A path as it is shortest from here."""
+    """The shorter of a path and its form relative to the current folder."""
     return min(path, os.path.relpath(path), key=len)
 
 
-def _answers(batch: Batch, report: RunReport | None) -> str:
-    done = batch.counts.done
+def _answered(counts: Counts, report: RunReport | None) -> str:
+    """`36 of 36 answered (34 stop, 2 cut at max_tokens)`; finish reasons are known for this run only."""
     computed = report.answers if report is not None else 0
+    answered = f"{counts.done:,} of {counts.total:,} answered"
     if not computed:
-        return f"{done:,}, all of which were there: nothing was computed" if done else "none"
-    return f"{done:,}, of which {computed:,} were computed now" if computed < done else f"{done:,}"
+        return f"{answered}, all by earlier runs" if counts.done else answered
+    if computed < counts.done:
+        answered += f", {computed:,} in this run"
+    reasons = report.finish_reasons if report is not None else {}
+    parts = [f"{number:,} {_FINISH_REASONS.get(reason, reason)}" for reason, number in reasons.items()]
+    return f"{answered} ({', '.join(parts)})" if parts else answered
 
 
-def _without(counts: Counts) -> str:
-    parts = {"failed": counts.failed, "set aside": counts.set_aside, "cancelled": counts.cancelled}
+def _failed(counts: Counts) -> str:
+    parts = {"failed": counts.failed, "quarantined": counts.set_aside, "cancelled": counts.cancelled}
     return ", ".join(f"{number:,} {word}" for word, number in parts.items() if number)
 
 
-def _work(report: RunReport) -> dict[str, str]:
-    """Time, tokens, reuse, and what reuse was worth."""
+def _time(report: RunReport) -> str:
+    parts = [format_seconds(report.seconds)]
+    if report.seconds > 0:
+        parts.append(f"{report.answers / report.seconds * 60:,.0f} jobs/min")
+    if report.busy_s > 0:
+        parts.append(f"{report.tokens.generated / report.busy_s:,.0f} tok/s")
+    of = "" if report.slots is None else f" of {report.slots}"
+    return _GAP.join([*parts, f"{report.lanes:.1f}{of} slots busy"])
+
+
+def _prompts(report: RunReport) -> str:
+    """Prompt tokens, the share that came from the cache, and the time that saved."""
     tokens = report.tokens
-    rate = report.head_tok_s
-    per_minute = report.answers / report.seconds * 60 if report.seconds > 0 else 0.0
-    rows = {
-        "time": f"{format_seconds(report.seconds)}, {per_minute:,.1f} jobs a minute, "
-        f"{report.lanes:.1f} lanes at work on average",
-        "prompts": f"{tokens.prompt:,} tokens: {tokens.cached:,} reused, {tokens.computed:,} computed",
-        "written": f"{tokens.generated:,} tokens, {tokens.generated / report.busy_s:,.1f} a second"
-        if report.busy_s > 0
-        else f"{tokens.generated:,} tokens",
-    }
+    cached = tokens.cached / tokens.prompt if tokens.prompt else 0.0
+    text = f"{number_of(tokens.prompt, 'token')}, {_percent(cached)} from cache"
     if report.least is not None and report.least.tokens and tokens.computed:
-        over = tokens.computed / report.least.tokens - 1
-        about = "" if report.least.exact else "about "
-        how = f"{over:+.1%} against that" if over > -_WARM else "the engine had the rest already"
-        rows["least"] = f"{about}{report.least.tokens:,} had to be computed; {how}"
-    if rate is not None and tokens.cached:
-        rows["saved"] = f"{format_seconds(tokens.cached / rate)} by reuse, at {rate:,.0f} prompt tokens a second"
-    return rows
+        text += f" ({_over_minimum(tokens.computed / report.least.tokens - 1, exact=report.least.exact)})"
+    if report.head_tok_s is not None and tokens.cached:
+        return _fitted(text, ", ", f"saves {format_seconds(tokens.cached / report.head_tok_s)}")
+    return text
 
 
-def _missed(misses: Misses) -> list[RenderableType]:
-    found = misses.lines()
-    return [f"missed reuse: {words}" for words in found[:_MISSES]]
+def _fitted(first: str, separator: str, second: str) -> str:
+    """Both texts on one line if it has room for them."""
+    line = f"{first}{separator}{second}"
+    return line if len(line) <= _LINE_WIDTH else f"{first}\n{second}"
+
+
+def _over_minimum(share: float, *, exact: bool) -> str:
+    """How far the computed prompt tokens are above the minimum, with every shared prefix computed once."""
+    if share < -_WARM:
+        return "some cached before this run"
+    about = "" if exact else "about "
+    return f"{about}{_percent(max(share, 0.0))} above the minimum"
+
+
+def _engine(load_s: float | None, report: RunReport | None) -> str | None:
+    parts = [] if load_s is None else [f"loaded in {format_seconds(load_s)}"]
+    if report is not None and report.deaths:
+        parts.append(f"restarted {number_of(report.deaths, 'time')} after a crash")
+    return ", ".join(parts) or None
+
+
+def _percent(share: float) -> str:
+    """`93 %`; `0.3 %` below 10."""
+    return f"{100 * share:.0f} %" if share >= 0.0995 or share == 0 else f"{100 * share:.1f} %"
 
 
 def document(ended: Summary) -> dict[str, Any]:
@@ -278,6 +302,7 @@ def document(ended: Summary) -> dict[str, Any]:
             "head_tok_s": report.head_tok_s,
             "lanes": round(report.lanes, 2),
             "engine_deaths": report.deaths,
+            "finish_reasons": dict(report.finish_reasons),
             "misses": [
                 {
                     "cause": tallied.cause,
@@ -294,14 +319,14 @@ def document(ended: Summary) -> dict[str, Any]:
 
 
 def nodes_table(nodes: Sequence[NodeSummary]) -> list[RenderableType]:
-    """What every machine of a cluster did."""
+    """A table of the nodes of a cluster."""
     table = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
-    table.add_column("machine", overflow="fold")
-    for column in ("answers", "computed", "reused", "written", "tok/s"):
+    table.add_column("node", overflow="fold")
+    for column in ("answers", "computed", "cached", "generated", "tok/s"):
         table.add_column(column, justify="right")
     table.add_column("", overflow="fold")
     for node in nodes:
-        table.add_row(harmless(node.name), *_node_figures(node.report), harmless(_node_trouble(node)))
+        table.add_row(harmless(node.name), *_node_figures(node.report), harmless(_node_note(node)))
     return ["", table] if nodes else []
 
 
@@ -313,7 +338,7 @@ def _node_figures(report: RunReport | None) -> list[str]:
     return [*(f"{number:,}" for number in (report.answers, tokens.computed, tokens.cached, tokens.generated)), speed]
 
 
-def _node_trouble(node: NodeSummary) -> str:
+def _node_note(node: NodeSummary) -> str:
     if node.lost is not None:
         return f"lost: {node.lost.removeprefix(f'{node.name} is lost: ')}"
     return f"left out: {node.left_out}" if node.left_out is not None else ""

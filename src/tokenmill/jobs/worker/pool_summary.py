@@ -1,5 +1,6 @@
 """Combines the snapshots and reports of a pool's workers. Pure."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from tokenmill.jobs.models import Counts
@@ -53,6 +54,8 @@ def combined_report(
     least = [each.least for each in every if each.least is not None]
     complete = len(least) == sum(each.answers > 0 for each in every)
     heads = [each.head_tok_s for each in every if each.head_tok_s is not None]
+    slots = [each.slots for each in every if each.slots is not None]
+    finish_reasons = sum((Counter(each.finish_reasons) for each in every), Counter[str]())
     return RunReport(
         end,
         seconds,
@@ -67,6 +70,8 @@ def combined_report(
         sum(each.deaths for each in every),
         tuple(dict.fromkeys([*notes, *(note for each in every for note in each.notes)])),
         sum(heads) if heads else None,
+        sum(slots) if slots else None,
+        dict(finish_reasons.most_common()),
     )
 
 

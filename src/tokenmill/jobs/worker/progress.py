@@ -1,6 +1,7 @@
 """Progress snapshots and the final report of a run."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from tokenmill.jobs.models import Counts, Failure
@@ -63,3 +64,5 @@ class RunReport:
     deaths: int  # engine crashes
     notes: tuple[str, ...]
     head_tok_s: float | None = None  # prefill rate of long prompts; None if there were none
+    slots: int | None = None  # usable slots; None: unknown
+    finish_reasons: Mapping[str, int] = field(default_factory=dict)  # answers of this run by OpenAI finish reason
