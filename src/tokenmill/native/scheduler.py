@@ -261,30 +261,35 @@ class StepScheduler:
 
     def _admit(self) -> None:
         """Admit queued jobs, interactive ones first. A job that computes an interactive job's prefix becomes urgent."""
+        batch = promised = 0
         for job in self._running.values():
             job.urgent = job.priority == "interactive"
+            batch += not job.urgent
+            promised += max(0, len(job.prompt) - job.position)
         for priority, queue in self._queues.items():
             index = 0
-            while index < min(len(queue), LOOK_AHEAD) and self._has_slot(priority):
+            while index < min(len(queue), LOOK_AHEAD) and self._has_slot(priority, batch):
                 job = queue[index]
                 if self._waits_for_prefix(job):
                     if priority == "interactive" and job.follows is not None:
                         job.follows[0].urgent = True
                     index += 1
                     continue
-                opened = self.prefix_cache.open(job.prompt) if self._has_cells(job) else None
+                opened = self.prefix_cache.open(job.prompt) if self._has_cells(job, batch, promised) else None
                 if opened is None:
                     return  # no other job overtakes it: a smaller one would only delay it further
                 del queue[index]
                 job.urgent = priority == "interactive"
                 self._running[opened.sequence] = job
                 self._reused += job.admitted(opened.sequence, opened.reused)
+                batch += priority == "batch"
+                promised += max(0, len(job.prompt) - job.position)
 
-    def _has_slot(self, priority: Priority) -> bool:
-        """Whether one more job of this priority may run."""
+    def _has_slot(self, priority: Priority, batch: int) -> bool:
+        """Whether one more job of this priority may run in addition to `batch` batch jobs."""
         if len(self._running) >= self.slots + self.interactive_slots or (self._blocked and self._running):
             return False
-        return priority == "interactive" or len(self._of_batch()) < self.slots
+        return priority == "interactive" or batch < self.slots
 
     def _waits_for_prefix(self, job: SequenceJob) -> bool:
         """Whether another job is computing the job's prefix, or its last token is not sampled; updates `follows`."""
@@ -297,16 +302,15 @@ class StepScheduler:
         job.follows = self._running[match.leader], match.coming
         return True
 
-    def _has_cells(self, job: SequenceJob) -> bool:
-        """Whether a job can run without causing a preemption soon.
+    def _has_cells(self, job: SequenceJob, batch: int, promised: int) -> bool:
+        """Whether a job can run next to `batch` batch jobs, and `promised` prompt tokens, without a preemption soon.
 
         Without this check, a batch job would be admitted, grow, be preempted and be admitted again. An interactive job
         may preempt batch jobs, and if nothing runs, any job is admitted. With streams, jobs do not compete for cells.
         """
-        if self.streams or not self._running or (job.priority == "interactive" and self._of_batch()):
+        if self.streams or not self._running or (job.priority == "interactive" and batch):
             return True
         headroom = max(1, min(_MAX_HEADROOM, self.prefix_cache.total_cells // _HEADROOM_SHARE))
-        promised = sum(max(0, len(other.prompt) - other.position) for other in self._running.values())
         return self.prefix_cache.fits(job.prompt, promised + headroom * (len(self._running) + 1))
 
     def _of_batch(self) -> list[SequenceJob]:

@@ -106,6 +106,7 @@ class PrefixCache:
     def _reset(self) -> None:
         self._pool = SequencePool(self._cells, self.sequences, streams=self.streams, least_copied=self._least_copied)
         self._tree = self._pool.tree
+        self._prefilling: dict[int, None] = {}  # running sequences whose prompt is not complete, oldest first
 
     @property
     def used(self) -> int:
@@ -120,10 +121,9 @@ class PrefixCache:
     @property
     def available(self) -> int:
         """Number of cells that are empty or can be evicted."""
-        locked = self._pool.locked()
-        needed = sum(len(node.tokens) for node in locked)
-        needed += sum(end - node.start for node, end in self._pool.pinned_nodes().items() if node not in locked)
-        return self.total_cells - needed
+        pinned = self._pool.pinned_nodes() if self._pool.pins else {}
+        idle = sum(end - node.start for node, end in pinned.items() if not node.locks)
+        return self.total_cells - self._tree.locked_tokens - idle
 
     def length(self, sequence: int) -> int:
         """Return how many tokens of a sequence are in the cells."""
@@ -138,10 +138,10 @@ class PrefixCache:
         ready = self._tree.walk(wanted, limit)[1] if self.shares else self._pool.longest_source(wanted)[1]
         coming = ready
         leader = None
-        for sequence, use in self._pool.uses.items():
-            prompt = use.prompt
+        for sequence in self._prefilling:
+            prompt = self._pool.uses[sequence].prompt
             # Without the next token after `coming` it cannot match more: a cheap test that mostly fails.
-            if use.running and coming < min(limit, len(prompt)) and prompt[coming] == wanted[coming]:
+            if coming < min(limit, len(prompt)) and prompt[coming] == wanted[coming]:
                 shared = common(prompt, wanted, 0, limit)
                 if shared >= coming + self._least_copied:
                     coming = shared
@@ -152,12 +152,9 @@ class PrefixCache:
         """Whether a prompt and `more` further cells fit in the available cells."""
         wanted = as_tokens(tokens)
         node, ready = self._tree.walk(wanted, len(wanted) - 1) if self.shares else (self._tree.root, 0)
-        locked = self._pool.locked()
         pinned = self._pool.pinned_nodes()
         would_lock = sum(
-            max(0, min(above.end, ready) - pinned.get(above, above.start))
-            for above in node.upward()
-            if above not in locked
+            max(0, min(above.end, ready) - pinned.get(above, above.start)) for above in node.upward() if not above.locks
         )
         return len(wanted) - ready + more <= self.available - would_lock
 
@@ -169,7 +166,6 @@ class PrefixCache:
 
     def segments(self) -> list[CachedPrefix]:
         """Return every segment of the prefix tree."""
-        locked = self._pool.locked()
         pinned = self._pool.pinned_nodes()
         return [
             CachedPrefix(
@@ -178,7 +174,7 @@ class PrefixCache:
                 tokens=len(node.tokens),
                 hits=node.hits,
                 pinned=node in pinned,
-                locked=node in locked,
+                locked=bool(node.locks),
                 last_used=node.last_used,
             )
             for node in self._tree.nodes()
@@ -202,7 +198,7 @@ class PrefixCache:
         if owns_prefix:
             prefix = self._tree.ends[sequence]
             splits = False
-            self._pool.uses[sequence] = use
+            self._pool.resume(sequence, use)
         else:
             node, ready = self._tree.walk(wanted, limit)  # again: `claim` may have released a sequence and its nodes
             splits = ready < node.end
@@ -210,12 +206,16 @@ class PrefixCache:
             ready += self._pool.reuse_stream(sequence)
         self._pool.touch(prefix, hits=1)
         prefix.forked |= splits
+        self._prefilling[sequence] = None
         return Opened(sequence, ready)
 
     def filled(self, sequence: int, count: int) -> None:
         """Record that the next `count` tokens of a prompt were computed: other sequences can reuse them from now on."""
         start = self.length(sequence)
-        self._tree.extend(sequence, self._pool.uses[sequence].prompt[start : start + count])
+        prompt = self._pool.uses[sequence].prompt
+        self._tree.extend(sequence, prompt[start : start + count])
+        if start + count >= len(prompt):
+            self._prefilling.pop(sequence, None)
 
     def appended(self, sequence: int, token: int) -> None:
         """Record that a token after the prompt was computed."""
@@ -238,7 +238,7 @@ class PrefixCache:
             end = min(length, len(use.prompt) if prompt_tokens is None else prompt_tokens)
             fork = self._pool.last_fork(sequence, end)
         end = max(end, self._pool.pinned_length(sequence)) if self.shares else 0
-        use.running = False
+        self._stop(sequence)
         use.from_batch = keep != "all"
         self._pool.touch(self._tree.ends[sequence])
         self._pool.retain(sequence, end)
@@ -247,11 +247,13 @@ class PrefixCache:
 
     def pause(self, sequence: int) -> None:
         """Stop a running sequence and retain all of it until it is opened again."""
-        use = self._pool.uses[sequence]
-        use.running = False
-        use.paused = True
+        self._stop(sequence).paused = True
         self._pool.touch(self._tree.ends[sequence])
         self._pool.retain(sequence, self.length(sequence) if self.shares else 0)
+
+    def _stop(self, sequence: int) -> SequenceUse:
+        self._prefilling.pop(sequence, None)
+        return self._pool.idle(sequence)
 
     def forget(self, tokens: Sequence[int]) -> None:
         """Release the sequence that was paused with these tokens, except for pinned ones: it will not be resumed."""

@@ -36,17 +36,51 @@ def common(left: TokenArray, right: TokenArray, offset: int, limit: int) -> int:
     return same
 
 
+class Children:
+    """The children of a node, indexed by their first token: a prefix may have thousands of them."""
+
+    __slots__ = ("_by_token", "_nodes")
+
+    def __init__(self) -> None:
+        self._nodes: dict[RadixNode, None] = {}  # in order of insertion
+        self._by_token: dict[int, list[RadixNode]] = {}
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __iter__(self) -> "Iterator[RadixNode]":
+        return iter(self._nodes)
+
+    def add(self, node: "RadixNode") -> None:
+        """Add a child; its first token must not change while it is here."""
+        self._nodes[node] = None
+        self._by_token.setdefault(node.tokens[0], []).append(node)
+
+    def remove(self, node: "RadixNode") -> None:
+        """Remove a child."""
+        del self._nodes[node]
+        same = self._by_token[node.tokens[0]]
+        same.remove(node)
+        if not same:
+            del self._by_token[node.tokens[0]]
+
+    def starting_with(self, token: int) -> "Sequence[RadixNode]":
+        """Return the children whose first token is this one."""
+        return self._by_token.get(token, ())
+
+
 class RadixNode:
     """A segment of tokens and its children."""
 
-    __slots__ = ("children", "forked", "hits", "last_used", "parent", "sequences", "start", "tokens")
+    __slots__ = ("children", "forked", "hits", "last_used", "locks", "parent", "sequences", "start", "tokens")
 
     def __init__(self, parent: "RadixNode | None", start: int, tokens: TokenArray) -> None:
         self.parent = parent
         self.start = start
         self.tokens = tokens
-        self.children: list[RadixNode] = []
+        self.children = Children()
         self.sequences: set[int] = set()  # sequences that end here
+        self.locks = 0  # locked sequences that end here or below
         self.forked = False  # two sequences diverged at this end; one of them may have been removed since
         self.hits = 0
         self.last_used = 0
@@ -65,11 +99,15 @@ class RadixNode:
 
     def below(self) -> Iterator["RadixNode"]:
         """Yield this node and its descendants."""
-        stack = [self]
+        yield self
+        stack = [iter(self.children)]
         while stack:
-            node = stack.pop()
-            yield node
-            stack += node.children
+            node = next(stack[-1], None)
+            if node is None:
+                stack.pop()
+            else:
+                yield node
+                stack.append(iter(node.children))
 
     def sequences_through(self) -> Iterator[int]:
         """Yield the sequences that own this node's cells: those that end here or below."""
@@ -78,12 +116,17 @@ class RadixNode:
 
 
 class RadixTree:
-    """The root, and the node in which each sequence ends."""
+    """The root, and the node in which each sequence ends.
+
+    A locked sequence is one whose cells are needed; the lock counts of nodes and `locked_tokens` follow every change.
+    """
 
     def __init__(self) -> None:
         self.root = RadixNode(None, 0, array("i"))
         self.size = 0  # tokens in all nodes
+        self.locked_tokens = 0  # tokens in nodes of locked sequences
         self.ends: dict[int, RadixNode] = {}  # by sequence: the node in which it ends
+        self._locked: set[int] = set()
 
     def nodes(self) -> Iterator[RadixNode]:
         """Yield every node except the root."""
@@ -96,7 +139,10 @@ class RadixTree:
         reached = 0
         stack = [self.root]
         while stack:
-            for child in stack.pop().children:
+            node = stack.pop()
+            if node.end >= limit:
+                continue
+            for child in node.children.starting_with(tokens[node.end]):
                 shared = common(child.tokens, tokens, child.start, limit)
                 if child.start + shared > reached:
                     best = child
@@ -125,25 +171,45 @@ class RadixTree:
         upper = RadixNode(node.parent, node.start, node.tokens[:cut])
         upper.hits = node.hits
         upper.last_used = node.last_used
-        upper.children = [node]
-        siblings = node.parent.children
-        siblings[siblings.index(node)] = upper
+        upper.locks = node.locks
+        node.parent.children.remove(node)
+        node.parent.children.add(upper)
         node.parent, node.start, node.tokens = upper, position, node.tokens[cut:]
+        upper.children.add(node)
         return upper
+
+    def lock(self, sequence: int) -> None:
+        """Mark the cells of a sequence as needed. It must not be locked already."""
+        self._locked.add(sequence)
+        for node in self.ends[sequence].upward():
+            self.locked_tokens += 0 if node.locks else len(node.tokens)
+            node.locks += 1
+
+    def unlock(self, sequence: int) -> None:
+        """Undo `lock`. Only unlocked sequences can be shortened."""
+        self._locked.remove(sequence)
+        for node in self.ends[sequence].upward():
+            node.locks -= 1
+            self.locked_tokens -= 0 if node.locks else len(node.tokens)
 
     def extend(self, sequence: int, tokens: TokenArray) -> None:
         """Append tokens to a sequence."""
+        if not tokens:
+            return
         node = self.ends[sequence]
+        locked = sequence in self._locked
         self.size += len(tokens)
+        self.locked_tokens += len(tokens) if locked else 0
         if node.parent is not None and len(node.sequences) == 1 and not node.children and not node.forked:
             node.tokens += tokens
             return
         leaf = RadixNode(node, node.end, tokens[:])
         leaf.last_used = node.last_used
+        leaf.locks = int(locked)
         leaf.sequences.add(sequence)
         node.sequences.discard(sequence)
         self.ends[sequence] = leaf
-        node.children.append(leaf)
+        node.children.add(leaf)
         if node.parent is not None and len(node.children) > 1:
             node.forked = True
 
@@ -179,10 +245,10 @@ class RadixTree:
         """Merge a node into its only child unless a sequence ends or forked there; the child keeps its identity."""
         if node.parent is None or node.sequences or node.forked or len(node.children) != 1:
             return
-        child = node.children[0]
-        siblings = node.parent.children
+        (child,) = node.children
+        node.parent.children.remove(node)
         child.tokens = node.tokens + child.tokens
         child.start = node.start
         child.parent = node.parent
         child.hits, child.last_used = max(node.hits, child.hits), max(node.last_used, child.last_used)
-        siblings[siblings.index(node)] = child
+        node.parent.children.add(child)

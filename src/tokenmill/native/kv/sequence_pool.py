@@ -52,6 +52,7 @@ class SequencePool:
         """
         self.tree = RadixTree()
         self.uses: dict[int, SequenceUse] = {}
+        self._retained: set[int] = set()  # idle sequences among `uses`
         self.pins: dict[bytes, TokenArray] = {}
         self._streams = streams
         self._released = dict[int, TokenArray]()  # by id: tokens that are still in its stream
@@ -61,17 +62,6 @@ class SequencePool:
         self._ordinal = 0
 
     # -- reading -----------------------------------------------------------------------------------------------------
-
-    def locked(self) -> set[RadixNode]:
-        """Return the nodes that running sequences need."""
-        nodes: set[RadixNode] = set()
-        for sequence, use in self.uses.items():
-            if use.running:
-                for node in self.tree.ends[sequence].upward():
-                    if node in nodes:
-                        break
-                    nodes.add(node)
-        return nodes
 
     def pinned_nodes(self) -> dict[RadixNode, int]:
         """Return the nodes that pins protect, each with the position up to which it is protected."""
@@ -113,6 +103,10 @@ class SequencePool:
         """Give an empty sequence the path down to `position` of a node, and return the node in which it ends."""
         end = self.tree.attach(sequence, node, position)
         self.uses[sequence] = use
+        if use.running:
+            self.tree.lock(sequence)
+        else:
+            self._retained.add(sequence)
         if position:
             self._cells.copy(next(other for other in end.sequences_through() if other != sequence), sequence, position)
         return end
@@ -153,9 +147,24 @@ class SequencePool:
                     longest = same
         return source, longest
 
+    def resume(self, sequence: int, use: SequenceUse) -> None:
+        """Let a retained sequence run."""
+        self._retained.remove(sequence)
+        self.uses[sequence] = use
+        self.tree.lock(sequence)
+
+    def idle(self, sequence: int) -> SequenceUse:
+        """Stop a running sequence, which `retain` must follow."""
+        use = self.uses[sequence]
+        use.running = False
+        self.tree.unlock(sequence)
+        self._retained.add(sequence)
+        return use
+
     def release(self, sequence: int) -> None:
-        """Remove a sequence and free its id."""
+        """Remove an idle sequence and free its id."""
         self.tree.detach(sequence)
+        self._retained.discard(sequence)
         del self.uses[sequence]
         self.put_back(sequence)
 
@@ -177,19 +186,21 @@ class SequencePool:
         if is_shorter:
             self.tree.retreat(sequence, position)
         node = self.tree.ends[sequence]
-        below = (other for other in node.sequences_through() if other != sequence)
-        if node is self.tree.root or any(self._is_retained(other) for other in below):
+        if node is self.tree.root or any(
+            node in self.tree.ends[other].upward() for other in self._retained - {sequence}
+        ):
             self.release(sequence)
             return
         if is_shorter:
             self._cells.cut(sequence, position)
         others = [other for above in node.upward() for other in above.sequences if other != sequence]
-        for other in filter(self._is_retained, others):
+        for other in self._retained.intersection(others):
             self.release(other)
 
     def drop_tails(self, fork: RadixNode, wanted: Iterable[TokenArray]) -> None:
         """Drop the tails of batch requests below a fork, except the newest and those that `wanted` prompts continue."""
-        tails = [child for child in fork.children if self._is_batch_tail(child)]
+        ends = dict.fromkeys(self.tree.ends[sequence] for sequence in sorted(self._retained))
+        tails = [node for node in ends if node.parent is fork and self._is_batch_tail(node)]
         if len(tails) < 2:
             return
         prompts = [prompt for prompt in wanted if _continues(prompt, fork)]
@@ -205,7 +216,7 @@ class SequencePool:
         It cuts `wanted` tokens and at least `least`, but never more than the leaf has or a pin allows.
         """
         pinned = self.pinned_nodes()
-        leaves = ((sequence, self.tree.ends[sequence]) for sequence, use in self.uses.items() if not use.running)
+        leaves = ((sequence, self.tree.ends[sequence]) for sequence in self.uses if sequence in self._retained)
         sequence, leaf = min(
             (
                 (sequence, leaf)
@@ -232,7 +243,7 @@ class SequencePool:
         if self._unused:
             return heappop(self._unused), False
         pinned = self.pinned_nodes()
-        retained = sorted(filter(self._is_retained, self.uses), key=lambda each: self.tree.ends[each].last_used)
+        retained = sorted(self._retained, key=lambda each: self.tree.ends[each].last_used)
         for sequence in retained:
             if reached and all(other == sequence for other in prefix.sequences_through()):
                 if self.pinned_length(sequence) <= reached:
@@ -249,14 +260,11 @@ class SequencePool:
         deepest = next((node for node in self.tree.ends[sequence].upward() if node in pinned), None)
         return deepest is None or any(other != sequence for other in deepest.sequences_through())
 
-    def _is_retained(self, sequence: int) -> bool:
-        return not self.uses[sequence].running
-
     def _is_batch_tail(self, node: RadixNode) -> bool:
         """Whether a node is a leaf that only batch requests retained."""
         if node.children or node.forked:
             return False
-        return all(not self.uses[sequence].running and self.uses[sequence].from_batch for sequence in node.sequences)
+        return node.sequences <= self._retained and all(self.uses[each].from_batch for each in node.sequences)
 
 
 def _continues(prompt: TokenArray, node: RadixNode) -> bool:

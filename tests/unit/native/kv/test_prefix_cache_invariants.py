@@ -136,6 +136,15 @@ class ForestMachine(RuleBasedStateMachine):
         assert self.forest.free <= self.forest.available <= CELLS
 
     @invariant()
+    def locks_are_those_of_running_sequences(self) -> None:
+        tree = self.forest._tree
+        running = [node for sequence in self.content for node in tree.ends[sequence].upward()]
+        assert tree.locked_tokens == sum(len(node.tokens) for node in set(running))
+        for node in tree.nodes():
+            assert node.locks == running.count(node)
+            assert node in node.parent.children.starting_with(node.tokens[0])
+
+    @invariant()
     def running_sequences_have_their_tokens(self) -> None:
         for sequence, content in self.content.items():
             assert self.cells.content(sequence) == content
