@@ -70,6 +70,11 @@ def format_gb_s(rate: float) -> str:
     return f"{rate:.0f} GB/s" if rate >= 100 else f"{rate:.1f} GB/s"
 
 
+def format_percent(share: float) -> str:
+    """`93 %`, `0.3 %`: one decimal below 10 %."""
+    return f"{100 * share:.0f} %" if share >= 0.0995 or share == 0 else f"{100 * share:.1f} %"
+
+
 def format_seconds(seconds: float) -> str:
     """`42 s`, `7 min`, `3.5 h`."""
     if seconds < 120:

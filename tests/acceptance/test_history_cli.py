@@ -106,7 +106,7 @@ def test_a_person_sees_curves_and_errors(busy: Mill) -> None:
     assert "tiny on " in shown
     assert curve([50.0 + day for day in range(12)]) in shown
     assert "100% → 10%" in shown
-    assert "24 predictions of speed, off by 100% in the median of the first ten" in " ".join(shown.split())
+    assert "24 speed predictions, median error 100% of the first ten, 10% of the last" in " ".join(shown.split())
     assert shown.count("1 thread, 1 slot") == 3
     assert max(map(len, shown.splitlines())) <= 80
 

@@ -205,10 +205,10 @@ def test_a_person_sees_it_go_on_in_eighty_columns(home: Path, tmp_path: Path) ->
     assert code == 0
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen).replace("\r", "\n")
     assert re.search(r"jobs +[█░]{24} +\d+ of 12", text)
-    assert re.search(r"in [\d,]+ now, [\d,]+ on average; out [\d,]+ now", text)
-    assert re.search(r"[\d,]+ tokens reused, [\d,]+ computed: \d+% reused", text)
+    assert re.search(r"tok/s +prefill [\d,]+ \(average [\d,]+\), decode [\d,]+ \(average [\d,]+\)", text)
+    assert re.search(r"prompts +[\d,]+ tokens, [\d.]+ % from cache", text)
     assert re.search(r"[1-4] of 4 busy; about .* left, done at \d\d:\d\d", text)
-    assert re.search(r"written +360 tokens, ", text)
+    assert re.search(r"batch +batch_\w+  12 of 12 answered \(12 cut at max_tokens\)", text)
     assert max(map(len, text.splitlines())) <= 80
 
 

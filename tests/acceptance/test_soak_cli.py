@@ -32,7 +32,7 @@ def test_all_of_a_context_is_filled_on_every_lane(moe: Path, tmp_path: Path) -> 
     assert max(map(len, done.stdout.splitlines())) <= 80
     goal = done.stdout.split("usable context: ")[1].split()[2]
     assert f"usable context: {goal} of {goal}" in done.stdout
-    assert f"with 2 lanes full: {goal} of {goal} each" in done.stdout
+    assert f"with 2 slots full: {goal} of {goal} each" in done.stdout
     assert "host memory has" in done.stdout
     assert "depth S_PP t/s S_TG t/s memory predicted measured" in " ".join(done.stdout.split())
     state = tmp_path / "tokenmill"

@@ -75,7 +75,7 @@ def test_it_says_beforehand_what_it_will_do_and_at_the_end_what_it_found(home: P
     assert "varied: sequences" in before
     assert "3 trials, 1 load" in before
     assert all(f"\n  {number}  " in told for number in (1, 2, 3))
-    for label in ("point", "measured", "knee", "given up", "trials"):
+    for label in ("settings", "measured", "knee", "trade-off", "trials"):
         assert f"\n{label} " in f"\n{shown}"
     assert "1 thread" in shown
     assert "plan, run and serve use it" in shown

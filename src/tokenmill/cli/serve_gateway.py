@@ -13,7 +13,7 @@ from tokenmill.cli.options import EngineFlags
 from tokenmill.cli.output import Common, facts, jsonable, say, show, show_json
 from tokenmill.cli.progress import shown_progress
 from tokenmill.cli.signals import exit_code, on_stop_signals, served_code
-from tokenmill.cli.views.serve import held_words
+from tokenmill.cli.views.serve import prefix_text
 from tokenmill.errors import EngineError
 from tokenmill.gateway.http.request_log import request_log
 from tokenmill.gateway.prepare import PreparedGateway, ServeOptions, prepare
@@ -92,7 +92,7 @@ def _shown(state: GatewayState, common: Common) -> None:
         "model": "\n".join(", ".join((model.id, *model.aliases)) for model in models),
         "engine": "\n".join(_engine_words(state, backend.name) for backend in state.backends),
     }
-    held = [held_words(head) for digest in state.digests for head in digest.held.values()]
+    held = [prefix_text(result) for digest in state.digests for result in digest.held.values()]
     if held:
         rows["digest"] = "\n".join(held)
     keyed = bool(state.keys.all())
@@ -104,13 +104,13 @@ def _shown(state: GatewayState, common: Common) -> None:
 
 def _engine_words(state: GatewayState, name: str) -> str:
     backend = state.backend(name)
-    up = state.ups.get(name)
+    up = state.ready_engines.get(name)
     if backend is None:
         return name
     engine = backend.engine
     identity = engine.identity
     can = engine.capabilities
-    lanes = "" if identity.lanes is None else f", {identity.lanes} lanes"
+    lanes = "" if identity.slots is None else f", {identity.slots} lanes"
     context = "" if identity.context is None else f" of {identity.context:,} tokens"
     first = "; interactive requests go first" if can.interactive_first else ""
     loaded = "" if up is None else f"; loaded in {format_seconds(up.load_s)}"
@@ -130,7 +130,7 @@ def _document(state: GatewayState) -> dict[str, Any]:
             {
                 "name": backend.name,
                 **jsonable(backend.engine.identity),
-                "load_s": state.ups[backend.name].load_s if backend.name in state.ups else None,
+                "load_s": state.ready_engines[backend.name].load_s if backend.name in state.ready_engines else None,
             }
             for backend in state.backends
         ],

@@ -1,4 +1,4 @@
-"""What is told of a recipe that has run: rows that agree with each other."""
+"""The summary of a recipe: rows that agree with each other."""
 
 import pytest
 
@@ -10,11 +10,11 @@ from tokenmill.recipes.runner import AnswerOrigin, RecipeCost
     ("spent", "answers"),
     [
         (RecipeCost(), "none"),
-        (RecipeCost(reused=32), "32, all of which were there: nothing was computed"),
+        (RecipeCost(reused=32), "32 from earlier runs, nothing to compute"),
         (RecipeCost(answers=3, prompt_tokens=9, completion_tokens=9), "3 computed"),
-        (RecipeCost(answers=3, reused=2, prompt_tokens=9, completion_tokens=9), "3 computed, 2 were there"),
-        (RecipeCost(reused=32, prompt_tokens=325), "none was finished, 32 were there"),  # broken off by a limit
-        (RecipeCost(prompt_tokens=325), "none was finished"),
+        (RecipeCost(answers=3, reused=2, prompt_tokens=9, completion_tokens=9), "3 computed, 2 from earlier runs"),
+        (RecipeCost(reused=32, prompt_tokens=325), "none finished, 32 from earlier runs"),  # a limit was reached
+        (RecipeCost(prompt_tokens=325), "none finished"),
     ],
 )
 def test_answers_agree_with_what_was_computed(spent: RecipeCost, answers: str) -> None:

@@ -1,1 +1,1 @@
-"""What commands show: one file per command, for a terminal of 80 columns and as JSON. No view computes a result."""
+"""Renders results for a terminal of 80 columns and as JSON, one file per command. Views compute nothing."""

@@ -1,4 +1,4 @@
-"""How a benchmark looks at 80 columns, and as JSON."""
+"""A benchmark for a terminal of 80 columns and as JSON."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -27,7 +27,7 @@ from tokenmill.tuner.bench.tables import (
 
 
 def render(bench: Bench, price: Price | None) -> list[RenderableType]:
-    """All parts, each under its title."""
+    """The sections that were measured, each with a title."""
     parts: list[RenderableType] = [_title(bench)]
     requests = bench.of("first", "cold", "again", "tail")
     if requests:
@@ -37,13 +37,13 @@ def render(bench: Bench, price: Price | None) -> list[RenderableType]:
         parts += map(Text, cache_words(bench.cache))
     sweep = bench.of("sweep")
     if sweep:
-        title = "by depth: TG tokens are written behind N_KV + PP"
+        title = "by context depth (TG tokens generated after N_KV + PP)"
         parts += _table(title, SWEEP_COLUMNS, [sweep_cells(row) for row in sweep])
-    for what, label in (("threads", "Threads"), ("sequences", "B")):
-        rows = bench.of(what)
+    by_setting = (("threads", "Threads", "by threads"), ("sequences", "B", "by concurrent sequences (B), total speeds"))
+    for setting, label, title in by_setting:
+        rows = bench.of(setting)
         if rows:
-            title = "by threads" if what == "threads" else "by sequences at once (B), all together"
-            parts += _table(title, (label, *TURN_COLUMNS), turn_cells(rows, by=what))
+            parts += _table(title, (label, *TURN_COLUMNS), turn_cells(rows, by=setting))
     if bench.energy is not None:
         parts += [Text(), *map(Text, energy_words(bench.energy, price))]
     disturbed = disturbed_words(bench)
@@ -71,7 +71,7 @@ def _title(bench: Bench) -> Table:
 
 
 def _table(title: str, columns: Sequence[str], rows: Sequence[Cells], *, left: int = 0) -> list[RenderableType]:
-    """A title and a table with the columns that say something in some row; predicted figures under their own head."""
+    """A titled table without its empty columns."""
     used = [at for at in range(len(columns)) if any(row[at] not in ("", "-") for row in rows)]
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for at in used:
@@ -82,7 +82,7 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Cells], *, left: i
 
 
 def document(bench: Bench, price: Price | None) -> dict[str, Any]:
-    """Everything as JSON."""
+    """The benchmark as JSON."""
     energy = bench.energy
     cost = None
     if price is not None and energy is not None and energy.why_not is None:

@@ -1,4 +1,4 @@
-"""How a history looks: a line with its curve for each quantity, the newest measurements, and the errors together."""
+"""The measurement history for a terminal: a trend per quantity, the newest measurements, and the forecast error."""
 
 from collections.abc import Sequence
 from itertools import groupby, pairwise
@@ -10,25 +10,25 @@ from rich.text import Text
 from tokenmill.cli.history_rows import FEW, HistoryRow, Trend, errors, speeds_in, trends
 from tokenmill.units import format_bytes, format_seconds, number_of
 
-CURVE = 12  # characters
+CURVE = 12  # maximum characters
 _BARS = "▁▂▃▄▅▆▇█"
 _LARGE_ERROR = 0.2
 
 
 def rendered(rows: Sequence[HistoryRow], last: int) -> list[RenderableType]:
-    """The history for a person, at 80 columns."""
+    """The history at 80 columns; `last` limits the measurements listed."""
     parts: list[RenderableType] = []
     for (model, machine), group in groupby(trends(rows), key=lambda trend: (trend.model, trend.machine)):
         parts += [Text.assemble((model, "bold"), f" on {machine}"), _trends(list(group)), Text()]
     shown = rows[-last:] if last else []
     if shown:
         parts += [_measurements(shown), Text()]
-    parts.append(Text(_together(rows)))
+    parts.append(Text(_forecast_error(rows)))
     return parts
 
 
 def curve(values: Sequence[float], width: int = CURVE) -> str:
-    """Values as bars, oldest first; more than fit are taken together."""
+    """A sparkline, oldest value first; neighbouring values are averaged if there are more than `width`."""
     if not values:
         return ""
     count = min(width, len(values))
@@ -43,7 +43,7 @@ def curve(values: Sequence[float], width: int = CURVE) -> str:
 
 def _trends(found: Sequence[Trend]) -> Table:
     table = Table("", "over time", box=None, pad_edge=False)
-    for name in ("times", "last", "predicted", "off by", "median"):
+    for name in ("runs", "last", "predicted", "error", "median error"):
         table.add_column(name, justify="right")
     for trend in found:
         row = trend.last
@@ -60,8 +60,8 @@ def _trends(found: Sequence[Trend]) -> Table:
 
 
 def _measurements(rows: Sequence[HistoryRow]) -> Table:
-    table = Table("when", "from", "what", "with", box=None, pad_edge=False)
-    for name in ("predicted", "measured", "off by"):
+    table = Table("date", "source", "quantity", "settings", box=None, pad_edge=False)
+    for name in ("predicted", "measured", "error"):
         table.add_column(name, justify="right", no_wrap=True)
     table.columns[0].no_wrap = True
     for row in rows:
@@ -78,17 +78,17 @@ def _measurements(rows: Sequence[HistoryRow]) -> Table:
     return table
 
 
-def _together(rows: Sequence[HistoryRow]) -> str:
+def _forecast_error(rows: Sequence[HistoryRow]) -> str:
     speeds = speeds_in(rows)
     first, last, count = errors(speeds)
     if not speeds:
-        return "no speed was measured yet: tokenmill tune, bench and soak do"
+        return "no speeds have been measured; tokenmill tune, bench and soak measure them"
     if first is None or last is None:
-        return "no speed was predicted: tokenmill probe --measure gives the forecast what it lacks"
-    what = f"{number_of(count, 'prediction')} of speed, off by"
+        return "no speeds were predicted; tokenmill probe --measure measures the bandwidths that forecasts need"
+    predictions = number_of(count, "speed prediction")
     if count <= FEW:
-        return f"{what} {last:.0%} in the median"
-    return f"{what} {first:.0%} in the median of the first ten and {last:.0%} of the last ten"
+        return f"{predictions}, median error {last:.0%}"
+    return f"{predictions}, median error {first:.0%} of the first ten, {last:.0%} of the last ten"
 
 
 def _first_and_now(trend: Trend) -> str:
@@ -104,7 +104,7 @@ def _unit(row: HistoryRow) -> str:
 
 
 def figure(row: HistoryRow, value: float | None) -> str:
-    """A figure with as many digits as mean something."""
+    """A figure with its significant digits; `-` for None."""
     if value is None:
         return "-"
     if row.unit == "bytes":

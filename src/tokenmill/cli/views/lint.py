@@ -1,4 +1,4 @@
-"""How a look at a job file reads: what it is, what each finding costs with both sides of an example, and as JSON."""
+"""A lint report for a terminal of 80 columns and as JSON: totals, then each finding with its cost and an example."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def render(
     why_estimated: str | None,
     fixed: bool = False,
 ) -> list[RenderableType]:
-    """The report for a person, at 80 columns; `fixed`: of a file that --fix has written."""
+    """The report at 80 columns; `fixed`: of a file that --fix has written."""
     parts: list[RenderableType] = [_summary(name, report, prefill_tok_s, speed, why_estimated)]
     table = Table.grid(padding=(0, 2))
     table.add_column(justify="right", no_wrap=True)
@@ -30,9 +30,9 @@ def render(
     for finding in report.findings:
         table.add_row("", "")
         if finding.kind in COSTLY:
-            _costly(table, finding, report, prefill_tok_s)
+            _add_costly(table, finding, report, prefill_tok_s)
         else:
-            _other(table, finding, report)
+            _add_other(table, finding, report)
     return [*parts, table, Text(), _verdict(report, fixed=fixed)]
 
 
@@ -42,9 +42,9 @@ def _summary(
     total = report.prompt_bytes
     compute = report.compute_bytes
     could = report.repaired_bytes
-    how = f"{report.bytes_per_token:.2f} bytes each, counted on a sample"
+    how = f"{report.bytes_per_token:.2f} bytes per token, from a sample"
     if not report.counted:
-        how = f"estimated, 4 bytes each{'; ' + why_estimated if why_estimated else ''}"
+        how = f"estimated at 4 bytes per token{'; ' + why_estimated if why_estimated else ''}"
     rows = {
         "file": name,
         "jobs": _count(report.jobs),
@@ -52,33 +52,33 @@ def _summary(
     }
     if speed is not None:
         rows["prefill"] = speed
-    rows["to compute"] = f"{_cost(report, compute, prefill_tok_s)} with every shared head computed once"
+    rows["to compute"] = f"{_cost(report, compute, prefill_tok_s)} with each shared prefix computed once"
     if could < compute:
-        rows["could be"] = f"{_cost(report, could, prefill_tok_s)} without what follows"
+        rows["fixed"] = f"{_cost(report, could, prefill_tok_s)} if the problems below are fixed"
     return facts(rows)
 
 
-def _costly(table: Table, finding: LintFinding, report: Report, prefill_tok_s: float | None) -> None:
+def _add_costly(table: Table, finding: LintFinding, report: Report, prefill_tok_s: float | None) -> None:
     cost = finding.cost_bytes or 0
     share = report.share(cost)
     style = "bold red" if share > TOO_MUCH else "yellow"
     shown = f"{100 * share:.0f} %" if share >= 0.0095 else f"{100 * share:.1f} %"
     table.add_row(Text(shown, style=style), Text(finding.title, style="bold"))
     jobs = f"{_jobs(finding.jobs)}, " if finding.jobs else ""
-    table.add_row("", f"{jobs}{_cost(report, cost, prefill_tok_s)} computed in vain")
+    table.add_row("", f"{jobs}{_cost(report, cost, prefill_tok_s)} wasted")
     if finding.example is not None:
-        _example(table, finding.example)
-    _advice(table, finding)
+        _add_example(table, finding.example)
+    _add_advice(table, finding)
 
 
-def _advice(table: Table, finding: LintFinding) -> None:
+def _add_advice(table: Table, finding: LintFinding) -> None:
     advice = Table.grid(padding=(0, 1))
     advice.add_row("->", Text(finding.advice))
     table.add_row("", advice)
 
 
-def _example(table: Table, difference: Difference) -> None:
-    """Both sides under each other, and a mark below the byte where they part."""
+def _add_example(table: Table, difference: Difference) -> None:
+    """Both texts below each other, with a mark at the first byte that differs."""
     first = difference.first
     second = difference.second
     width = max(cell_len(first.before), cell_len(second.before))
@@ -94,26 +94,26 @@ def _example(table: Table, difference: Difference) -> None:
     table.add_row("", Text(" " * (label + width) + "^", no_wrap=True))
 
 
-def _other(table: Table, finding: LintFinding, report: Report) -> None:
+def _add_other(table: Table, finding: LintFinding, report: Report) -> None:
     label = Text("error", style="bold red") if finding.fatal else Text("note")
     jobs = "" if finding.jobs is None else f": {_jobs(finding.jobs, 'line')}"
     cost = "" if finding.cost_bytes is None else f": up to {_tokens(report, finding.cost_bytes)}"
     table.add_row(label, Text(finding.title, style="bold").append(jobs + cost, style="not bold"))
     if finding.detail:
         table.add_row("", Text(finding.detail))
-    _advice(table, finding)
+    _add_advice(table, finding)
 
 
 def _verdict(report: Report, *, fixed: bool) -> Text:
     if report.clean:
-        return Text("nothing that costs more than 1 % of the prompts was found", style="green")
+        return Text("no problem costs more than 1 % of the prompt tokens", style="green")
     fixable = not fixed and any(finding.kind in FIXABLE for finding in report.findings)
-    words = "to be repaired before it runs" + ("; --fix -o FILE may repair a part" if fixable else "")
-    return Text(words, style="bold red")
+    text = "fix these problems before running the batch" + ("; --fix -o FILE fixes some of them" if fixable else "")
+    return Text(text, style="bold red")
 
 
 def document(report: Report, prefill_tok_s: float | None) -> dict[str, Any]:
-    """The report as JSON: bytes are exact or scaled from a sample, tokens are counted or estimated."""
+    """The report as JSON. Bytes are exact, or scaled from a sample; tokens are estimated unless `tokens_counted`."""
     return {
         "jobs": report.jobs,
         "clean": report.clean,
@@ -148,7 +148,7 @@ def _seconds(report: Report, size: int | None, prefill_tok_s: float | None) -> f
 
 def _cost(report: Report, size: int, prefill_tok_s: float | None) -> str:
     seconds = _seconds(report, size, prefill_tok_s)
-    return _tokens(report, size) + (f", {format_seconds(seconds)}," if seconds is not None else "")
+    return _tokens(report, size) + (f" ({format_seconds(seconds)})" if seconds is not None else "")
 
 
 def _tokens(report: Report, size: int) -> str:

@@ -1,4 +1,4 @@
-"""How a plan looks: a bar per memory, the speeds, the decisions; and as JSON."""
+"""A plan for a terminal of 80 columns and as JSON: memory bars, speeds and decisions."""
 
 import shlex
 from collections.abc import Iterable
@@ -22,11 +22,13 @@ from tokenmill.planner.plan import (
     Settings,
     Shortfall,
     Speed,
-    to_buy,
+    upgrade_advice,
 )
 from tokenmill.units import GIB, format_bytes, format_gb_s, format_seconds
 
-BAR = 16  # so that a row of large sizes still has 80 columns
+BAR = 16  # characters; a row with large sizes then fits 80 columns
+MEMORY_COLUMNS = ("weights", "KV", "compute", "other", "free", "total", "loading")
+"""GiB at full context; the last column is the peak while loading."""
 SHADES: dict[str, tuple[str, str]] = {
     "weights": ("█", "blue"),
     "kv": ("▓", "green"),
@@ -40,55 +42,55 @@ SHADES: dict[str, tuple[str, str]] = {
 
 
 def render(plan: Plan) -> list[RenderableType]:
-    """The plan for a person, at 80 columns."""
+    """The plan at 80 columns."""
     parts: list[RenderableType] = [_title(plan), Text(), _tiers(plan), Text()]
     if plan.fits:
         parts += speeds_of(plan.forecast, plan.settings)
-    parts += lacks_of(plan.shortfalls)
+    parts += shortfalls_of(plan.shortfalls)
     for change in plan.changes:
         parts.append(Text(f"  would fit with {change.what}: {change.effect}"))
     if plan.shortfalls and not plan.changes:
-        parts.append(Text("  no change of quantisation, context, cache, micro-batch or sequences makes it fit"))
+        parts.append(Text("  no change of quantisation, context, cache type, micro-batch or sequences makes it fit"))
     parts += [Text(f"warning: {warning}", style="yellow") for warning in plan.warnings]
     return parts
 
 
 def explained(plan: Plan) -> list[RenderableType]:
-    """Every choice with its reason, and what a token's time is made of."""
-    parts: list[RenderableType] = [Text(), reasons_of(plan.decisions)]
+    """What --explain adds: every decision with its reason, the time per token by part, and the memory ledger."""
+    parts: list[RenderableType] = [Text(), decisions_of(plan.decisions)]
     for name, speeds in (("decode", plan.forecast.decode), ("prefill", plan.forecast.prefill)):
         if speeds:
-            parts += [Text(), terms_of(name, speeds[0]), Text(to_buy(name, speeds[0]) or "")]
+            parts += [Text(), terms_of(name, speeds[0]), Text(upgrade_advice(name, speeds[0]) or "")]
     parts += [Text(), _ledger(plan)]
     return parts
 
 
-def lacks_of(shortfalls: Iterable[Shortfall]) -> list[RenderableType]:
-    """What is missing where, and when."""
+def shortfalls_of(shortfalls: Iterable[Shortfall]) -> list[RenderableType]:
+    """A line for each memory that is too small."""
     parts: list[RenderableType] = []
-    for lack in shortfalls:
-        when = "while loading" if lack.moment == "load_peak" else "at full context"
+    for shortfall in shortfalls:
+        when = "while loading" if shortfall.moment == "load_peak" else "at full context"
         parts.append(
             Text(
-                f"does not fit: {lack.tier} lacks {format_bytes(lack.missing_bytes)} {when}"
-                f" ({format_bytes(lack.needed_bytes)} of {format_bytes(lack.available_bytes)})",
+                f"does not fit: {shortfall.tier} is {format_bytes(shortfall.missing_bytes)} short {when} "
+                f"({format_bytes(shortfall.needed_bytes)} needed, {format_bytes(shortfall.available_bytes)} available)",
                 style="bold red",
             )
         )
     return parts
 
 
-def reasons_of(decisions: Iterable[Decision]) -> Table:
-    """Every choice with its reason."""
-    table = Table("choice", "value", "reason", box=None, pad_edge=False)
+def decisions_of(decisions: Iterable[Decision]) -> Table:
+    """A table of the planner's decisions."""
+    table = Table("decision", "value", "reason", box=None, pad_edge=False)
     for decision in decisions:
         table.add_row(decision.name, decision.value, decision.reason)
     return table
 
 
 def _ledger(plan: Plan) -> Table:
-    """Every item in every memory at the three moments."""
-    table = Table("memory", "item", title="the ledger", title_justify="left", box=None, pad_edge=False)
+    """The bytes of every item in every memory: while loading, after loading and at full context."""
+    table = Table("memory", "item", title="memory ledger", title_justify="left", box=None, pad_edge=False)
     for name in ("while loading", "after loading", "full context"):
         table.add_column(name, justify="right")
     moments = (plan.ledger.load_peak, plan.ledger.after_load, plan.ledger.full_context)
@@ -119,9 +121,9 @@ def _title(plan: Plan) -> Table:
 
 
 def _tiers(plan: Plan) -> Table:
-    """A row for each memory; sizes in GiB at full context, and the most that loading takes."""
+    """A row for each memory."""
     table = Table("GiB", "", box=None, pad_edge=False)
-    for name in ("weights", "KV", "compute", "other", "free", "of", "loading"):
+    for name in MEMORY_COLUMNS:
         table.add_column(name, justify="right")
     for tier in plan.machine.tiers():
         total = plan.ledger.needed(tier.name)
@@ -139,28 +141,28 @@ def _sizes(ledger: Ledger, tier: Tier) -> dict[Item, int]:
 
 
 def columns_of(ledger: Ledger, tier: Tier) -> tuple[str, ...]:
-    """GiB of weights, KV, compute and other, what is free of how much, and the most that loading takes."""
+    """The cells of `MEMORY_COLUMNS` for a memory."""
     sizes = _sizes(ledger, tier)
-    room = tier.capacity_bytes or 0
+    capacity = tier.capacity_bytes or 0
     columns = (
         sizes["weights"] + sizes["repack"],
         sizes["kv"] + sizes["prompt_cache"],
         sizes["compute"] + sizes["staging"],
         sizes["runtime"],
-        room - ledger.needed(tier.name) + sizes["reserve"],
-        room,
+        capacity - ledger.needed(tier.name) + sizes["reserve"],
+        capacity,
         ledger.needed(tier.name, "load_peak") - sizes["reserve"],
     )
     return tuple(f"{size / GIB:.1f}" for size in columns)
 
 
-def _bar(sizes: dict[Item, int], room: int) -> Text:
+def _bar(sizes: dict[Item, int], capacity: int) -> Text:
     bar = Text()
     filled = 0
     total = 0
     for item in ITEMS:
         total += sizes.get(item, 0)
-        upto = min(BAR, round(BAR * total / room)) if room else 0
+        upto = min(BAR, round(BAR * total / capacity)) if capacity else 0
         shade, colour = SHADES[item]
         bar.append(shade * (upto - filled), style=colour)
         filled = max(filled, upto)
@@ -168,27 +170,27 @@ def _bar(sizes: dict[Item, int], room: int) -> Text:
 
 
 def speeds_of(forecast: Forecast, settings: Settings) -> list[RenderableType]:
-    """Decode by depth and by sequences, prefill, the load, and what is to be said of them."""
+    """Decode and prefill speeds by depth, decode by sequences, the load time, and the forecast's notes."""
     parts: list[RenderableType] = []
     for name, speeds in (("decode", forecast.decode), ("prefill", forecast.prefill)):
         alone = [speed for speed in speeds if speed.sequences == 1 and speed.ubatch in (None, settings.ubatch)]
         if alone:
-            table = Table(f"{name}, tok/s", title_justify="left", box=None, pad_edge=False)
+            table = Table(f"{name} tok/s at depth", box=None, pad_edge=False)
             for speed in alone:
-                table.add_column(f"at {speed.depth}", justify="right")
+                table.add_column(f"{speed.depth:,}", justify="right")
             table.add_row(alone[0].confidence, *(_rate(speed) for speed in alone))
             parts.append(table)
     together = [speed for speed in forecast.decode if speed.depth == 0]
     if len(together) > 1:
-        table = Table("sequences at once", box=None, pad_edge=False)
+        table = Table("concurrent sequences", box=None, pad_edge=False)
         for speed in together:
             table.add_column(str(speed.sequences), justify="right")
-        table.add_row("decode, all together", *(_rate(speed) for speed in together))
+        table.add_row("decode tok/s, total", *(_rate(speed) for speed in together))
         parts.append(table)
     if forecast.load_cold_s is not None:
         warm = f", {format_seconds(forecast.load_warm_s)} with a warm page cache" if forecast.load_warm_s else ""
-        by = f", bound by {forecast.load_bound_by}" if forecast.load_bound_by else ""
-        parts.append(Text(f"load {format_seconds(forecast.load_cold_s)}{warm}{by}"))
+        by = f"; limited by {forecast.load_bound_by}" if forecast.load_bound_by else ""
+        parts.append(Text(f"load time {format_seconds(forecast.load_cold_s)}{warm}{by}"))
     parts += [Text(f"note: {note}") for note in forecast.notes]
     return parts
 
@@ -198,10 +200,10 @@ def _rate(speed: Speed) -> str:
 
 
 def terms_of(name: str, speed: Speed) -> Table:
-    """What the time of one figure is made of, the largest share first."""
+    """The parts of the time that a predicted speed consists of, largest first."""
     title = f"{name} at depth {speed.depth}: {_rate(speed)} tok/s ({speed.confidence})"
-    table = Table("share", title=title, title_justify="left", box=None, pad_edge=False)
-    for column in ("ms", "GB", "at"):
+    table = Table("part", title=title, title_justify="left", box=None, pad_edge=False)
+    for column in ("ms", "GB", "bandwidth"):
         table.add_column(column, justify="right")
     for term in sorted(speed.terms, key=lambda term: -term.seconds):
         table.add_row(
@@ -223,8 +225,8 @@ def _tier(plan: Plan, tier: Tier) -> dict[str, Any]:
     }
 
 
-def what_of(profile: Profile, ledger: Ledger, forecast: Forecast) -> dict[str, Any]:
-    """What every plan has as JSON: the model, the ledger at three moments, the forecast."""
+def common_document(profile: Profile, ledger: Ledger, forecast: Forecast) -> dict[str, Any]:
+    """The JSON that plans for one machine and for several hosts share: model, ledgers and forecast."""
     return {
         "model": {
             "name": profile.name,
@@ -251,7 +253,7 @@ def what_of(profile: Profile, ledger: Ledger, forecast: Forecast) -> dict[str, A
 def document(plan: Plan, patterns: list[tuple[str, str]], command: dict[str, Any] | None) -> dict[str, Any]:
     """The plan as JSON."""
     return {
-        **what_of(plan.profile, plan.ledger, plan.forecast),
+        **common_document(plan.profile, plan.ledger, plan.forecast),
         "machine": plan.machine.name,
         "fits": plan.fits,
         "settings": jsonable(plan.settings),
@@ -267,7 +269,7 @@ def document(plan: Plan, patterns: list[tuple[str, str]], command: dict[str, Any
 
 
 def folded(command: Command) -> str:
-    """One flag on a line."""
+    """The command with one flag per line."""
     lines = [f"{name}={shlex.quote(value)} \\" for name, value in command.env.items()]
     line = ""
     for word in command.argv:

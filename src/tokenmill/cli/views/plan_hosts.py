@@ -1,4 +1,4 @@
-"""How a plan over several hosts looks: every host's memories, the speeds with the network's share, and as JSON."""
+"""A plan over several hosts for a terminal of 80 columns and as JSON."""
 
 from typing import Any
 
@@ -7,28 +7,37 @@ from rich.table import Table
 from rich.text import Text
 
 from tokenmill.cli.output import jsonable
-from tokenmill.cli.views.plan import columns_of, lacks_of, reasons_of, speeds_of, terms_of, what_of
+from tokenmill.cli.views.plan import (
+    MEMORY_COLUMNS,
+    columns_of,
+    common_document,
+    decisions_of,
+    shortfalls_of,
+    speeds_of,
+    terms_of,
+)
 from tokenmill.hardware.fleet import NetworkLink
 from tokenmill.planner.multi_host.hosts import HostShare, HostsPlan
 from tokenmill.units import format_bytes, format_gb_s
 
 
 def render(plan: HostsPlan) -> list[RenderableType]:
-    """The plan for a person, at 80 columns."""
+    """The plan at 80 columns."""
     parts: list[RenderableType] = [_title(plan), Text(), _hosts(plan), Text()]
     if plan.fits:
         parts += speeds_of(plan.forecast, plan.settings)
-        parts += [Text(words) for words in (_network_share(plan),) if words]
-    parts += lacks_of(plan.shortfalls)
+        if (network := _network_share(plan)) is not None:
+            parts.append(Text(network))
+    parts += shortfalls_of(plan.shortfalls)
     if plan.shortfalls:
-        parts.append(Text("  another host, a shorter --context, a smaller --cache-type or a smaller quantisation"))
+        parts.append(Text("  add a host, or use a shorter --context, a smaller --cache-type or quantisation"))
     parts += [Text(f"warning: {warning}", style="yellow") for warning in plan.warnings]
     return parts
 
 
 def explained(plan: HostsPlan) -> list[RenderableType]:
-    """Every choice with its reason, and what a token's time is made of."""
-    parts: list[RenderableType] = [Text(), reasons_of(plan.decisions)]
+    """What --explain adds: every decision with its reason, and the time per token by part."""
+    parts: list[RenderableType] = [Text(), decisions_of(plan.decisions)]
     for name, speeds in (("decode", plan.forecast.decode), ("prefill", plan.forecast.prefill)):
         if speeds:
             parts += [Text(), terms_of(name, speeds[0])]
@@ -59,13 +68,13 @@ def _link(link: NetworkLink) -> str:
 
 
 def _hosts(plan: HostsPlan) -> Table:
-    """A row for each host, and one for each of its memories; GiB at full context, and the most that loading takes."""
+    """A row for each host, and one for each of its memories."""
     table = Table("GiB", box=None, pad_edge=False)
-    for name in ("weights", "KV", "compute", "other", "free", "of", "loading"):
+    for name in MEMORY_COLUMNS:
         table.add_column(name, justify="right")
     for share in plan.shares:
         role = "head" if share.host == plan.fleet.head else "worker"
-        words = f"layers {share.first}-{share.first + share.count - 1}" if share.count else "no layer"
+        words = f"layers {share.first}-{share.first + share.count - 1}" if share.count else "no layers"
         table.add_row(Text(f"{share.host.name}, {role}", style="bold"), *[""] * 7)
         table.add_row(f"  {words}", *[""] * 7)
         for name, cells in _rows(share):
@@ -74,7 +83,7 @@ def _hosts(plan: HostsPlan) -> Table:
 
 
 def _rows(share: HostShare) -> list[tuple[str, tuple[str, ...]]]:
-    """A host's memories in use; equal ones in a row share a line: gpu0-gpu7."""
+    """Names and cells of a host's used memories; consecutive GPUs with equal cells share a row: gpu0-gpu7."""
     used = [tier for tier in share.host.machine.tiers() if share.ledger.needed(tier.name)]
     found: list[tuple[str, tuple[str, ...]]] = []
     for tier in used:
@@ -87,13 +96,13 @@ def _rows(share: HostShare) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def _network_share(plan: HostsPlan) -> str | None:
-    """How much of a token's time is the network's, where anything was forecast."""
-    words = []
+    """The network's share of the time per token; None without a forecast."""
+    shares = []
     for name, speeds in (("decode", plan.forecast.decode), ("prefill", plan.forecast.prefill)):
         if speeds and (total := sum(term.seconds for term in speeds[0].terms)) > 0:
             linked = sum(term.seconds for term in speeds[0].terms if term.name.startswith("link"))
-            words.append(f"{100 * linked / total:.2g} % of {name}")
-    return f"the network takes {' and '.join(words)} at depth 0" if words else None
+            shares.append(f"{100 * linked / total:.2g} % of {name} time")
+    return f"network: {' and '.join(shares)} at depth 0" if shares else None
 
 
 def _host(plan: HostsPlan, share: HostShare) -> dict[str, Any]:
@@ -124,11 +133,11 @@ def _tiers(plan: HostsPlan) -> list[dict[str, Any]]:
 
 
 def document(plan: HostsPlan, patterns: list[tuple[str, str]], commands: list[dict[str, Any]]) -> dict[str, Any]:
-    """The plan as JSON: all that a plan for one machine has, and `hosts`, `link` and `commands`."""
+    """The plan as JSON: the keys of a plan for one machine, and `hosts`, `link` and `commands`."""
     placement = plan.placement()
     head = next((one for one in commands if one["role"] == "head"), None)
     return {
-        **what_of(plan.profile, plan.ledger, plan.forecast),
+        **common_document(plan.profile, plan.ledger, plan.forecast),
         "machine": plan.fleet.name,
         "hosts": [_host(plan, share) for share in plan.shares],
         "link": jsonable(plan.fleet.link),

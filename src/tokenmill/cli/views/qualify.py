@@ -1,4 +1,4 @@
-"""How a qualification looks: a line for each check, then what went wrong in each."""
+"""A qualification for a terminal of 80 columns: a line for each check, then its first failures."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,24 +12,25 @@ from rich.text import Text
 
 from tokenmill.cli.output import facts, harmless, say
 from tokenmill.tuner.qualify.result import Check, QualifyStep, Tell
+from tokenmill.units import number_of
 
 _SHOWN = 2  # failures of each check
-_LINES = 3  # of what was said instead
+_LINES = 3  # of a wrong answer
 
 
 def rendered(found: dict[str, Any], checks: Sequence[Check]) -> list[RenderableType]:
-    """The result for a person, at 80 columns."""
+    """The result at 80 columns."""
     rows = {"model": found["model"], "engine": f"{found['engine']}, {found['build']}"}
     if found["against"]:
-        rows["against"] = found["against"]
+        rows["reference"] = found["against"]
     rows["verdict"] = found["verdict"]
     table = Table("check", box=None, pad_edge=False)
-    for name in ("score", "wanted"):
+    for name in ("score", "required"):
         table.add_column(name, justify="right")
     table.add_column("")
     table.add_column("", overflow="fold")
     for check in checks:
-        mark = Text("good", style="green") if check.good else Text("poor", style="bold red")
+        mark = Text("pass", style="green") if check.good else Text("fail", style="bold red")
         table.add_row(check.name, f"{check.score:.0%}", f"{check.threshold:.0%}", mark, check.words)
     parts: list[RenderableType] = [facts(rows), Text(), table]
     for check in checks:
@@ -42,21 +43,21 @@ def _failures(check: Check) -> Iterator[RenderableType]:
         yield Text()
         yield Text.assemble((f"{check.name}: ", "bold"), failure.asked)
         yield Padding(Text(harmless(failure.why), style="yellow"), (0, 0, 0, 2))
-        said = harmless("\n".join(failure.said.splitlines()[:_LINES]))
-        if said:
-            yield Padding(Text(said, style="dim"), (0, 0, 0, 4))
+        answer = harmless("\n".join(failure.said.splitlines()[:_LINES]))
+        if answer:
+            yield Padding(Text(answer, style="dim"), (0, 0, 0, 4))
 
 
 @contextmanager
 def steps_shown() -> Iterator[Tell]:
-    """A bar for each check on stderr; a line for each where that is no terminal."""
+    """Progress on stderr: a bar for each check, or one log line for each where that is not a terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield _Lines().tell
+        yield _LogLines().show
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:.0f} of {task.total:.0f}"))
     with Progress(*columns, console=console, transient=True) as progress:
-        yield _Bars(progress).tell
+        yield _Bars(progress).show
 
 
 class _Bars:
@@ -64,21 +65,21 @@ class _Bars:
         self._progress = progress
         self._tasks: dict[str, TaskID] = {}
 
-    def tell(self, step: QualifyStep) -> None:
+    def show(self, step: QualifyStep) -> None:
         title = _title(step)
         if title not in self._tasks:
             self._tasks[title] = self._progress.add_task(title, total=step.total)
         self._progress.update(self._tasks[title], completed=step.done, total=step.total)
 
 
-class _Lines:
+class _LogLines:
     def __init__(self) -> None:
         self._title = ""
 
-    def tell(self, step: QualifyStep) -> None:
+    def show(self, step: QualifyStep) -> None:
         if _title(step) != self._title:
             self._title = _title(step)
-            say(f"{self._title}: {step.total} to ask")
+            say(f"{self._title}: {number_of(step.total, 'prompt')}")
 
 
 def _title(step: QualifyStep) -> str:

@@ -1,11 +1,11 @@
-"""What a person and a program are told of a recipe that has run, the same for every recipe."""
+"""The summary of a recipe's run as text and as JSON, the same for every recipe."""
 
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from tokenmill.recipes.run import RecipeRun
 from tokenmill.recipes.runner import Budget, RecipeCost
-from tokenmill.units import format_seconds, number_of
+from tokenmill.units import format_percent, format_seconds, number_of
 
 T = TypeVar("T")
 
@@ -17,40 +17,41 @@ class RecipeResult(RecipeRun[T]):
     code: int = 0
 
 
-def summary_rows(milled: RecipeResult[Any]) -> dict[str, str]:
-    """Facts for the end of a command's table."""
-    spent = milled.spent
-    origin = milled.origin
+def summary_rows(result: RecipeResult[Any]) -> dict[str, str]:
+    """The rows at the end of a command's summary."""
+    spent = result.spent
+    origin = result.origin
     rows = {"answers": _answers(spent)}
     if spent.failed:
-        rows["without"] = f"{number_of(spent.failed, 'job')}; tokenmill status names the batches, retry tries again"
+        rows["failed"] = f"{number_of(spent.failed, 'job')}; find the batch with tokenmill status, then tokenmill retry"
     if spent.answers or spent.tokens:
-        computed = spent.prompt_tokens - spent.cached_tokens
-        rows["time"] = f"{format_seconds(milled.seconds)}, {format_seconds(spent.seconds)} of it at work"
-        rows["prompts"] = f"{spent.prompt_tokens:,} tokens: {spent.cached_tokens:,} reused, {computed:,} computed"
-        rows["written"] = f"{spent.completion_tokens:,} tokens"
+        rows["time"] = f"{format_seconds(result.seconds)}, {format_seconds(spent.seconds)} of it generating"
+        cached = spent.cached_tokens / spent.prompt_tokens if spent.prompt_tokens else 0.0
+        rows["prompts"] = f"{number_of(spent.prompt_tokens, 'token')}, {format_percent(cached)} from cache"
+        rows["generated"] = number_of(spent.completion_tokens, "token")
         if spent.seconds > 0:
-            rows["written"] += f", {spent.completion_tokens / spent.seconds:,.1f} a second"
+            rows["generated"] += f", {spent.completion_tokens / spent.seconds:,.0f} tok/s"
     rows["engine"] = f"{origin.build} with {origin.model}"
-    if milled.load_s is not None:
-        rows["engine"] += f", ready after {format_seconds(milled.load_s)}"
+    if result.load_s is not None:
+        rows["engine"] += f", loaded in {format_seconds(result.load_s)}"
     return rows
 
 
 def _answers(spent: RecipeCost) -> str:
-    if not spent.answers and spent.tokens:  # prompts were computed, and what was under way was broken off
-        return "none was finished" + (f", {spent.reused:,} were there" if spent.reused else "")
-    if not spent.answers:
-        return f"{spent.reused:,}, all of which were there: nothing was computed" if spent.reused else "none"
-    return f"{spent.answers:,} computed" + (f", {spent.reused:,} were there" if spent.reused else "")
+    earlier = f"{spent.reused:,} from earlier runs" if spent.reused else ""
+    if spent.answers:
+        return ", ".join(filter(None, (f"{spent.answers:,} computed", earlier)))
+    if spent.tokens:  # a limit cancelled the jobs in flight
+        return ", ".join(filter(None, ("none finished", earlier)))
+    return f"{earlier}, nothing to compute" if earlier else "none"
 
 
-def spent_document(milled: RecipeResult[Any]) -> dict[str, Any]:
-    """The same for a program: tokens and seconds of this run."""
-    spent = milled.spent
-    origin = milled.origin
+def spent_document(result: RecipeResult[Any]) -> dict[str, Any]:
+    """The summary as JSON: tokens and seconds of this run."""
+    spent = result.spent
+    origin = result.origin
     return {
-        "end": milled.end,
+        "end": result.end,
         "answers": spent.answers,
         "reused": spent.reused,
         "failed": spent.failed,
@@ -58,9 +59,9 @@ def spent_document(milled: RecipeResult[Any]) -> dict[str, Any]:
         "reused_tokens": spent.cached_tokens,
         "computed_prompt_tokens": spent.prompt_tokens - spent.cached_tokens,
         "generated_tokens": spent.completion_tokens,
-        "seconds": round(milled.seconds, 3),
+        "seconds": round(result.seconds, 3),
         "work_seconds": round(spent.seconds, 3),
-        "load_seconds": None if milled.load_s is None else round(milled.load_s, 3),
+        "load_seconds": None if result.load_s is None else round(result.load_s, 3),
         "model": origin.model,
         "model_id": origin.model_id,
         "engine": origin.engine,
@@ -69,19 +70,19 @@ def spent_document(milled: RecipeResult[Any]) -> dict[str, Any]:
     }
 
 
-def ending(milled: RecipeResult[Any], budget: Budget) -> str | None:
-    """A sentence for a run that is over before it was done; None: it was done."""
-    again = "everything answered is kept, and the same command goes on from there"
-    if milled.end == "finished":
+def ending(result: RecipeResult[Any], budget: Budget) -> str | None:
+    """Why a run ended early and how to continue it; None for a complete run."""
+    again = "finished answers are kept; run the same command again to continue"
+    if result.end == "finished":
         return None
-    if milled.end == "cancelled":
-        return "a batch of this run was cancelled\nhint: tokenmill retry BATCH --cancelled takes it up again"
-    if milled.end == "stopped":
+    if result.end == "cancelled":
+        return "a batch of this run was cancelled\nhint: tokenmill retry BATCH --cancelled resumes it"
+    if result.end == "stopped":
         return f"stopped: {again}"
-    if milled.end == "hours":
-        words = f"the {(budget.seconds or 0.0) / 3600:g} h of --max-hours are over"
+    if result.end == "hours":
+        limit = f"--max-hours {(budget.seconds or 0.0) / 3600:g} is reached"
     else:
-        words = f"the {budget.tokens or 0:,} tokens of --max-tokens-total are used up"
-    if not milled.spent.answers:
-        return f"{words}, and not one answer was finished\nhint: the limit is too low for these jobs"
-    return f"{words}: {again}"
+        limit = f"--max-tokens-total {budget.tokens or 0} is reached"
+    if not result.spent.answers:
+        return f"{limit}, and no answer was finished\nhint: raise the limit"
+    return f"{limit}: {again}"

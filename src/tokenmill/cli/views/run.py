@@ -17,7 +17,7 @@ from tokenmill.cli.output import facts, harmless, jsonable, say
 from tokenmill.jobs.models import Counts
 from tokenmill.jobs.worker.progress import RunReport, Snapshot
 from tokenmill.jobs.worker.retries import remedies
-from tokenmill.units import format_seconds, number_of
+from tokenmill.units import format_percent, format_seconds, number_of
 
 NOW_S = 15.0  # window of the current speeds
 _LINE_S = 30.0  # between two log lines without a terminal
@@ -129,7 +129,7 @@ def drawn(now: Snapshot, speeds: tuple[float, float] | None, time_s: float) -> R
             f"prefill {speeds[0]:,.0f} (average {mean[0]:,.0f}), decode {speeds[1]:,.0f} (average {mean[1]:,.0f})"
         )
     if tokens.prompt:
-        rows["prompts"] = f"{tokens.prompt:,} tokens, {_percent(tokens.cached / tokens.prompt)} from cache"
+        rows["prompts"] = f"{tokens.prompt:,} tokens, {format_percent(tokens.cached / tokens.prompt)} from cache"
     rows["slots"] = f"{now.busy} of {now.width} busy" + _left(now.eta_s, time_s)
     if now.failed is not None:
         retry = ", will be retried" if now.failed.again else ""
@@ -154,7 +154,7 @@ def line(now: Snapshot, speeds: tuple[float, float] | None) -> str:
     if speeds is not None:
         parts.append(f"prefill {speeds[0]:,.0f} tok/s, decode {speeds[1]:,.0f} tok/s")
     if tokens.prompt:
-        parts.append(f"{_percent(tokens.cached / tokens.prompt)} of prompt tokens from cache")
+        parts.append(f"{format_percent(tokens.cached / tokens.prompt)} of prompt tokens from cache")
     parts.append(f"{now.busy} of {number_of(now.width, 'slot')} busy")
     if now.eta_s is not None:
         parts.append(f"about {format_seconds(now.eta_s)} left")
@@ -236,7 +236,7 @@ def _prompts(report: RunReport) -> str:
     """Prompt tokens, the share that came from the cache, and the time that saved."""
     tokens = report.tokens
     cached = tokens.cached / tokens.prompt if tokens.prompt else 0.0
-    text = f"{number_of(tokens.prompt, 'token')}, {_percent(cached)} from cache"
+    text = f"{number_of(tokens.prompt, 'token')}, {format_percent(cached)} from cache"
     if report.least is not None and report.least.tokens and tokens.computed:
         text += f" ({_over_minimum(tokens.computed / report.least.tokens - 1, exact=report.least.exact)})"
     if report.head_tok_s is not None and tokens.cached:
@@ -255,7 +255,7 @@ def _over_minimum(share: float, *, exact: bool) -> str:
     if share < -_WARM:
         return "some cached before this run"
     about = "" if exact else "about "
-    return f"{about}{_percent(max(share, 0.0))} above the minimum"
+    return f"{about}{format_percent(max(share, 0.0))} above the minimum"
 
 
 def _engine(load_s: float | None, report: RunReport | None) -> str | None:
@@ -263,11 +263,6 @@ def _engine(load_s: float | None, report: RunReport | None) -> str | None:
     if report is not None and report.deaths:
         parts.append(f"restarted {number_of(report.deaths, 'time')} after a crash")
     return ", ".join(parts) or None
-
-
-def _percent(share: float) -> str:
-    """`93 %`; `0.3 %` below 10."""
-    return f"{100 * share:.0f} %" if share >= 0.0995 or share == 0 else f"{100 * share:.1f} %"
 
 
 def document(ended: Summary) -> dict[str, Any]:

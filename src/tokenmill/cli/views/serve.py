@@ -1,4 +1,4 @@
-"""What `tokenmill serve` shows of an engine that is ready."""
+"""The facts about a ready engine that `tokenmill serve --engine-only` prints."""
 
 from typing import Any
 
@@ -6,49 +6,49 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from tokenmill.cli.output import facts, jsonable
-from tokenmill.engine.pinned_prefixes import WarmedHead
+from tokenmill.engine.pinned_prefixes import PrefixResult
 from tokenmill.engine.reconcile import Reconciliation
 from tokenmill.native.launching import ReadyEngine
 from tokenmill.units import format_bytes, format_seconds
 
 
 def engine_facts(name: str, up: ReadyEngine, *, detach: bool) -> list[RenderableType]:
-    """The engine, how it was loaded, and its memory next to the plan."""
+    """The engine, its load, and its predicted and measured memory."""
     identity = up.engine.identity
     rows = {
         "engine": f"{name}: {identity.kind}, {identity.build}",
         "model": identity.model,
         "address": identity.address,
-        "lanes": f"{identity.lanes} of {identity.context} tokens",
+        "slots": f"{identity.slots}, context {identity.context:,} tokens each",
         "load": format_seconds(up.load_s) + _read_ahead(up),
     }
     if up.warmth is not None:
-        rows["warm"] = up.warmth.cold_against_warm.as_words()
-        if up.warmth.heads:
-            rows["digest"] = "\n".join(map(held_words, up.warmth.heads))
+        rows["warm"] = up.warmth.cold_start.as_words()
+        if up.warmth.prefixes:
+            rows["digest"] = "\n".join(map(prefix_text, up.warmth.prefixes))
     notes = (*up.refused, *up.engine.capabilities.notes, *(up.warmth.notes if up.warmth else ()))
     if notes:
         rows["note"] = "\n".join(notes)
-    left = f"to stop it: tokenmill engines stop {name}" if detach else "ready; Ctrl-C stops it"
-    return [facts(rows), "", *_reconciliation(up.held), "", left]
+    stop = f"tokenmill engines stop {name}" if detach else "press Ctrl-C"
+    return [facts(rows), "", *_reconciliation(up.held), "", f"ready; to stop the engine: {stop}"]
 
 
-def held_words(head: WarmedHead) -> str:
-    """How a pinned prefix came into an engine, or that it did not."""
-    if head.how == "not held":
-        return f"{head.name} is not held"
-    where = f"; saved as {head.saved}" if head.saved and head.how == "computed" else ""
-    return f"{head.name}: {head.prompt_tokens:,} tokens {head.how} in {format_seconds(head.seconds)}{where}"
+def prefix_text(prefix: PrefixResult) -> str:
+    """How a pinned prefix got into an engine's cache, or that it did not."""
+    if prefix.how == "failed":
+        return f"{prefix.name}: not in the cache"
+    where = f"; saved as {prefix.saved}" if prefix.saved and prefix.how == "computed" else ""
+    return f"{prefix.name}: {prefix.prompt_tokens:,} tokens {prefix.how} in {format_seconds(prefix.seconds)}{where}"
 
 
 def _read_ahead(up: ReadyEngine) -> str:
     if up.filled is None or not up.filled.read_bytes:
         return ""
-    return f", after reading {format_bytes(up.filled.read_bytes)} ahead in {format_seconds(up.filled.seconds)}"
+    return f", after {format_seconds(up.filled.seconds)} of reading {format_bytes(up.filled.read_bytes)} ahead"
 
 
 def _reconciliation(held: Reconciliation) -> list[RenderableType]:
-    """Predicted and measured memory item by item, and why they differ."""
+    """Predicted and measured memory of each item, with known reasons for large differences."""
     table = Table(box=None, pad_edge=False)
     for column in ("memory", "item"):
         table.add_column(column)
@@ -70,7 +70,7 @@ def _reconciliation(held: Reconciliation) -> list[RenderableType]:
 
 
 def document(name: str, up: ReadyEngine) -> dict[str, Any]:
-    """The same as JSON."""
+    """The facts as JSON."""
     engine = up.engine
     return {
         "name": name,

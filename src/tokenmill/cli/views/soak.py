@@ -1,4 +1,4 @@
-"""How a soak looks: a line for each step while it runs, and the verdict with all steps at its end."""
+"""A soak for a terminal: a line for each step while it runs, then the verdict with all steps; and as JSON."""
 
 from typing import Any
 
@@ -11,17 +11,17 @@ from tokenmill.tuner.soak.judge import Limit, SoakResult, SoakStep, named, size
 
 
 def progress(step: SoakStep, limit: Limit) -> str:
-    """One step in a line."""
-    lanes = f" on {step.sequences} lanes" if step.sequences > 1 else ""
+    """A step as one log line."""
+    slots = f" in each of {step.sequences} slots" if step.sequences > 1 else ""
     if not step.whole:
-        return f"broken off before {step.depth:,} tokens{lanes}: memory runs short"
-    left = ", ".join(f"{named(r.tier)} has {size(r.free_bytes)} left" for r in step.memory if r.free_bytes is not None)
+        return f"stopped before {step.depth:,} tokens{slots}: memory is running low"
+    free = ", ".join(f"{named(r.tier)} {size(r.free_bytes)} free" for r in step.memory if r.free_bytes is not None)
     speed = "" if step.decode_tok_s is None else f" at {_speed(step.decode_tok_s)} tok/s"
-    return f"{step.depth:,} of {limit.goal:,} tokens{lanes}{speed}" + (f"; {left}" if left else "")
+    return f"{step.depth:,} of {limit.goal:,} tokens{slots}{speed}" + (f"; {free}" if free else "")
 
 
 def render(result: SoakResult) -> list[RenderableType]:
-    """The verdict first, then every step."""
+    """The result at 80 columns: every step, then the usable context."""
     rows = {
         "model": result.model,
         "machine": result.machine,
@@ -29,17 +29,17 @@ def render(result: SoakResult) -> list[RenderableType]:
         "measured": result.when,
     }
     if result.limit_bytes is not None:
-        rows["limit"] = f"{size(result.limit_bytes)} of host memory, as given"
+        rows["limit"] = f"{size(result.limit_bytes)} of host memory (--memory-limit)"
     parts: list[RenderableType] = [facts(rows), Text()]
     for sequences in sorted({step.sequences for step in result.steps}):
         parts += [_steps(result, sequences), Text()]
     if any(step.disturbed for step in result.steps):
-        parts.append(Text("* other load was on the machine: its speeds are not kept in the history"))
+        parts.append(Text("* the machine was busy: this speed is not added to the history"))
     style = "bold" if result.ended == "goal" else "bold red" if result.ended == "died" else "bold yellow"
     parts.append(Text(f"usable context: {result.usable_context:,} of {result.goal:,}", style=style))
     if result.usable_with_lanes is not None:
-        words = f"with {result.lanes} lanes full: {result.usable_with_lanes:,} of {result.goal:,} each"
-        parts.append(Text(words, style=style))
+        text = f"with {result.lanes} slots full: {result.usable_with_lanes:,} of {result.goal:,} each"
+        parts.append(Text(text, style=style))
     parts.append(Text(result.reason))
     if result.last_words:
         parts.append(Text(result.last_words, style="red"))
@@ -47,18 +47,18 @@ def render(result: SoakResult) -> list[RenderableType]:
 
 
 def _steps(result: SoakResult, sequences: int) -> Table:
-    """Depth, speeds, and for each memory predicted, measured and left."""
+    """Depth, speeds, and the predicted, measured and free bytes of each memory."""
     steps = [step for step in result.steps if step.sequences == sequences]
-    title = "one sequence" if sequences == 1 else f"{sequences} lanes, speeds all together"
+    title = "one sequence" if sequences == 1 else f"{sequences} sequences, total speeds"
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for column in ("depth", "S_PP t/s", "S_TG t/s"):
         table.add_column(column, justify="right")
     table.add_column("memory")
-    for column in ("predicted", "measured", "left", "page cache"):
+    for column in ("predicted", "measured", "free", "page cache"):
         table.add_column(column, justify="right")
     for step in steps:
         mark = "*" if step.disturbed else ""
-        speeds = (_speed(step.prefill_tok_s), _speed(step.decode_tok_s) + mark) if step.whole else ("broken", "off")
+        speeds = (_speed(step.prefill_tok_s), _speed(step.decode_tok_s) + mark) if step.whole else ("stopped", "-")
         first = (f"{step.depth:,}", *speeds)
         for reading in step.memory:
             sizes = (reading.predicted_bytes, reading.measured_bytes, reading.free_bytes, reading.page_cache_bytes)

@@ -1,4 +1,4 @@
-"""The operating point that `tokenmill tune` found, with what it costs, for a terminal."""
+"""The operating point that `tokenmill tune` found, for a terminal of 80 columns."""
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -14,14 +14,14 @@ _FRONT_ROWS = 8
 
 
 def outcome_shown(point: OperatingPoint, reason: str) -> list[RenderableType]:
-    """The point, what it gives and gives up, and the front."""
+    """The operating point, its speeds and trade-offs, and the Pareto front."""
     dials = point.dials
     figures = point.figures
     rows = {
-        "point": dials_words(dials, whole=True),
+        "settings": dials_words(dials, whole=True),
         "measured": figures_words(figures, whole=True),
         "knee": point.knee,
-        "given up": "\n".join(point.given_up) or "nothing that was measured",
+        "trade-off": "\n".join(point.given_up) or "none",
         "trials": f"{number_of(len(point.trials), 'trial')}, {number_of(point.loads, 'load')}, "
         f"{format_seconds(point.seconds)}; {reason}",
         "noise": _noise_words(point),
@@ -33,9 +33,12 @@ def outcome_shown(point: OperatingPoint, reason: str) -> list[RenderableType]:
 
 
 def _front(point: OperatingPoint) -> Table:
-    """What nothing else beats in everything; the point itself is marked."""
+    """The trials on the Pareto front; the operating point is marked."""
     table = Table(
-        title="nothing that was measured beats these in everything", title_justify="left", box=None, pad_edge=False
+        title="Pareto front: no trial is better than these in every figure",
+        title_justify="left",
+        box=None,
+        pad_edge=False,
     )
     energy = any(trial.figures.joules_per_token is not None for trial in point.front)
     first = any(trial.figures.first_token_s is not None for trial in point.front)
@@ -58,12 +61,12 @@ def _front(point: OperatingPoint) -> Table:
             cells.append(number_words(figures.joules_per_token))
         table.add_row(*cells, "<" if dials == point.dials else "")
     if len(point.front) > _FRONT_ROWS:
-        table.caption = f"and {len(point.front) - _FRONT_ROWS} more: --json has all"
+        table.caption = f"and {len(point.front) - _FRONT_ROWS} more; --json prints all of them"
     return table
 
 
 def _noise_words(point: OperatingPoint) -> str:
     figure = "decode_tok_s" if point.figures.jobs_tok_s is None else "jobs_tok_s"
     if spread(point.trials, figure) is None:
-        return f"taken to be {point.noise:.1%}: too little was measured again to tell"
-    return f"{point.noise:.1%}: smaller differences mean nothing"
+        return f"{point.noise:.1%} assumed; too few trials were repeated to measure it"
+    return f"{point.noise:.1%}; smaller differences are not significant"
