@@ -1,4 +1,4 @@
-"""Gateways for tests of Dagster."""
+"""Fixtures for tests of the Dagster integration."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from tokenmill.gateway.monitoring import dashboard_api
 
 @pytest.fixture(scope="module", autouse=True)
 def _quick() -> Iterator[None]:
-    """Batches are looked at often."""
+    """Poll batches often."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(app, "parts", lambda state: (routes.part(state, tick_s=0.02), dashboard_api.page_part(state)))
         yield

@@ -1,4 +1,4 @@
-"""What is around the assets: the sensor, checks, pools, termination, the development server."""
+"""The sensor, checks, pools, termination and the development server."""
 
 import signal
 import socket
@@ -21,12 +21,12 @@ from support.fake_engine import FakeEngine
 from support.gateway import Served
 from support.gateway_clients import faked
 
-LANES = 3
+SLOTS = 3
 
 
 @pytest.fixture
 def gateway(tmp_path: Path) -> Iterator[tuple[Served, FakeEngine]]:
-    with faked(tmp_path / "state", lanes=LANES) as found:
+    with faked(tmp_path / "state", lanes=SLOTS) as found:
         yield found
 
 
@@ -57,7 +57,7 @@ def ticked(sensor: dg.SensorDefinition, url: str, cursor: str | None) -> SensorE
         return sensor.evaluate_tick(context)
 
 
-def test_the_sensor_tells_of_each_batch_once(gateway: tuple[Served, FakeEngine]) -> None:
+def test_the_sensor_reports_each_batch_once(gateway: tuple[Served, FakeEngine]) -> None:
     served_at, _ = gateway
     client, wanted = served_at.client(), {"source": "by hand"}
     sensor = finished_batches_sensor("over", target=follow, metadata=wanted)
@@ -65,7 +65,7 @@ def test_the_sensor_tells_of_each_batch_once(gateway: tuple[Served, FakeEngine])
     slow = created(client, prompt_line("a", "slow"), prompt_line("b", "y"), metadata=wanted)
 
     first = ticked(sensor, served_at.url, None)
-    assert not first.run_requests  # what was over before is not told
+    assert not first.run_requests  # earlier batches are not reported
     quick = comes_to(client, created(client, prompt_line("a", "z"), metadata=wanted), "completed")
     comes_to(client, created(client, prompt_line("a", "other")), "completed")
     second = ticked(sensor, served_at.url, first.cursor)
@@ -84,7 +84,7 @@ def test_the_sensor_tells_of_each_batch_once(gateway: tuple[Served, FakeEngine])
     assert [run.tags["tokenmill/batch"] for run in whole.run_requests or ()] == [old.id, slow.id, quick.id]
 
 
-def test_the_sensor_tells_of_assets_that_others_make(gateway: tuple[Served, FakeEngine]) -> None:
+def test_the_sensor_materialises_external_assets(gateway: tuple[Served, FakeEngine]) -> None:
     served_at, _ = gateway
     client = served_at.client()
     batch = comes_to(client, created(client, prompt_line("a", "x"), metadata={"partition": "mon"}), "completed")
@@ -96,16 +96,16 @@ def test_the_sensor_tells_of_assets_that_others_make(gateway: tuple[Served, Fake
     assert str(event.metadata["batch"].value).endswith(batch.id)
 
 
-def test_the_sensor_waits_for_a_gateway_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sensor_skips_a_tick_without_a_gateway(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dagster_tokenmill.sensor.PATIENCE_S", 0.01)
     data = ticked(finished_batches_sensor("over", target=follow), "http://127.0.0.1:9", "[null, 0, []]")
-    assert "does not answer" in (data.skip_message or "")
+    assert "http://127.0.0.1:9" in (data.skip_message or "")
 
 
 # Checks.
 
 
-def test_checks_pass_and_fail_by_what_is_written(gateway: tuple[Served, FakeEngine], tmp_path: Path) -> None:
+def test_checks_of_written_tables(gateway: tuple[Served, FakeEngine], tmp_path: Path) -> None:
     def judged(row: Any) -> str | None:
         return None if row["text"] and "two" not in row["text"] else "it is not wanted"
 
@@ -128,18 +128,18 @@ def test_checks_pass_and_fail_by_what_is_written(gateway: tuple[Served, FakeEngi
             assert str(one.metadata["table"].value) == str(tmp_path / f"{night}.parquet")
     assert found == {
         ("mon", "row_count"): (True, "4 rows, 2 to 10 expected"),
-        ("mon", "duplicates"): (False, "1 of 4 rows repeat another (25.0%); 10.0% are allowed"),
-        ("mon", "validity"): (False, "1 of 4 rows are not valid (25.0%); 20.0% are allowed"),
+        ("mon", "duplicates"): (False, "1 of 4 rows repeat an earlier row (25.0%); the limit is 10.0%"),
+        ("mon", "validity"): (False, "1 of 4 rows are invalid (25.0%); the limit is 20.0%"),
         ("tue", "row_count"): (False, "1 rows, 2 to 10 expected"),
-        ("tue", "duplicates"): (True, "0 of 1 rows repeat another (0.0%); 10.0% are allowed"),
-        ("tue", "validity"): (True, "0 of 1 rows are not valid (0.0%); 20.0% are allowed"),
+        ("tue", "duplicates"): (True, "0 of 1 rows repeat an earlier row (0.0%); the limit is 10.0%"),
+        ("tue", "validity"): (True, "0 of 1 rows are invalid (0.0%); the limit is 20.0%"),
     }
 
 
 # Pools.
 
 
-def test_the_pool_is_sized_by_lanes_and_bounds_what_is_handed_in(
+def test_the_pool_has_the_number_of_slots_and_limits_submitted_batches(
     gateway: tuple[Served, FakeEngine],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -149,14 +149,14 @@ def test_the_pool_is_sized_by_lanes_and_bounds_what_is_handed_in(
     home = home_in(tmp_path / "home")
     monkeypatch.setenv("DAGSTER_HOME", str(home))
     assert pools.main(["pools", "--url", served_at.url]) == 0
-    assert capsys.readouterr().out == f"tokenmill {LANES}\n"
-    assert pools.main(["pools", "--url", served_at.url, "--lanes-each", str(LANES)]) == 0
+    assert capsys.readouterr().out == f"tokenmill {SLOTS}\n"
+    assert pools.main(["pools", "--url", served_at.url, "--lanes-each", str(SLOTS)]) == 0
     with instance_in(home) as instance:
         assert instance.event_log_storage.get_concurrency_info("tokenmill").slot_count == 1
     with monkeypatch.context() as hasty:
-        hasty.setattr("dagster_tokenmill.gateway.FIRST_PAUSE_S", 60.0)  # longer than its patience: it asks once
+        hasty.setattr("dagster_tokenmill.gateway.FIRST_PAUSE_S", 60.0)  # longer than its patience: a single request
         assert pools.main(["pools", "--url", "http://127.0.0.1:9"]) == 1
-    assert "does not answer" in capsys.readouterr().err
+    assert "http://127.0.0.1:9" in capsys.readouterr().err
 
     made: dict[str, dg.ExecuteInProcessResult] = {}
 
@@ -172,10 +172,10 @@ def test_the_pool_is_sized_by_lanes_and_bounds_what_is_handed_in(
     until(lambda: len(engine.at_work) == 1)
     second.start()
     with instance_in(home) as instance:
-        # Once it stands in the queue, and not before: in Dagster, a slot that is freed between a step's look for one and
-        # its entry in the queue is given to nobody.
+        # Wait until the step is queued: Dagster loses a slot that is freed between a step's request for a slot and its
+        # entry in the queue.
         until(lambda: instance.event_log_storage.get_concurrency_info("tokenmill").pending_step_count == 1)
-    (held,) = batches(served_at.url)  # the other one waits in Dagster
+    (held,) = batches(served_at.url)  # the other step waits in Dagster
     patient.post(f"{served_at.url}/v1/batches/{held['id']}/cancel").raise_for_status()
     first.join(LIMIT_S)
     second.join(LIMIT_S)
@@ -202,7 +202,7 @@ defs = dg.Definitions(
 
 
 @pytest.mark.parametrize(("cancel", "status"), [("no", "in_progress"), ("yes", "cancelled")])
-def test_a_run_that_is_terminated_leaves_its_batch_unless_told_otherwise(
+def test_a_terminated_run_cancels_its_batch_only_if_configured(
     gateway: tuple[Served, FakeEngine], tmp_path: Path, cancel: str, status: str
 ) -> None:
     served_at, engine = gateway

@@ -1,7 +1,7 @@
-"""Assets whose rows are a batch's answers. A partition is a batch; a run that comes again waits for what is there.
+"""Assets whose rows are the answers of a batch. Each partition is a batch; a restarted run re-attaches to it.
 
-The table is written by the asset itself, whole or not at all; what Dagster's IO manager keeps is its path, so that an
-asset downstream gets a path where it asks for a value.
+The asset writes its table atomically. Its value, which Dagster's IO manager stores, is the path of the table; a
+downstream asset that loads the value gets the path.
 """
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -11,11 +11,11 @@ from typing import Any, TypeAlias
 
 import dagster as dg
 
-from dagster_tokenmill.facts import facts_of, written
-from dagster_tokenmill.mill import GatewayMill
+from dagster_tokenmill.facts import facts_of, file_facts
 from dagster_tokenmill.paths import check_template, path_for
-from dagster_tokenmill.resource import TokenmillResource, partition_of, told
-from dagster_tokenmill.source import Source, rows_of, taking
+from dagster_tokenmill.resource import TokenmillResource, partition_of, run_blocking
+from dagster_tokenmill.runner import GatewayRunner
+from dagster_tokenmill.source import Source, reader_of, rows_of
 from tokenmill.recipes import Answered, End, Line, chat_line, text_of, write_rows
 
 POOL = "tokenmill"
@@ -28,20 +28,20 @@ COLUMNS: Mapping[str, str] = {
     "error_code": "string",
     "error_message": "string",
 }
-"""Of a batch's table where nothing else is said."""
+"""Default columns of a batch's table, with their types."""
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """What a recipe has written."""
+class AssetOutput:
+    """The result of an asset's function."""
 
     rows: int
     end: End
-    more: Mapping[str, dg.MetadataValue | str | int | float | None]  # its own figures
+    metadata: Mapping[str, dg.MetadataValue | str | int | float | None]  # more metadata; None is left out
 
 
-Work: TypeAlias = Callable[[dg.AssetExecutionContext, GatewayMill, Path, Mapping[str, Any]], Awaitable[Made]]
-"""From the context, an open mill, the file to write and the values of assets upstream to what was made."""
+Work: TypeAlias = Callable[[dg.AssetExecutionContext, GatewayRunner, Path, Mapping[str, Any]], Awaitable[AssetOutput]]
+"""Writes an asset's file; gets the context, an open runner, the file's path and the values of upstream assets."""
 
 
 def batch_asset(
@@ -56,33 +56,38 @@ def batch_asset(
     max_hours: float | None = None,
     **options: Any,
 ) -> dg.AssetsDefinition:
-    """An asset that is one batch for each partition.
+    """An asset with one batch per partition.
 
-    `lines` makes the jobs: a function of the context and of the values of `ins`, an asset whose value they are, or a
-    file (see `Source`). A line is one of OpenAI's batch format or a mere prompt, which becomes a chat with `body`
-    (max_tokens, temperature, seed, ...). It has to make the same lines whenever it is asked: they are how a run finds
-    its batch again.
-    `rows` makes a row of an answer, None: no row; `columns` names what is in a row and its types.
-    `path` is the file to write (.parquet, .jsonl, .jsonl.gz, .jsonl.zst) with {partition} and {asset} in it.
-    `max_tokens_total`, `max_hours`: what one run may use; then the batch is cancelled, and what is answered is written.
-    `options`: as `mill_asset`.
+    `lines`: the jobs, from a function of the context and the values of `ins`, an upstream asset or a file (see
+    `Source`). A job is a line of OpenAI's batch format, or a prompt that is sent as a chat with the keys of `body`
+    (max_tokens, temperature, seed, ...). Every run must make the same lines, because they are the batch's key.
+    `rows`: makes a row of an answer; None skips it. `columns`: the columns of the rows and their types.
+    `path`: the file to write (.parquet, .jsonl, .jsonl.gz, .jsonl.zst), with {partition} and {asset}.
+    `max_tokens_total`, `max_hours`: limits of one run. When one is reached, the batch is cancelled and its answers are
+    written.
+    `options`: those of `recipe_asset`.
     """
     make = row_of if rows is None else rows
-    options["ins"], take = taking(lines, "lines", options.get("ins"))
+    options["ins"], read = reader_of(lines, "lines", options.get("ins"))
 
     def jobs(context: dg.AssetExecutionContext, values: Mapping[str, Any]) -> Iterator[Line]:
-        for number, line in enumerate(rows_of(take(context, values)), 1):
-            yield line if not isinstance(line, str) else chat_line(str(number), [_asking(line)], **(body or {}))
+        for number, line in enumerate(rows_of(read(context, values)), 1):
+            if isinstance(line, str):
+                yield chat_line(str(number), [{"role": "user", "content": line}], **(body or {}))
+            else:
+                yield line
 
-    async def work(context: dg.AssetExecutionContext, mill: GatewayMill, file: Path, values: Mapping[str, Any]) -> Made:
-        ran = await mill.run("batch", jobs(context, values))
-        made = (row for row in map(make, ran.answers()) if row is not None)
-        return Made(write_rows(file, made, columns, metadata=provenance(mill)), ran.end, {})
+    async def work(
+        context: dg.AssetExecutionContext, runner: GatewayRunner, file: Path, values: Mapping[str, Any]
+    ) -> AssetOutput:
+        stage = await runner.run("batch", jobs(context, values))
+        made = (row for row in map(make, stage.answers()) if row is not None)
+        return AssetOutput(write_rows(file, made, columns, metadata=provenance(runner)), stage.end, {})
 
-    return mill_asset(name, work, path=path, max_tokens_total=max_tokens_total, max_hours=max_hours, **options)
+    return recipe_asset(name, work, path=path, max_tokens_total=max_tokens_total, max_hours=max_hours, **options)
 
 
-def mill_asset(
+def recipe_asset(
     name: str,
     work: Work,
     *,
@@ -95,25 +100,28 @@ def mill_asset(
     ins: Mapping[str, dg.AssetIn] | None = None,
     **options: Any,
 ) -> dg.AssetsDefinition:
-    """An asset made by an asynchronous function of the context, an open mill, the file to write and values upstream.
+    """An asset written by an asynchronous function, which may run several batches (see `Work`).
 
-    `pool`: Dagster's, which bounds how many batches are handed in at once. `options`: as `dagster.asset`.
+    `pool`: the Dagster pool that limits concurrent batches. `options`: those of `dagster.asset`.
     """
     check_template(path, partitioned=partitions_def is not None)
 
-    def milled(context: dg.AssetExecutionContext, **values: Any) -> Any:
+    def compute(context: dg.AssetExecutionContext, **values: Any) -> Any:
         resource: TokenmillResource = getattr(context.resources, resource_key)
         if partitions_def is not None and not context.has_partition_key:
-            raise dg.Failure(f"{name} takes one partition a run: each is a batch of its own", allow_retries=False)
+            raise dg.Failure(
+                f"{name}: a run must have exactly one partition, because each partition is a batch",
+                allow_retries=False,
+            )
         partition = partition_of(context)
         file = path_for(path, asset=context.asset_key.to_user_string(), partition=partition)
 
         async def run() -> dg.MaterializeResult[str]:
-            async with resource.mill(context, max_tokens_total=max_tokens_total, max_hours=max_hours) as mill:
-                made: Made = await work(context, mill, file, values)
-                return dg.MaterializeResult(metadata=_metadata(resource, mill, made, file), value=str(file))
+            async with resource.runner(context, max_tokens_total=max_tokens_total, max_hours=max_hours) as runner:
+                output: AssetOutput = await work(context, runner, file, values)
+                return dg.MaterializeResult(metadata=_metadata(resource, runner, output, file), value=str(file))
 
-        return told(run())
+        return run_blocking(run())
 
     asset: Callable[[Callable[..., Any]], dg.AssetsDefinition] = dg.asset(
         name=name,
@@ -124,28 +132,28 @@ def mill_asset(
         kinds={"tokenmill"},
         **options,
     )
-    return asset(milled)
+    return asset(compute)
 
 
-def _metadata(resource: TokenmillResource, mill: GatewayMill, made: Made, file: Path) -> dict[str, Any]:
+def _metadata(resource: TokenmillResource, runner: GatewayRunner, output: AssetOutput, file: Path) -> dict[str, Any]:
     facts = facts_of(
-        mill.worked,
-        mill.origin,
-        end=made.end,
+        runner.batches,
+        runner.origin,
+        end=output.end,
         page=resource.page,
         batch_url=resource.batch_url,
         cost_per_hour=resource.cost_per_hour,
         currency=resource.currency,
     )
     return {
-        **written(file, made.rows),
+        **file_facts(file, output.rows),
         **facts,
-        **{key: value for key, value in made.more.items() if value is not None},
+        **{key: value for key, value in output.metadata.items() if value is not None},
     }
 
 
 def row_of(answer: Answered) -> dict[str, Any]:
-    """What the answer to a line comes to in a table, whatever it was."""
+    """The default row of an answer or a failed line, with `COLUMNS`."""
     body: Mapping[str, Any] = answer.body or {}
     choices = body.get("choices") or [{}]
     usage = body.get("usage") or {}
@@ -161,12 +169,8 @@ def row_of(answer: Answered) -> dict[str, Any]:
     }
 
 
-def _asking(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
-
-
-def provenance(mill: GatewayMill) -> dict[str, str]:
-    """Who has answered, for the file itself."""
-    origin = mill.origin
-    batches = ",".join(one.batch.id for one in mill.worked)
+def provenance(runner: GatewayRunner) -> dict[str, str]:
+    """Model, engine, build and batches, as metadata of the file."""
+    origin = runner.origin
+    batches = ",".join(one.batch.id for one in runner.batches)
     return {"model": origin.model, "engine": origin.engine, "build": origin.build, "batches": batches}

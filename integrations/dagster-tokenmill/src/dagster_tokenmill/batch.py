@@ -1,4 +1,4 @@
-"""A batch as the gateway tells of it, and the key that finds it again. Pure."""
+"""Batches as the gateway reports them, and the key by which a run finds its batch again. Pure."""
 
 import hashlib
 import json
@@ -9,22 +9,22 @@ from typing import Any, BinaryIO
 from tokenmill.recipes import Line
 
 KEY = "tokenmill_key"
-"""Where the key is in a batch's metadata."""
+"""Name of the key in a batch's metadata."""
 FINAL = frozenset(("failed", "completed", "expired", "cancelled"))
 ATTACHABLE = frozenset(("validating", "in_progress", "finalizing", "completed"))
-"""Statuses of batches that a run may wait for, or take the answers of."""
+"""Statuses of batches that a run may re-attach to."""
 UNANSWERED = frozenset(("batch_cancelled", "batch_expired"))
-"""Codes of lines that were not worked on: they have no outcome yet."""
+"""Error codes of a line without an outcome: it was not run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What was computed for a batch; answers that were there before cost nothing."""
+    """Tokens and answers computed for a batch; reused answers are not counted."""
 
     prompt_tokens: int = 0
-    cached_tokens: int = 0  # of the prompt tokens, not computed again
+    cached_tokens: int = 0  # prompt tokens from the prefix cache
     completion_tokens: int = 0
-    answers: int = 0  # computed for it
+    answers: int = 0
 
     def __sub__(self, other: "Usage") -> "Usage":
         return Usage(
@@ -37,7 +37,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch at one moment. Times are Unix seconds, whole ones."""
+    """The state of a batch. Times are whole Unix seconds."""
 
     id: str
     status: str
@@ -47,7 +47,7 @@ class Batch:
     usage: Usage
     created_s: int
     began_s: int | None
-    ended_s: int | None  # when the last answer came
+    ended_s: int | None  # time of the last answer
     output_file: str | None
     error_file: str | None
     model: str | None
@@ -56,17 +56,17 @@ class Batch:
 
     @property
     def final(self) -> bool:
-        """Whether nothing more will happen to it."""
+        """Whether the status can no longer change."""
         return self.status in FINAL
 
     @property
     def seconds(self) -> int | None:
-        """From its first line taken up to its last answer; None: not there yet."""
+        """Seconds from the start of the first line to the last answer; None: not known yet."""
         return None if self.began_s is None or self.ended_s is None else self.ended_s - self.began_s
 
 
 def batch_of(body: Mapping[str, Any]) -> Batch:
-    """A batch out of what the gateway says."""
+    """Parse the gateway's batch object."""
     counts = body.get("request_counts") or {}
     usage = body.get("usage") or {}
     ends = ("finalizing_at", "completed_at", "cancelled_at", "expired_at", "failed_at")
@@ -85,7 +85,7 @@ def batch_of(body: Mapping[str, Any]) -> Batch:
         error_file=body.get("error_file_id"),
         model=body.get("model"),
         metadata=body.get("metadata") or {},
-        errors=tuple(_said(error) for error in errors),
+        errors=tuple(_error_text(error) for error in errors),
     )
 
 
@@ -100,24 +100,24 @@ def _usage(body: Mapping[str, Any]) -> Usage:
     )
 
 
-def _said(error: Mapping[str, Any]) -> str:
+def _error_text(error: Mapping[str, Any]) -> str:
     where = f"line {error['line']}: " if error.get("line") is not None else ""
     return f"{where}{error.get('message')}"
 
 
-class Keyed:
-    """Writes lines as the bytes of a batch file and makes their key."""
+class KeyedFile:
+    """Writes the lines of a batch to a file and computes the batch's key."""
 
     def __init__(self, file: BinaryIO, model: str | None, *scope: str) -> None:
-        """`scope`: whose they are, such as the asset and the partition: equal lines elsewhere are another batch."""
+        """`scope` (asset, partition) is part of the key: equal lines in another scope are another batch."""
         self._file = file
         self._model = model
         self._sum = hashlib.sha256(json.dumps([model, *scope]).encode())
         self.lines = 0
-        self.endpoint: str | None = None  # of the first line; None: there is none
+        self.endpoint: str | None = None  # of the first line; None: no lines
 
     def add(self, line: Line) -> None:
-        """One more line; it asks for the model unless it names one."""
+        """Write a line, with the model if the line names none."""
         whole = dict(line)
         if self._model is not None and isinstance(whole.get("body"), Mapping) and "model" not in whole["body"]:
             whole["body"] = {"model": self._model, **whole["body"]}
@@ -130,23 +130,23 @@ class Keyed:
 
     @property
     def key(self) -> str:
-        """Of all lines so far."""
+        """SHA-256 of the model, the scope and all lines so far."""
         return self._sum.hexdigest()
 
 
 def _bytes(line: Mapping[str, Any]) -> bytes:
     try:
         return json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
-    except UnicodeEncodeError:  # half of a surrogate pair: the gateway is to judge it, not the encoder
+    except UnicodeEncodeError:  # a lone surrogate: the gateway reports the line as invalid
         return json.dumps(line, separators=(",", ":")).encode() + b"\n"
 
 
 def in_order(names: Iterator[str], *files: Iterator[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Result lines of several files, each in the order of `names`, in one order; names without a line are left out."""
-    heads = [next(file, None) for file in files]
+    """Merge result files, each in the order of `names`, into that order; names without a result are skipped."""
+    next_results = [next(file, None) for file in files]
     for name in names:
-        for at, head in enumerate(heads):
-            if head is not None and head["custom_id"] == name:
-                yield head
-                heads[at] = next(files[at], None)
+        for at, result in enumerate(next_results):
+            if result is not None and result["custom_id"] == name:
+                yield result
+                next_results[at] = next(files[at], None)
                 break

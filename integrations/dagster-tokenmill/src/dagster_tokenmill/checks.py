@@ -1,6 +1,6 @@
-"""Asset checks of a written table: how many rows, how many the same, how many valid. They read the file, not the batch.
+"""Asset checks of a written table: number of rows, share of duplicates, share of invalid rows.
 
-The file is the one that the materialisation names: of the partition that the run is for, else of the newest.
+A check reads the file named in the materialisation's metadata: that of the run's partition, else the newest.
 """
 
 import json
@@ -16,10 +16,11 @@ from tokenmill.errors import TokenmillError
 from tokenmill.recipes import NearDuplicates, read_rows, schema_error
 
 _PARTITION_TAG = "dagster/partition"
-_SHOWN = 5  # rows that are named
+_MAX_EXAMPLES = 5  # rows listed in the metadata
 Row: TypeAlias = Mapping[str, Any]
 Valid: TypeAlias = Callable[[Row], bool | str | None] | Mapping[str, Mapping[str, Any]]
-"""A function that says whether a row is valid, or in words why not (None: it is); or JSON schemas by column."""
+"""JSON schemas by column, or a function of a row: it returns False or a reason if the row is invalid, else True or
+None."""
 
 
 def checks_for(
@@ -34,30 +35,42 @@ def checks_for(
     severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.ERROR,
     blocking: bool = False,
 ) -> list[dg.AssetChecksDefinition]:
-    """The checks of a table that was asked for, as many as there are conditions.
+    """Asset checks of a table, one for each condition that is given.
 
-    `rows`: the fewest and the most, None: no limit. `duplicates_at_most`: the share of rows that repeat one before in
-    `duplicate_columns`, word for word, or with `near` (0 to 1) in nearly the same words. `invalid_at_most`: the share
-    of rows that `valid` may find wrong.
+    `rows`: minimum and maximum number of rows; None: no limit. `duplicates_at_most`: maximum share of rows whose
+    `duplicate_columns` repeat those of an earlier row: word for word, or with a similarity of at least `near` (0 to 1).
+    `invalid_at_most`: maximum share of rows that are not `valid`.
     """
     key = key_of(asset)
     wanted: list[tuple[str, str, Callable[[Iterator[Row]], dg.AssetCheckResult]]] = []
     if rows is not None:
-        wanted.append(("row_count", "It has as many rows as expected.", lambda read: counted(read, *rows)))
+        wanted.append(("row_count", "The number of rows is within the limits.", lambda read: counted(read, *rows)))
     if duplicates_at_most is not None:
-        most = duplicates_at_most
+        max_share = duplicates_at_most
         columns = tuple(duplicate_columns)
-        wanted.append(("duplicates", "Few rows repeat another.", lambda read: repeated(read, columns, most, near)))
+        wanted.append(
+            (
+                "duplicates",
+                "The share of duplicate rows is within the limit.",
+                lambda read: repeated(read, columns, max_share, near),
+            )
+        )
     if valid is not None:
         judge = valid if callable(valid) else _by_schema(valid)
-        wanted.append(("validity", "Rows are what they should be.", lambda read: judged(read, judge, invalid_at_most)))
-    return [_check(key, name, about, look, severity, blocking=blocking) for name, about, look in wanted]
+        wanted.append(
+            (
+                "validity",
+                "The share of invalid rows is within the limit.",
+                lambda read: judged(read, judge, invalid_at_most),
+            )
+        )
+    return [_check(key, name, description, look, severity, blocking=blocking) for name, description, look in wanted]
 
 
 def _check(
     key: dg.AssetKey,
     name: str,
-    about: str,
+    description: str,
     look: Callable[[Iterator[Row]], dg.AssetCheckResult],
     severity: dg.AssetCheckSeverity,
     *,
@@ -66,46 +79,45 @@ def _check(
     def check(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         path = written_file(context.instance, key, context.run.tags.get(_PARTITION_TAG))
         if path is None:
-            return dg.AssetCheckResult(passed=False, severity=severity, description="there is no table yet")
+            return dg.AssetCheckResult(
+                passed=False, severity=severity, description="no table has been materialised yet"
+            )
         try:
             found = look(read_rows(path))
         except (TokenmillError, KeyError) as error:
-            said = error.message if isinstance(error, TokenmillError) else f"the table has no column {error}"
-            return dg.AssetCheckResult(passed=False, severity=severity, description=said)
+            reason = error.message if isinstance(error, TokenmillError) else f"the table has no column {error}"
+            return dg.AssetCheckResult(passed=False, severity=severity, description=reason)
         metadata = {**found.metadata, PATH: dg.MetadataValue.path(str(path))}
         return found._replace(severity=severity, metadata=metadata)
 
     decorate: Callable[[Callable[..., Any]], dg.AssetChecksDefinition] = dg.asset_check(
-        asset=key, name=name, description=about, blocking=blocking
+        asset=key, name=name, description=description, blocking=blocking
     )
     return decorate(check)
 
 
 def written_file(instance: dg.DagsterInstance, asset: dg.AssetKey, partition: str | None) -> Path | None:
-    """The file of the newest materialisation, of one partition where it is named; None: there is none."""
-    asked = dg.AssetRecordsFilter(asset_key=asset, asset_partitions=None if partition is None else [partition])
-    for record in instance.fetch_materializations(asked, limit=1).records:
+    """The file of an asset's newest materialisation, or of a partition's; None: never materialised."""
+    records = dg.AssetRecordsFilter(asset_key=asset, asset_partitions=None if partition is None else [partition])
+    for record in instance.fetch_materializations(records, limit=1).records:
         value = record.asset_materialization.metadata.get(PATH) if record.asset_materialization else None
         if value is not None:
             return Path(str(value.value))
     return None
 
 
-# What is looked at; pure.
-
-
-def counted(rows: Iterator[Row], least: int | None, most: int | None) -> dg.AssetCheckResult:
-    """Whether there are as many as there should be."""
+def counted(rows: Iterator[Row], minimum: int | None, maximum: int | None) -> dg.AssetCheckResult:
+    """Check the number of rows."""
     count = sum(1 for _ in rows)
-    passed = (least is None or count >= least) and (most is None or count <= most)
-    bounds = f"{'any' if least is None else f'{least:,}'} to {'any' if most is None else f'{most:,}'}"
+    passed = (minimum is None or count >= minimum) and (maximum is None or count <= maximum)
+    bounds = f"{'any' if minimum is None else f'{minimum:,}'} to {'any' if maximum is None else f'{maximum:,}'}"
     return dg.AssetCheckResult(
         passed=passed, description=f"{count:,} rows, {bounds} expected", metadata={"rows": count}
     )
 
 
-def repeated(rows: Iterator[Row], columns: Sequence[str], most: float, near: float | None) -> dg.AssetCheckResult:
-    """Whether few enough repeat one before."""
+def repeated(rows: Iterator[Row], columns: Sequence[str], max_share: float, near: float | None) -> dg.AssetCheckResult:
+    """Check the share of rows that repeat an earlier row."""
     index = None if near is None else NearDuplicates(near)
     seen: dict[str, int] = {}
     pairs: list[str] = []
@@ -118,31 +130,31 @@ def repeated(rows: Iterator[Row], columns: Sequence[str], most: float, near: flo
             like = int(found.name) if found is not None else None
         if like is not None:
             repeats += 1
-            pairs.append(f"row {count} is row {like} again")
+            pairs.append(f"row {count} repeats row {like}")
             continue
         seen[text] = count
         if index is not None:
             index.add(str(count), text)
-    return _share(repeats, count, most, "repeat another", pairs)
+    return _share(repeats, count, max_share, "repeat an earlier row", pairs)
 
 
-def judged(rows: Iterator[Row], judge: Callable[[Row], bool | str | None], most: float) -> dg.AssetCheckResult:
-    """Whether few enough are wrong."""
+def judged(rows: Iterator[Row], judge: Callable[[Row], bool | str | None], max_share: float) -> dg.AssetCheckResult:
+    """Check the share of invalid rows."""
     faults: list[str] = []
     count = 0
     for count, row in enumerate(rows, 1):
-        said = judge(row)
-        if said is False or isinstance(said, str):
-            faults.append(f"row {count}{f': {said}' if said else ''}")
-    return _share(len(faults), count, most, "are not valid", faults)
+        verdict = judge(row)
+        if verdict is False or isinstance(verdict, str):
+            faults.append(f"row {count}{f': {verdict}' if verdict else ''}")
+    return _share(len(faults), count, max_share, "are invalid", faults)
 
 
-def _share(part: int, whole: int, most: float, what: str, named: Sequence[str]) -> dg.AssetCheckResult:
+def _share(part: int, whole: int, maximum: float, what: str, examples: Sequence[str]) -> dg.AssetCheckResult:
     share = part / whole if whole else 0.0
     return dg.AssetCheckResult(
-        passed=share <= most,
-        description=f"{part:,} of {whole:,} rows {what} ({share:.1%}); {most:.1%} are allowed",
-        metadata={"rows": whole, "share": share, "found": dg.MetadataValue.json(list(named[:_SHOWN]))},
+        passed=share <= maximum,
+        description=f"{part:,} of {whole:,} rows {what} ({share:.1%}); the limit is {maximum:.1%}",
+        metadata={"rows": whole, "share": share, "found": dg.MetadataValue.json(list(examples[:_MAX_EXAMPLES]))},
     )
 
 
@@ -154,7 +166,7 @@ def _by_schema(schemas: Mapping[str, Mapping[str, Any]]) -> Callable[[Row], str 
                 try:
                     value = json.loads(value)
                 except ValueError:
-                    return f"{column} is no JSON"
+                    return f"{column} is not JSON"
             fault = schema_error(schema, value, where=column)
             if fault is not None:
                 return fault

@@ -1,14 +1,15 @@
-"""What can go wrong between Dagster and a gateway.
+"""Errors of the gateway client.
 
     TokenmillError
-    └── GatewayError          the gateway did not do what it was asked
-        ├── GatewayAway       nobody answers, for longer than there is patience        may pass
-        ├── Refused           it answered no; the same request will be answered no     will not
-        ├── BatchRefused      a file of jobs that is no batch                          will not
-        ├── BatchStopped      the batch was cancelled by somebody else                 will not
-        └── BatchExpired      its completion window was over; answers that came stay   may pass
+    └── GatewayError             the gateway did not do what was requested
+        ├── GatewayUnavailable   no response within the patience                      retryable
+        ├── GatewayRefused       4xx; the same request would be refused again
+        ├── BatchRefused         the file has invalid lines
+        ├── BatchCancelled       another client cancelled the batch
+        └── BatchExpired         the completion window ended; answers are kept        retryable
 
-What may pass is worth one of Dagster's retries: it re-attaches, or hands in what is left.
+A Dagster `RetryPolicy` retries only retryable errors.
+A retry re-attaches to the batch or submits the remaining lines.
 """
 
 from typing import ClassVar
@@ -17,19 +18,23 @@ from tokenmill.errors import TokenmillError
 
 
 class GatewayError(TokenmillError):
-    """The gateway did not do what it was asked; the message says what."""
+    """The gateway did not do what was requested; the message says why."""
 
-    may_pass: ClassVar[bool] = False
-
-
-class GatewayAway(GatewayError):
-    """Nobody answers at the gateway's address, or it says that it cannot now: is `tokenmill serve` running there?"""
-
-    may_pass = True
+    code = "gateway_error"
+    retryable: ClassVar[bool] = False
 
 
-class Refused(GatewayError):
-    """The gateway refused a request; its own words are in the message."""
+class GatewayUnavailable(GatewayError):
+    """The gateway does not respond, or responds that it cannot serve requests now."""
+
+    code = "gateway_unavailable"
+    retryable = True
+
+
+class GatewayRefused(GatewayError):
+    """The gateway refused a request; the message quotes its error."""
+
+    code = "gateway_refused"
 
     def __init__(self, message: str, *, status: int, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -37,14 +42,19 @@ class Refused(GatewayError):
 
 
 class BatchRefused(GatewayError):
-    """The gateway took none of the lines: the message names those that are wrong."""
+    """The gateway accepted none of the lines; the message quotes its errors."""
+
+    code = "batch_refused"
 
 
-class BatchStopped(GatewayError):
-    """Somebody cancelled the batch at the gateway; materialise again to have the rest answered."""
+class BatchCancelled(GatewayError):
+    """Another client cancelled the batch; materialise again to answer the remaining lines."""
+
+    code = "batch_cancelled"
 
 
 class BatchExpired(GatewayError):
-    """The completion window was over before every line had its answer; those that came are kept."""
+    """The completion window ended before every line was answered; existing answers are kept."""
 
-    may_pass = True
+    code = "batch_expired"
+    retryable = True

@@ -1,8 +1,7 @@
-"""HTTP to a tokenmill gateway: files, batches, what it says of itself. Knows nothing of Dagster.
+"""HTTP client of a tokenmill gateway: files, batches, engines. Independent of Dagster.
 
-The gateway may be restarted at any moment, and loading a model takes as long as it takes: a request that nobody
-answered is sent again with growing pauses, until there is no patience left. Before anything was ever answered there is
-less of it, because then the address is probably wrong.
+Requests that get no response are repeated with growing pauses, up to `patience_s`, because a gateway may be restarted
+and loading a model takes minutes. Before the first response only `first_patience_s` applies: the address may be wrong.
 """
 
 import asyncio
@@ -16,14 +15,14 @@ from typing import Any, BinaryIO, Self, TypeVar
 import httpx
 
 from dagster_tokenmill.batch import Batch, batch_of
-from dagster_tokenmill.errors import GatewayAway, Refused
+from dagster_tokenmill.errors import GatewayRefused, GatewayUnavailable
 
-PASSING = frozenset((408, 429, 502, 503, 504))
-"""Statuses that say: not now."""
+RETRYABLE = frozenset((408, 429, 502, 503, 504))
+"""HTTP statuses that may pass."""
 FIRST_PAUSE_S = 0.2
-LONGEST_PAUSE_S = 15.0
-PAGE = 100  # batches asked for at once; the gateway's most
-_PIECE_BYTES = 1 << 20
+MAX_PAUSE_S = 15.0
+PAGE = 100  # batches per request, the gateway's maximum
+_CHUNK_BYTES = 1 << 20
 
 T = TypeVar("T")
 Tell = Callable[[str], None]
@@ -31,8 +30,8 @@ Pause = Callable[[float], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSeen:
-    """An engine before which the gateway stands."""
+class GatewayEngine:
+    """An engine behind the gateway."""
 
     name: str
     state: str  # ready, failed, ...
@@ -41,22 +40,22 @@ class EngineSeen:
     model_id: str
     build: str
     context: int | None
-    lanes: int
+    slots: int
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a gateway is and how long to wait for it."""
+    """The gateway's URL and API key, and how long to wait for responses."""
 
     url: str  # without /v1
     key: str | None = None
-    timeout_s: float = 60.0  # of one request without any sign
+    timeout_s: float = 60.0  # of one request
     patience_s: float = 7200.0
-    first_patience_s: float = 60.0  # before the first answer
+    first_patience_s: float = 60.0  # before the first response
 
 
 class Gateway:
-    """An open connection; an asynchronous context."""
+    """A connection to the gateway; use it as an asynchronous context manager."""
 
     def __init__(self, address: Address, *, tell: Tell = lambda _: None, pause: Pause = asyncio.sleep) -> None:
         self.address = address
@@ -65,7 +64,7 @@ class Gateway:
         headers = {"authorization": f"Bearer {address.key}"} if address.key else {}
         timeout = httpx.Timeout(address.timeout_s, connect=min(10.0, address.timeout_s))
         self._http = httpx.AsyncClient(base_url=address.url, headers=headers, timeout=timeout)
-        self._answered = False
+        self._responded = False
 
     async def __aenter__(self) -> Self:
         return self
@@ -75,16 +74,14 @@ class Gateway:
     ) -> None:
         await self._http.aclose()
 
-    # Batches.
-
     async def batch(self, name: str) -> Batch:
-        """One as it is now."""
+        """The current state of a batch."""
         return batch_of(await self._json("GET", f"/v1/batches/{name}"))
 
     async def batches(
         self, *, metadata: Mapping[str, str] | None = None, until: Callable[[Batch], bool] = lambda _: False
     ) -> list[Batch]:
-        """Those whose metadata holds this, the newest first, up to the first that `until` holds for, without it."""
+        """Batches with this metadata, newest first, up to the first one for which `until` is true (excluded)."""
         found: list[Batch] = []
         query = {"limit": str(PAGE), **{f"metadata[{key}]": value for key, value in (metadata or {}).items()}}
         while True:
@@ -100,7 +97,7 @@ class Gateway:
     async def create(
         self, file: str, *, endpoint: str, window: str, metadata: Mapping[str, str], priority: int | None
     ) -> Batch:
-        """Have a file worked on. Sent once: where no answer comes it may be there or not (`GatewayAway`)."""
+        """Create a batch. Sent once: after GatewayUnavailable it may or may not exist."""
         body: dict[str, Any] = {
             "input_file_id": file,
             "endpoint": endpoint,
@@ -111,49 +108,45 @@ class Gateway:
         return batch_of((await self._once("POST", "/v1/batches", json=body)).json())
 
     async def cancel(self, name: str) -> None:
-        """Cancel one: what is answered stays. One that has ended meanwhile is left as it is."""
+        """Cancel a batch and keep its answers; does nothing if it has ended."""
         try:
             await self._json("POST", f"/v1/batches/{name}/cancel")
-        except Refused as error:
+        except GatewayRefused as error:
             if error.status != httpx.codes.CONFLICT:
                 raise
 
-    # Files.
-
     async def upload(self, file: BinaryIO, name: str) -> str:
-        """Hand in a file of jobs; its id. Sent once, as `create`."""
+        """Upload a job file and return its id. Sent once, like `create`."""
         file.seek(0)
-        answer = await self._once(
+        response = await self._once(
             "POST", "/v1/files", files={"file": (name, file, "application/jsonl")}, data={"purpose": "batch"}
         )
-        return str(answer.json()["id"])
+        return str(response.json()["id"])
 
     async def download(self, file: str, into: Path) -> None:
-        """The bytes of a file, whole; Refused with 404 where it is gone."""
+        """Download a file; raises GatewayRefused with status 404 if it no longer exists."""
 
         async def fetch() -> None:
-            async with self._http.stream("GET", f"/v1/files/{file}/content") as answer:
-                if answer.is_error:
-                    await answer.aread()
-                    raise_for(answer)
+            async with self._http.stream("GET", f"/v1/files/{file}/content") as response:
+                if response.is_error:
+                    await response.aread()
+                    raise_for(response)
                 with into.open("wb") as out:
-                    async for piece in answer.aiter_bytes(_PIECE_BYTES):
-                        out.write(piece)
+                    async for chunk in response.aiter_bytes(_CHUNK_BYTES):
+                        out.write(chunk)
 
-        await self.patiently(lambda: self._mapped(fetch()))
+        await self.retrying(lambda: self._mapped(fetch()))
 
-    # What it says of itself.
-
-    async def engines(self) -> tuple[EngineSeen, ...]:
-        """The engines behind it, as it lists them."""
+    async def engines(self) -> tuple[GatewayEngine, ...]:
+        """The engines behind the gateway."""
         status = await self._json("GET", "/api/status")
         return tuple(
-            EngineSeen(
+            GatewayEngine(
                 one["name"],
                 one["state"],
                 one["kind"],
                 one["model"],
-                one.get("model_id") or one["model"],  # an older gateway does not tell it
+                one.get("model_id") or one["model"],  # older gateways have no model_id
                 one["build"],
                 one["context"],
                 one["lanes"]["total"],
@@ -161,75 +154,73 @@ class Gateway:
             for one in status["engines"]
         )
 
-    async def called(self, engine: EngineSeen) -> str:
-        """What clients call the model of an engine; what it calls itself where they have no name for it."""
+    async def model_name(self, engine: GatewayEngine) -> str:
+        """The name by which clients select an engine's model; the engine's own name for it if there is none."""
         models = (await self._json("GET", "/v1/models"))["data"]
         return next((str(one["id"]) for one in models if engine.name in one.get("engines", ())), engine.model)
 
-    async def serving(self, model: str | None) -> tuple[EngineSeen, ...]:
-        """The engines that answer for a model, the first first; None: for whatever is asked for."""
+    async def engines_for(self, model: str | None) -> tuple[GatewayEngine, ...]:
+        """The engines of a model in the gateway's order; None: all engines."""
         engines = await self.engines()
         if model is None:
             return engines
         names: Sequence[str] = (await self._json("GET", f"/v1/models/{model}"))["engines"]
         return tuple(one for name in names for one in engines if one.name == name)
 
-    # How it is asked.
+    async def _json(self, method: str, path: str, **request: Any) -> Any:
+        """The JSON response to an idempotent request, which is repeated if necessary."""
+        return (await self.retrying(lambda: self._once(method, path, **request))).json()
 
-    async def _json(self, method: str, path: str, **how: Any) -> Any:
-        """Something that may be asked twice."""
-        return (await self.patiently(lambda: self._once(method, path, **how))).json()
-
-    async def patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """What an asking comes to, asked again while the gateway is away."""
+    async def retrying(self, call: Callable[[], Awaitable[T]]) -> T:
+        """The result of `call`, repeated while the gateway is unavailable, up to the patience."""
         began_s = time.monotonic()
         pause_s = FIRST_PAUSE_S
         while True:
             try:
-                return await ask()
-            except GatewayAway as error:
-                patience_s = self.address.patience_s if self._answered else self.address.first_patience_s
+                return await call()
+            except GatewayUnavailable as error:
+                patience_s = self.address.patience_s if self._responded else self.address.first_patience_s
                 if time.monotonic() - began_s + pause_s > min(patience_s, self.address.patience_s):
                     raise
                 if pause_s == FIRST_PAUSE_S:
-                    self._tell(f"{error.message}; trying again")
+                    self._tell(f"{error.message}; retrying")
             await self._pause(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
-    async def _once(self, method: str, path: str, **how: Any) -> httpx.Response:
-        return await self._mapped(self._asked(method, path, **how))
+    async def _once(self, method: str, path: str, **request: Any) -> httpx.Response:
+        return await self._mapped(self._send(method, path, **request))
 
-    async def _asked(self, method: str, path: str, **how: Any) -> httpx.Response:
-        answer = await self._http.request(method, path, **how)
-        raise_for(answer)
-        return answer
+    async def _send(self, method: str, path: str, **request: Any) -> httpx.Response:
+        response = await self._http.request(method, path, **request)
+        raise_for(response)
+        return response
 
-    async def _mapped(self, asked: Awaitable[T]) -> T:
-        """An asking with the errors of the way in our words."""
+    async def _mapped(self, request: Awaitable[T]) -> T:
+        """The result of a request; raises GatewayUnavailable for transport errors."""
         try:
-            came = await asked
+            result = await request
         except httpx.TransportError as error:
-            said = str(error) or type(error).__name__
-            raise GatewayAway(
-                f"the gateway at {self.address.url} does not answer: {said}",
-                hint="is `tokenmill serve` running there? TokenmillResource.base_url says where",
+            raise GatewayUnavailable(
+                f"the gateway at {self.address.url} does not answer: {str(error) or type(error).__name__}",
+                hint="start `tokenmill serve` there, or correct TokenmillResource.base_url",
             ) from error
-        self._answered = True
-        return came
+        self._responded = True
+        return result
 
 
-def raise_for(answer: httpx.Response) -> None:
-    """An answer that is no success, as an error."""
-    if not answer.is_error:
+def raise_for(response: httpx.Response) -> None:
+    """Raise GatewayUnavailable or GatewayRefused for a response with an error status."""
+    if not response.is_error:
         return
     try:
-        error = answer.json()["error"]
-        said = str(error["message"])
+        message = str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        said = answer.reason_phrase
-    where = f"{answer.request.method} {answer.request.url.path}"
-    if answer.status_code in PASSING:
-        raise GatewayAway(f"the gateway cannot now ({answer.status_code}): {said}")
-    keyless = answer.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
-    hint = "TokenmillResource.api_key has to be a key of `tokenmill keys add`" if keyless else None
-    raise Refused(f"{where} was refused ({answer.status_code}): {said}", status=answer.status_code, hint=hint)
+        message = response.reason_phrase
+    request = f"{response.request.method} {response.request.url.path}"
+    if response.status_code in RETRYABLE:
+        raise GatewayUnavailable(f"{request} failed ({response.status_code}): {message}")
+    unauthorized = response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
+    hint = "set TokenmillResource.api_key to a key made by `tokenmill keys add`" if unauthorized else None
+    raise GatewayRefused(
+        f"{request} was refused ({response.status_code}): {message}", status=response.status_code, hint=hint
+    )

@@ -1,4 +1,4 @@
-"""`dagster-tokenmill pools`: Dagster's pool, sized by the lanes of a gateway."""
+"""`dagster-tokenmill pools`: sets the limit of a Dagster pool to the number of slots of a gateway."""
 
 import argparse
 import os
@@ -12,26 +12,26 @@ from dagster_tokenmill.resource import TokenmillResource
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Set the pool's limit in the instance of DAGSTER_HOME, and say it."""
-    parser = argparse.ArgumentParser(prog="dagster-tokenmill", description="Dagster beside a tokenmill gateway.")
+    """Set the pool's limit in the instance of DAGSTER_HOME and print it; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="dagster-tokenmill", description="Configure Dagster for a tokenmill gateway.")
     pools = parser.add_subparsers(required=True, metavar="COMMAND").add_parser(
-        "pools", help="set a pool's limit from the gateway's lanes"
+        "pools", help="set the limit of a pool to the gateway's number of slots"
     )
     address = os.environ.get("TOKENMILL_URL", "http://127.0.0.1:8181")
-    pools.add_argument("--url", default=address, help="the gateway's address, or $TOKENMILL_URL; now: %(default)s")
-    pools.add_argument("--model", help="count the lanes of its engines alone")
-    pools.add_argument("--pool", default=POOL, help="the pool; default: %(default)s")
-    each = "lanes that one batch is meant to fill; default: %(default)s"
-    pools.add_argument("--lanes-each", type=int, default=1, metavar="N", help=each)
+    pools.add_argument("--url", default=address, help="URL of the gateway, default: $TOKENMILL_URL (%(default)s)")
+    pools.add_argument("--model", help="count only the slots of engines that serve this model")
+    pools.add_argument("--pool", default=POOL, help="name of the pool, default: %(default)s")
+    each = "number of slots that one batch should fill, default: %(default)s"
+    pools.add_argument("--lanes-each", dest="slots_each", type=int, default=1, metavar="N", help=each)
     asked = parser.parse_args(given)
-    if asked.lanes_each < 1:
-        parser.error("--lanes-each must be at least 1")
+    if asked.slots_each < 1:
+        parser.error(f"--lanes-each must be at least 1 (got {asked.slots_each})")
     resource = TokenmillResource(
         base_url=asked.url, api_key=os.environ.get("TOKENMILL_API_KEY"), model=asked.model, first_patience_s=5.0
     )
     try:
         with dg.DagsterInstance.get() as instance:
-            limit = resource.size_pool(instance, asked.pool, lanes_each=asked.lanes_each)
+            limit = resource.size_pool(instance, asked.pool, slots_each=asked.slots_each)
     except dg.Failure as error:
         sys.stderr.write(f"error: {error.description}\n")
         return 1

@@ -1,6 +1,6 @@
-"""The three recipes as assets: the same functions as `tokenmill expand`, `distill` and `summarize`, on a gateway.
+"""Assets for the recipes `expand`, `distill` and `summarize`, run on a gateway.
 
-Options have the names and meanings of those commands.
+Options have the names and meanings of the commands' options.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,10 +10,10 @@ from typing import Any
 
 import dagster as dg
 
-from dagster_tokenmill.assets import Made, mill_asset, provenance
-from dagster_tokenmill.mill import GatewayMill
+from dagster_tokenmill.assets import AssetOutput, provenance, recipe_asset
 from dagster_tokenmill.paths import folder_for
-from dagster_tokenmill.source import Source, file_of, taking
+from dagster_tokenmill.runner import GatewayRunner
+from dagster_tokenmill.source import Source, file_of, reader_of
 from tokenmill.recipes import (
     INSTRUCTION,
     JUDGE,
@@ -68,24 +68,26 @@ def expand_asset(
     drawing: SamplingOptions = SamplingOptions(),  # noqa: B008  frozen
     **options: Any,
 ) -> dg.AssetsDefinition:
-    """A dataset grown from the examples of `seeds`; `options` as `mill_asset`."""
+    """A dataset grown from the examples of `seeds`; `options`: those of `recipe_asset`."""
     asked = variants(ways, languages, formats, expand_methods(prompts))
     texts = {way: load_prompt(way, prompts) for way in dict.fromkeys(variant.way for variant in asked)}
-    judging = load_prompt(JUDGE, prompts) if judge else None
-    shape = None if schema is None else read_schema(schema)
-    options["ins"], take = taking(seeds, "seeds", options.get("ins"))
+    judge_prompt = load_prompt(JUDGE, prompts) if judge else None
+    answer_schema = None if schema is None else read_schema(schema)
+    options["ins"], read = reader_of(seeds, "seeds", options.get("ins"))
 
-    async def work(context: dg.AssetExecutionContext, mill: GatewayMill, file: Path, values: Mapping[str, Any]) -> Made:
-        given = file_of(take(context, values), mill.folder, "seeds")
+    async def work(
+        context: dg.AssetExecutionContext, runner: GatewayRunner, file: Path, values: Mapping[str, Any]
+    ) -> AssetOutput:
+        given = file_of(read(context, values), runner.folder, "seeds")
         found = read_seeds(given, column=column, answer_column=answer_column, carry=carry)
         if INSTRUCTION in texts:
             found = replace(found, shape=found.shape.with_task())
-        order = ExpandRequest(
+        request = ExpandRequest(
             found,
-            ExpandPrompts(found.shape, texts, drawing, shape),
+            ExpandPrompts(found.shape, texts, drawing, answer_schema),
             asked,
             file,
-            judge=judging,
+            judge=judge_prompt,
             least_score=least_score,
             near=near,
             per_seed=per_seed,
@@ -94,12 +96,12 @@ def expand_asset(
             evolve=evolve,
             keep_seeds=keep_seeds,
         )
-        done = await expand(mill, order, context.log.info)
-        told = expand_summary(done)
+        done = await expand(runner, request, context.log.info)
+        summary = expand_summary(done)
         counts = ("made", "kept", "near_duplicates", "invalid", "judged_too_low", "waiting", "rounds", "why")
-        return Made(done.rows, done.end, {name.replace("_", " "): told[name] for name in counts})
+        return AssetOutput(done.rows, done.end, {name.replace("_", " "): summary[name] for name in counts})
 
-    return mill_asset(name, work, path=path, **options)
+    return recipe_asset(name, work, path=path, **options)
 
 
 def distill_asset(
@@ -113,23 +115,25 @@ def distill_asset(
     thinking: Thinking = "auto",
     **options: Any,
 ) -> dg.AssetsDefinition:
-    """A teacher's answers to `prompts`, with tokens and log probabilities; `ask` says how they are drawn."""
-    options["ins"], take = taking(prompts, "prompts", options.get("ins"))
+    """A teacher's answers to `prompts`, with tokens and log probabilities; `ask`: sampling options."""
+    options["ins"], read = reader_of(prompts, "prompts", options.get("ins"))
 
-    async def work(context: dg.AssetExecutionContext, mill: GatewayMill, file: Path, values: Mapping[str, Any]) -> Made:
-        source = DistillPrompts(file_of(take(context, values), mill.folder, "prompts"), column, system)
+    async def work(
+        context: dg.AssetExecutionContext, runner: GatewayRunner, file: Path, values: Mapping[str, Any]
+    ) -> AssetOutput:
+        source = DistillPrompts(file_of(read(context, values), runner.folder, "prompts"), column, system)
         check_prompts(source, ask)
-        done = await distill(mill, source, ask, file, thinking=thinking, tell=context.log.info)
-        more = {
+        done = await distill(runner, source, ask, file, thinking=thinking, tell=context.log.info)
+        metadata = {
             "asked": done.asked,
             "failed": done.failed,
             "waiting": done.waiting,
             "cut": done.cut,
             "reasoned": done.reasoned,
         }
-        return Made(done.rows, done.end, more)
+        return AssetOutput(done.rows, done.end, metadata)
 
-    return mill_asset(name, work, path=path, **options)
+    return recipe_asset(name, work, path=path, **options)
 
 
 def summarize_asset(
@@ -152,24 +156,26 @@ def summarize_asset(
     prune: bool = False,
     **options: Any,
 ) -> dg.AssetsDefinition:
-    """A summary for every document, and the next time only for what has changed.
+    """A summary of every document; later runs summarise only documents that changed.
 
-    `docs`: a file, a folder, or rows. `folder` keeps the summaries and their manifest, `path` gets them as one table;
-    both may have {partition} in them, `folder` need not: then a document that two partitions have is summarised once.
+    `docs`: a file, a folder or rows. `folder` holds the summaries and their manifest; the table of all summaries is
+    written to `path`. Without {partition} in `folder`, a document that occurs in two partitions is summarised once.
     """
     texts = summary_prompts(prompts, digest, max_tokens=max_tokens, language=language)
-    drawn = {"max_tokens": max_tokens, "temperature": temperature, **({} if seed is None else {"seed": seed})}
-    options["ins"], take = taking(docs, "docs", options.get("ins"))
+    sampling = {"max_tokens": max_tokens, "temperature": temperature, **({} if seed is None else {"seed": seed})}
+    options["ins"], read = reader_of(docs, "docs", options.get("ins"))
 
-    async def work(context: dg.AssetExecutionContext, mill: GatewayMill, file: Path, values: Mapping[str, Any]) -> Made:
+    async def work(
+        context: dg.AssetExecutionContext, runner: GatewayRunner, file: Path, values: Mapping[str, Any]
+    ) -> AssetOutput:
         out = folder_for(folder, asset=name, partition=context.partition_key if context.has_partition_key else None)
         reading = DocumentOptions(tuple(glob), text_column, id_column, leave_out=out)
-        found = gather_documents([file_of(take(context, values), mill.folder, "docs")], reading)
-        order = SummarizeRequest(found, out, texts, drawn, overlap=overlap, force=force, prune=prune)
-        done = await summarize(mill, order, tokens=None, tell=context.log.info)
+        found = gather_documents([file_of(read(context, values), runner.folder, "docs")], reading)
+        request = SummarizeRequest(found, out, texts, sampling, overlap=overlap, force=force, prune=prune)
+        done = await summarize(runner, request, tokens=None, tell=context.log.info)
         rows = _summaries(out, {document.name for document in found.documents})
-        count = write_rows(file, rows, SUMMARY_COLUMNS, metadata=provenance(mill))
-        more: dict[str, Any] = {
+        count = write_rows(file, rows, SUMMARY_COLUMNS, metadata=provenance(runner))
+        metadata: dict[str, Any] = {
             "documents": done.documents,
             "done": done.done,
             "unchanged": done.unchanged,
@@ -180,9 +186,9 @@ def summarize_asset(
             "cut": len(done.cut),
             "folder": dg.MetadataValue.path(str(out)),
         }
-        return Made(count, done.end, more)
+        return AssetOutput(count, done.end, metadata)
 
-    return mill_asset(name, work, path=path, **options)
+    return recipe_asset(name, work, path=path, **options)
 
 
 def _summaries(folder: Path, documents: set[str]) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
-"""A sensor that tells of batches that have ended at the gateway, whoever has handed them in.
+"""A sensor for batches that end at the gateway, whichever client submitted them.
 
-Its cursor has the newest batch that was seen and those that were not over then: a tick asks for what is newer, and for
-each of these. So a tick costs what is new, however many batches the gateway remembers, and none is told twice.
+The cursor holds the newest batch seen and the batches that were unfinished then. A tick requests newer batches and the
+unfinished ones, so its cost does not grow with the gateway's history, and no batch is reported twice.
 """
 
 import asyncio
@@ -13,32 +13,32 @@ from typing import Any
 import dagster as dg
 
 from dagster_tokenmill.batch import FINAL, Batch
-from dagster_tokenmill.errors import GatewayAway, Refused
+from dagster_tokenmill.errors import GatewayRefused, GatewayUnavailable
 from dagster_tokenmill.gateway import Gateway
 from dagster_tokenmill.resource import TokenmillResource
 from dagster_tokenmill.source import Upstream, key_of
 
-_GONE = 404
-PATIENCE_S = 10.0  # of a tick; the next one comes anyway
+_NOT_FOUND = 404
+PATIENCE_S = 10.0  # of one tick
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A cursor."""
+class Cursor:
+    """The sensor's cursor."""
 
-    newest: str | None = None  # None: there was none
-    newest_s: int = 0  # when it was created
-    open: tuple[str, ...] = ()  # not over then
+    newest: str | None = None  # newest batch seen; None: no batch
+    newest_s: int = 0  # its creation time
+    unfinished: tuple[str, ...] = ()
 
     def text(self) -> str:
-        """As Dagster keeps it."""
-        return json.dumps([self.newest, self.newest_s, list(self.open)])
+        """The cursor as Dagster stores it."""
+        return json.dumps([self.newest, self.newest_s, list(self.unfinished)])
 
 
-def seen_in(cursor: str) -> Seen:
-    """What `Seen.text` made."""
-    newest, newest_s, still_open = json.loads(cursor)
-    return Seen(newest, newest_s, tuple(still_open))
+def parse_cursor(text: str) -> Cursor:
+    """Parse the output of `Cursor.text`."""
+    newest, newest_s, unfinished = json.loads(text)
+    return Cursor(newest, newest_s, tuple(unfinished))
 
 
 def finished_batches_sensor(
@@ -54,32 +54,37 @@ def finished_batches_sensor(
     minimum_interval_seconds: int = 30,
     **options: Any,
 ) -> dg.SensorDefinition:
-    """A run of `target`, or a materialisation of `asset`, for every batch that comes to one of `statuses`.
+    """A run of `target`, or a materialisation of `asset`, for every batch that ends with one of `statuses`.
 
-    `target`: a job, or assets, as `dagster.sensor` takes it; `request` makes the RunRequest of a batch. `asset`: one
-    that is made outside of Dagster, by whoever hands in such batches. `metadata`: only batches that hold all of it.
-    What had ended before the first tick is told only with `from_the_start`. `options`: as `dagster.sensor`.
+    `target`: a job or assets, as for `dagster.sensor`; `request` makes the RunRequest for a batch. `asset`: an external
+    asset, materialised by the clients that submit the batches. `metadata`: only batches with all of these values.
+    Batches that ended before the first tick are reported only with `from_the_start`. `options`: those of
+    `dagster.sensor`.
     """
     if (target is None) == (asset is None):
-        raise dg.DagsterInvalidDefinitionError(f"the sensor {name} needs either a target or an asset")
-    wrong = sorted(set(statuses) - FINAL)
-    if wrong:
-        raise dg.DagsterInvalidDefinitionError(f"the sensor {name}: no batch ends as {wrong[0]}")
+        raise dg.DagsterInvalidDefinitionError(f"the sensor {name} needs a target or an asset, not both")
+    unknown = sorted(set(statuses) - FINAL)
+    if unknown:
+        raise dg.DagsterInvalidDefinitionError(
+            f"the sensor {name}: {unknown[0]!r} is not a final status; use {', '.join(sorted(FINAL))}"
+        )
     given = dict(options) if target is None else {"target": target, **options}
 
     def tick(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         resource: TokenmillResource = getattr(context.resources, resource_key)
-        before = seen_in(context.cursor) if context.cursor else None
-        hurried = replace(resource.address, patience_s=PATIENCE_S, timeout_s=min(resource.timeout_s, PATIENCE_S))
+        before = parse_cursor(context.cursor) if context.cursor else None
+        address = replace(resource.address, patience_s=PATIENCE_S, timeout_s=min(resource.timeout_s, PATIENCE_S))
         try:
-            batches, after = asyncio.run(_looked(Gateway(hurried), before or Seen(), metadata))
-        except GatewayAway as error:
+            batches, after = asyncio.run(_finished(Gateway(address), before or Cursor(), metadata))
+        except GatewayUnavailable as error:
             return dg.SkipReason(error.message)
-        told_before = before is None and not from_the_start
-        over = [] if told_before else [batch for batch in batches if batch.status in statuses]
+        skip = before is None and not from_the_start
+        ended = [] if skip else [batch for batch in batches if batch.status in statuses]
         if asset is not None:
-            return dg.SensorResult(asset_events=[_event(asset, batch, resource) for batch in over], cursor=after.text())
-        return dg.SensorResult([(request or run_for)(batch) for batch in over], cursor=after.text())
+            return dg.SensorResult(
+                asset_events=[_event(asset, batch, resource) for batch in ended], cursor=after.text()
+            )
+        return dg.SensorResult([(request or run_for)(batch) for batch in ended], cursor=after.text())
 
     sensor: Callable[[Callable[..., Any]], dg.SensorDefinition] = dg.sensor(
         name=name, required_resource_keys={resource_key}, minimum_interval_seconds=minimum_interval_seconds, **given
@@ -88,29 +93,30 @@ def finished_batches_sensor(
 
 
 def run_for(batch: Batch) -> dg.RunRequest:
-    """One run for each batch, ever."""
+    """The default RunRequest; its run key allows one run per batch and status."""
     tags = {"tokenmill/batch": batch.id, "tokenmill/status": batch.status}
     return dg.RunRequest(run_key=f"{batch.id}:{batch.status}", tags=tags)
 
 
-async def _looked(gateway: Gateway, known: Seen, metadata: Mapping[str, str] | None) -> tuple[list[Batch], Seen]:
-    """Batches that are over and were not, the oldest first; and what is seen now."""
+async def _finished(gateway: Gateway, known: Cursor, metadata: Mapping[str, str] | None) -> tuple[list[Batch], Cursor]:
+    """Batches that ended since the last tick, oldest first, and the new cursor."""
     async with gateway:
         new = await gateway.batches(
             metadata=metadata, until=lambda batch: batch.id == known.newest or batch.created_s < known.newest_s
         )
-        looked_at = [batch for name in known.open if (batch := await _still_there(gateway, name)) is not None]
-    looked_at += reversed(new)
+        current = [batch for name in known.unfinished if (batch := await _batch(gateway, name)) is not None]
+    current += reversed(new)
     newest, newest_s = (new[0].id, new[0].created_s) if new else (known.newest, known.newest_s)
-    after = Seen(newest, newest_s, tuple(batch.id for batch in looked_at if not batch.final))
-    return [batch for batch in looked_at if batch.final], after
+    after = Cursor(newest, newest_s, tuple(batch.id for batch in current if not batch.final))
+    return [batch for batch in current if batch.final], after
 
 
-async def _still_there(gateway: Gateway, name: str) -> Batch | None:
+async def _batch(gateway: Gateway, name: str) -> Batch | None:
+    """The batch; None if the gateway no longer has it."""
     try:
         return await gateway.batch(name)
-    except Refused as error:
-        if error.status != _GONE:
+    except GatewayRefused as error:
+        if error.status != _NOT_FOUND:
             raise
         return None
 
