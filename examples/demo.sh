@@ -1,6 +1,6 @@
 #!/bin/sh
-# What `make demo` runs: a small overnight batch from a file to a file on a real model, the same command again, and
-# what a model of a trillion parameters would take. Results and state go to a folder of their own and are removed.
+# Run by `make demo`: a small batch on a real model, the same command again, and a plan for a model with a trillion
+# parameters. Results and state are written to a temporary folder.
 set -eu
 
 say() { printf "\n$ %s\n" "$*" >&2; }
@@ -14,9 +14,9 @@ say tokenmill models pull smollm2
 tokenmill models pull smollm2
 
 say tokenmill plan smollm2 --context 4096 --sequences 8
-tokenmill plan smollm2 --context 4096 --sequences 8 | sed '/^run:$/,$d'  # without the command for a server
+tokenmill plan smollm2 --context 4096 --sequences 8 | sed '/^run:$/,$d'  # omits the server command
 
-# 36 notes from a machine room log, each behind the same handbook of 700 tokens: one headline for each.
+# 36 notes of a machine room log, each after the same handbook of 700 tokens; the jobs ask for a headline.
 say tokenmill lint "$jobs"
 tokenmill lint "$jobs"
 

@@ -1,7 +1,7 @@
-"""A file of jobs answered by a gateway over HTTP, safely from anything that retries: Airflow, Prefect, cron, a shell.
+"""Runs a file of jobs as a batch on a gateway over HTTP; safe to retry from Airflow, Prefect, cron or a shell.
 
-The batch carries a key made of a name and of the file's content. Whoever calls with the same again finds the batch that
-is under way, or its results: nothing is handed in twice, whatever was killed in between. Needs httpx alone.
+The batch has a key, made of a name and a hash of the file. A call with the same name and file re-attaches to the
+running batch or downloads its results, so nothing is submitted twice, even after a kill. Needs only httpx.
 
     TOKENMILL_URL=http://127.0.0.1:8181 python http_batch.py nightly jobs.jsonl results.jsonl
 """
@@ -16,10 +16,10 @@ from typing import Any
 import httpx
 
 KEY = "run"  # in the batch's metadata
-OVER = {"completed", "failed", "expired", "cancelled"}
+FINAL = {"completed", "failed", "expired", "cancelled"}
 
 
-def answered(
+def run_batch(
     name: str,
     jobs: Path,
     results: Path,
@@ -30,10 +30,10 @@ def answered(
     poll_s: float = 15.0,
     patience_s: float = 600.0,
 ) -> dict[str, int]:
-    """Have every line of `jobs` answered and write `results`; how many were, and how many failed.
+    """Run the lines of `jobs`, write `results`, and return the numbers of answered and failed lines.
 
-    Lines without an answer go to a file beside the results, with .errors in its name. `patience_s`: how long a gateway
-    may be away, for a restart, before that is an error.
+    Failed lines go to a file next to the results, with .errors in its name. `patience_s`: how long to wait for a
+    gateway that does not respond, for example during a restart.
     """
     url = url or os.environ.get("TOKENMILL_URL", "http://127.0.0.1:8181")
     key = api_key or os.environ.get("TOKENMILL_API_KEY")
@@ -41,7 +41,7 @@ def answered(
     with httpx.Client(base_url=url, headers=headers, timeout=60.0) as client:
         gateway = _Gateway(client, patience_s)
         batch = gateway.batch(f"{name}-{_digest(jobs)}", jobs, window)
-        while batch["status"] not in OVER:
+        while batch["status"] not in FINAL:
             time.sleep(poll_s)
             batch = gateway.get(f"/v1/batches/{batch['id']}").json()
         if batch["status"] != "completed":
@@ -53,16 +53,17 @@ def answered(
 
 class _Gateway:
     def __init__(self, client: httpx.Client, patience_s: float) -> None:
-        self._client, self._patience_s = client, patience_s
+        self._client = client
+        self._patience_s = patience_s
 
     def batch(self, key: str, jobs: Path, window: str) -> dict[str, Any]:
-        """The batch of this key that is under way or done; one that was given up is handed in anew."""
+        """The running or completed batch with this key; submits the jobs if there is none."""
         found: list[dict[str, Any]] = self.get("/v1/batches", {f"metadata[{KEY}]": key, "limit": "1"}).json()["data"]
-        if found and found[0]["status"] in OVER - {"completed"}:
+        if found and found[0]["status"] in FINAL - {"completed"}:
             found = []
-        return found[0] if found else self._handed_in(key, jobs, window)
+        return found[0] if found else self._submit(key, jobs, window)
 
-    def _handed_in(self, key: str, jobs: Path, window: str) -> dict[str, Any]:
+    def _submit(self, key: str, jobs: Path, window: str) -> dict[str, Any]:
         with jobs.open("rb") as file:
             sent = self._client.post("/v1/files", files={"file": (jobs.name, file)}, data={"purpose": "batch"})
         made = self._client.post(
@@ -78,7 +79,7 @@ class _Gateway:
         return batch
 
     def fetch(self, file: str | None, target: Path) -> None:
-        """Write a file whole or not at all."""
+        """Download a file and write it atomically; None writes an empty file."""
         part = target.with_name(f".{target.name}.part")
         with part.open("wb") as written:
             if file is not None:
@@ -91,7 +92,7 @@ class _Gateway:
         part.replace(target)
 
     def get(self, path: str, query: dict[str, str] | None = None) -> httpx.Response:
-        """Ask; while the gateway is away or busy, again."""
+        """Send a GET request; retries while the gateway is unavailable or busy."""
         until_s = time.monotonic() + self._patience_s
         while True:
             try:
@@ -116,4 +117,4 @@ def _digest(path: Path) -> str:
 
 
 if __name__ == "__main__":
-    print(answered(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])))
+    print(run_batch(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])))

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Prints the path of a Chromium; installs Debian's where there is none and we may.
+# Prints the path of a Chromium; installs Debian's package if there is none and the user is root.
 set -eu
 
 fail() {
@@ -16,7 +16,7 @@ found() {
 }
 
 if [ -n "${TOKENMILL_BROWSER:-}" ]; then
-    [ -x "$TOKENMILL_BROWSER" ] || fail "TOKENMILL_BROWSER is no program: $TOKENMILL_BROWSER" "name a Chromium or Chrome"
+    [ -x "$TOKENMILL_BROWSER" ] || fail "TOKENMILL_BROWSER is not an executable file: $TOKENMILL_BROWSER" "set it to a Chromium or Chrome"
     echo "$TOKENMILL_BROWSER"
     exit 0
 fi
@@ -25,5 +25,5 @@ found && exit 0
     fail "no Chromium is on PATH" "sudo apt-get install chromium, or TOKENMILL_BROWSER=/path/to/chrome"
 echo "installing chromium" >&2
 { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium; } >&2 ||
-    fail "apt-get could not install chromium" "see what it says above"
+    fail "apt-get could not install chromium" "read its output above"
 found || fail "chromium was installed but is not on PATH" "check PATH"

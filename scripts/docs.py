@@ -1,7 +1,4 @@
-"""Writes the generated parts of the documentation; --check fails when they are not up to date.
-
-docs/commands.md holds every command's --help at 80 columns.
-"""
+"""Writes docs/commands.md, the --help of every command at 80 columns; --check fails if the file is out of date."""
 
 import os
 import subprocess
@@ -26,14 +23,14 @@ def commands(group: App | None = None, path: str = "") -> Iterator[str]:
 
 
 def help_text(command: str) -> str:
-    """One command's help as a person sees it in an 80-column terminal without colours."""
+    """A command's --help in an 80-column terminal without colours."""
     environment = os.environ | {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}
     argv = [sys.executable, "-m", "tokenmill", *command.split(), "--help"]
     return subprocess.run(argv, env=environment, capture_output=True, text=True, check=True).stdout.rstrip()
 
 
 def commands_page() -> str:
-    """docs/commands.md."""
+    """The content of docs/commands.md."""
     parts = ["# Commands\n\nMade from `--help` by `python scripts/docs.py`.\n"]
     for command in commands():
         name = f"tokenmill {command}".strip()
@@ -42,8 +39,9 @@ def commands_page() -> str:
 
 
 def main() -> None:
-    """Write, or compare with --check."""
-    page, path = commands_page(), ROOT / "docs" / "commands.md"
+    """Write the page, or compare it with --check."""
+    page = commands_page()
+    path = ROOT / "docs" / "commands.md"
     if "--check" not in sys.argv:
         path.write_text(page)
     elif not path.is_file() or path.read_text() != page:

@@ -1,8 +1,8 @@
 #!/bin/sh
-# Creates .venv-vllm with a vLLM that serves on CPUs: 1.5 GB, about a minute. Done already: returns at once.
+# Creates .venv-vllm with a vLLM for CPUs: 1.5 GB, about a minute. Does nothing if it is up to date.
 #
-# vLLM is installed without its requirements, and beside it what serving text on a CPU imports: Triton alone, which
-# has no CPU part, would double the size, and OpenCV, numba, OpenTelemetry and video and sound are never loaded.
+# vLLM is installed without its dependencies, followed by those that serving text on a CPU imports. Triton, which has no
+# CPU support, would double the size; OpenCV, numba, OpenTelemetry and the video and audio packages are never loaded.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -108,9 +108,9 @@ websockets==17.4
 xgrammar==0.2.8
 yarl==1.25.1
 PINNED
-    fail "vLLM could not be installed" "see pip's words above; a CPU build of torch has an index of its own"
+    fail "vLLM could not be installed" "read pip's output above; CPU builds of torch are on a separate index"
 
-# a build of torch for CUDA wants gigabytes of libraries that are not here
+# A CUDA build of torch needs gigabytes of libraries that are not installed.
 .venv-vllm/bin/python -c 'import torch; raise SystemExit(torch.version.cuda is not None)' ||
-    fail "torch in .venv-vllm is not a CPU build" "add the index with CPU builds of torch to pip's configuration"
+    fail "torch in .venv-vllm is not a CPU build" "add the index of torch's CPU builds to pip's configuration"
 echo "$content" >.venv-vllm/ready

@@ -1,5 +1,5 @@
 #!/bin/sh
-# A teacher's answers to five prompts, two of each, and the files that trainers read.
+# Collects two answers of a teacher to each of five prompts, and exports them for training libraries.
 set -eu
 here=$(dirname "$0")
 out=${1:-.}

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Summaries of a few documents of a waterworks, in its house style, on a small model: what it will take, the summaries,
-# and the next night, on which one document has changed. Everything is written to a folder of its own and removed.
+# Summarises a few documents of a waterworks in its house style with a small model: a forecast, the summaries, and a
+# second run after one document has changed. Everything is written to a temporary folder.
 set -eu
 
 say() { printf "\n$ %s\n" "$*" >&2; }
@@ -23,6 +23,6 @@ summarize
 find summaries -type f | sort
 cat summaries/minutes/2026-03-02.md.md
 
-printf "\nthe next night, with one more line in the notice:\n" >&2
+printf "\nthe next night, after a line was added to the notice:\n" >&2
 echo "<p>The pool is closed on that day.</p>" >> docs/notice.html
 summarize

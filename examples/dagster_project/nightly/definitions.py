@@ -1,6 +1,6 @@
-"""What is milled every night: headlines for the day's notes, summaries of documents, a dataset, a teacher's answers.
+"""Nightly assets: headlines for the day's notes, summaries of documents, a dataset, a teacher's answers.
 
-TOKENMILL_URL says where `tokenmill serve` is, NIGHTLY_OUT where tables go.
+TOKENMILL_URL is the address of `tokenmill serve`, NIGHTLY_OUT the folder for tables.
 """
 
 import json
@@ -32,13 +32,13 @@ HEADLINE = {"type": "string", "minLength": 1}
 
 @dg.asset(partitions_def=NIGHTS)
 def notes(context: dg.AssetExecutionContext) -> list[dict[str, Any]]:
-    """The notes of the day; Dagster's own IO manager keeps them."""
+    """The notes of the day, stored by Dagster's own IO manager."""
     lines = (DATA / "notes.jsonl").read_text(encoding="utf-8").splitlines()
     return [{**json.loads(line), "day": context.partition_key} for line in lines]
 
 
 def headline_lines(_: dg.AssetExecutionContext, notes: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """A job for each note, all behind the same rules: their head is computed once."""
+    """A job for each note; all jobs share the rules as a prefix, which is computed once."""
     for note in notes:
         asked = [{"role": "system", "content": RULES}, {"role": "user", "content": f"{note['day']}: {note['note']}"}]
         yield chat_line(note["id"], asked, max_tokens=int(os.environ.get("NIGHTLY_TOKENS", "24")), temperature=0)
@@ -56,7 +56,7 @@ headlines = batch_asset(
 summaries = summarize_asset(
     "summaries",
     path=str(OUT / "summaries" / "{partition}.parquet"),
-    folder=str(OUT / "summaries" / "texts"),  # one for all nights: what has not changed is not done again
+    folder=str(OUT / "summaries" / "texts"),  # the same folder every night: unchanged documents are skipped
     docs=DATA / "docs",
     max_tokens=48,
     partitions_def=NIGHTS,
@@ -67,9 +67,9 @@ dataset = expand_asset(
     path=str(OUT / "dataset.parquet"),
     seeds=DATA / "seeds.jsonl",
     ways=["harder", "broader"],
-    judge=False,  # a model as small as the example's is no judge
+    judge=False,  # the example's model is too small to judge
     keep_seeds=True,
-    drawing=SamplingOptions(max_tokens=160),  # an example that is cut is dropped
+    drawing=SamplingOptions(max_tokens=160),  # answers that are cut off are dropped
 )
 
 teacher = distill_asset(
@@ -82,15 +82,15 @@ teacher = distill_asset(
 
 
 @dg.op
-def told(context: dg.OpExecutionContext) -> None:
-    """What follows a batch that somebody else has handed in."""
-    context.log.info(f"{context.run.tags['tokenmill/batch']} is done")
+def log_batch(context: dg.OpExecutionContext) -> None:
+    """Log the batch that started this run."""
+    context.log.info(f"{context.run.tags['tokenmill/batch']} completed")
 
 
 @dg.job
-def batch_over() -> None:
-    """Runs once for each."""
-    told()
+def after_batch() -> None:
+    """Runs once for each batch that another client submitted."""
+    log_batch()
 
 
 night = dg.define_asset_job("night", selection=["notes", "headlines", "summaries"], partitions_def=NIGHTS)
@@ -103,9 +103,9 @@ defs = dg.Definitions(
         ),
         *checks_for(dataset, rows=(4, None), severity=dg.AssetCheckSeverity.WARN),
     ],
-    jobs=[night, batch_over],
+    jobs=[night, after_batch],
     schedules=[dg.build_schedule_from_partitioned_job(night, hour_of_day=1)],
-    sensors=[finished_batches_sensor("batches_over", target=batch_over, metadata={"source": "by hand"})],
+    sensors=[finished_batches_sensor("finished_batches", target=after_batch, metadata={"source": "by hand"})],
     resources={
         "tokenmill": TokenmillResource(
             base_url=os.environ.get("TOKENMILL_URL", "http://127.0.0.1:8181"),

@@ -1,4 +1,4 @@
-"""What docs/pipelines.md hands to schedulers: batches over HTTP that are found again, and units that systemd takes."""
+"""The examples of docs/pipelines.md: batches over HTTP that survive retries, and systemd units."""
 
 import configparser
 import json
@@ -25,7 +25,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 UNITS = sorted((EXAMPLES / "systemd").iterdir())
 DAY = "2026-11-15"
 
-Answered = Callable[..., dict[str, int]]
+RunBatch = Callable[..., dict[str, int]]
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +37,12 @@ def gateway(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 @pytest.fixture
-def answered(gateway: Served, monkeypatch: pytest.MonkeyPatch) -> Answered:
-    """The function of the example, as it would be called by a scheduler."""
+def run_batch(gateway: Served, monkeypatch: pytest.MonkeyPatch) -> RunBatch:
+    """The function of examples/http_batch.py."""
     monkeypatch.syspath_prepend(str(EXAMPLES))
     monkeypatch.setenv("TOKENMILL_URL", gateway.url)
     monkeypatch.delitem(sys.modules, "http_batch", raising=False)
-    found: Answered = runpy.run_path(str(EXAMPLES / "http_batch.py"))["answered"]
+    found: RunBatch = runpy.run_path(str(EXAMPLES / "http_batch.py"))["run_batch"]
     return found
 
 
@@ -58,26 +58,26 @@ def listed(gateway: Served, name: str) -> list[dict[str, Any]]:
     return [batch for batch in found if batch["metadata"]["run"].startswith(f"{name}-")]
 
 
-def test_a_retry_finds_the_batch_again(gateway: Served, answered: Answered, tmp_path: Path) -> None:
+def test_a_retry_re_attaches_to_the_batch(gateway: Served, run_batch: RunBatch, tmp_path: Path) -> None:
     jobs, results = jobs_in(tmp_path, "Say one.", "Say two.", "word " * 3000), tmp_path / "results.jsonl"
-    first = answered("night", jobs, results, poll_s=0.05)
+    first = run_batch("night", jobs, results, poll_s=0.05)
     assert first == {"answered": 2, "failed": 1}
     assert [json.loads(line)["custom_id"] for line in results.read_text().splitlines()] == ["q0", "q1"]
     (error,) = (tmp_path / "results.errors.jsonl").read_text().splitlines()
     assert json.loads(error)["error"]["code"] == "too_long"
     before = results.read_bytes()
     results.unlink()
-    assert answered("night", jobs, results, poll_s=0.05) == first
+    assert run_batch("night", jobs, results, poll_s=0.05) == first
     assert results.read_bytes() == before
     assert len(listed(gateway, "night")) == 1
-    answered("night", jobs_in(tmp_path, "Say three."), results, poll_s=0.05)
+    run_batch("night", jobs_in(tmp_path, "Say three."), results, poll_s=0.05)
     assert len(listed(gateway, "night")) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == [jobs.name, "results.errors.jsonl", "results.jsonl"]
 
 
-def test_one_that_was_given_up_is_handed_in_anew(gateway: Served, answered: Answered, tmp_path: Path) -> None:
+def test_a_cancelled_batch_is_submitted_again(gateway: Served, run_batch: RunBatch, tmp_path: Path) -> None:
     jobs, results = jobs_in(tmp_path, "Say four."), tmp_path / "results.jsonl"
-    answered("given-up", jobs, results, poll_s=0.05)
+    run_batch("given-up", jobs, results, poll_s=0.05)
     (batch,) = listed(gateway, "given-up")
     key = batch["metadata"]["run"]
     bad = patient.post(f"{gateway.url}/v1/files", files={"file": ("x", b"\n")}, data={"purpose": "batch"}).json()["id"]
@@ -91,30 +91,30 @@ def test_one_that_was_given_up_is_handed_in_anew(gateway: Served, answered: Answ
     patient.post(f"{gateway.url}/v1/batches/{made['id']}/cancel")
     while patient.get(f"{gateway.url}/v1/batches/{made['id']}").json()["status"] not in ("failed", "cancelled"):
         pass
-    assert answered("given-up", jobs, results, poll_s=0.05) == {"answered": 1, "failed": 0}
+    assert run_batch("given-up", jobs, results, poll_s=0.05) == {"answered": 1, "failed": 0}
     assert len(listed(gateway, "given-up")) == 3
 
 
-def test_a_gateway_that_is_away_is_an_error_in_the_end(answered: Answered, tmp_path: Path) -> None:
+def test_an_unreachable_gateway_is_an_error_after_the_patience(run_batch: RunBatch, tmp_path: Path) -> None:
     with pytest.raises(httpx.TransportError):
-        answered("away", jobs_in(tmp_path, "Hi."), tmp_path / "r.jsonl", url="http://127.0.0.1:9", patience_s=0.0)
+        run_batch("away", jobs_in(tmp_path, "Hi."), tmp_path / "r.jsonl", url="http://127.0.0.1:9", patience_s=0.0)
 
 
-def test_a_refusal_is_told_in_the_gateway_s_words(answered: Answered, tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="answered 400: .*completion_window"):
-        answered("refused", jobs_in(tmp_path, "Hi."), tmp_path / "r.jsonl", window="soon")
+def test_a_refusal_has_the_status_and_the_parameter(run_batch: RunBatch, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"\b400\b.*completion_window"):
+        run_batch("refused", jobs_in(tmp_path, "Hi."), tmp_path / "r.jsonl", window="soon")
 
 
-def test_openai_s_client_finds_a_batch_by_its_key(gateway: Served, answered: Answered, tmp_path: Path) -> None:
-    answered("first", jobs_in(tmp_path, "Say six."), tmp_path / "r.jsonl", poll_s=0.05)
-    answered("second", jobs_in(tmp_path, "Say six."), tmp_path / "r.jsonl", poll_s=0.05)
+def test_openai_s_client_finds_a_batch_by_its_key(gateway: Served, run_batch: RunBatch, tmp_path: Path) -> None:
+    run_batch("first", jobs_in(tmp_path, "Say six."), tmp_path / "r.jsonl", poll_s=0.05)
+    run_batch("second", jobs_in(tmp_path, "Say six."), tmp_path / "r.jsonl", poll_s=0.05)
     (wanted,) = listed(gateway, "first")
     found = gateway.client().batches.list(limit=1, extra_query={"metadata[run]": wanted["metadata"]["run"]})
     assert [batch.id for batch in found.data] == [wanted["id"]]
 
 
 def scheduler(filled: dict[str, str]) -> Callable[..., Any]:
-    """Stands for a scheduler's decorator, with or without options: the function is called, with what is filled in."""
+    """A scheduler's decorator, with or without options: calls the function and fills in missing arguments."""
 
     def decorator(function: Callable[..., Any] | None = None, /, **_options: object) -> Any:
         def wrapped(inner: Callable[..., Any]) -> Callable[..., Any]:
@@ -126,10 +126,10 @@ def scheduler(filled: dict[str, str]) -> Callable[..., Any]:
     return decorator
 
 
-def test_the_schedulers_examples_do_what_they_say(
-    gateway: Served, answered: Answered, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_scheduler_examples(
+    gateway: Served, run_batch: RunBatch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without their packages, which are large: their decorators only call."""
+    """With stand-ins for the packages, which are large: only their decorators are used."""
     jobs, results = jobs_in(tmp_path, "Say five."), tmp_path / f"results-{DAY}.jsonl"
     monkeypatch.setenv("TOKENMILL_JOBS", str(tmp_path))
     decorator = scheduler({"ds": DAY})
@@ -139,7 +139,7 @@ def test_the_schedulers_examples_do_what_they_say(
             setattr(module, name, decorator)
         monkeypatch.setitem(sys.modules, package, module)
     for name, start in (("airflow", None), ("prefect", "nightly_batch")):
-        answered(f"{name}-nightly", jobs, results, poll_s=0.05)  # so that the example itself need not wait
+        run_batch(f"{name}-nightly", jobs, results, poll_s=0.05)  # so that the example itself need not wait
         results.unlink()
         made = runpy.run_path(str(next(EXAMPLES.glob(f"{name}_*.py"))))
         if start is not None:
@@ -149,7 +149,7 @@ def test_the_schedulers_examples_do_what_they_say(
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
-def test_units_are_whole(unit: Path) -> None:
+def test_units_have_their_sections_and_a_valid_command(unit: Path) -> None:
     parsed = configparser.RawConfigParser(strict=True)  # no key twice in a section
     parsed.optionxform = str  # type: ignore[assignment,method-assign]
     parsed.read_string(unit.read_text().replace("\\\n", " "))
@@ -163,8 +163,8 @@ def test_units_are_whole(unit: Path) -> None:
         assert run([command, "--help"]) == 0
 
 
-def test_systemd_takes_the_units(tmp_path: Path) -> None:
-    """Where there is one; the programs are those of this environment, which it looks for."""
+def test_systemd_verifies_the_units(tmp_path: Path) -> None:
+    """With systemd-analyze, if it is installed; it checks that the programs exist."""
     program = str(Path(sys.executable).with_name("tokenmill"))
     for unit in UNITS:
         (tmp_path / unit.name).write_text(unit.read_text().replace("/usr/local/bin/tokenmill", program))
