@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenmill.engine.engine import MOST_LOGPROBS, Sampling, TokenLogprob
+from tokenmill.engine.engine import MAX_LOGPROBS, Sampling, TokenLogprob
 from tokenmill.errors import NonFiniteLogits, RequestRefused
 from tokenmill.native.constraints import Constraint
 from tokenmill.native.defaults import Defaults
@@ -27,6 +27,7 @@ from tokenmill.native.grammar import grammar_of, is_constrained
 from tokenmill.native.llama.context import LlamaContext, Logits
 from tokenmill.native.llama.vocab import Vocab
 from tokenmill.native.logprobs import is_quick, largest, logprobs
+from tokenmill.native.row_scan import Largest
 
 RANDOM_SEED = 0xFFFFFFFF  # llama.cpp draws a seed itself
 _CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
@@ -108,6 +109,9 @@ class Sampler:
         self._banned = frozenset(token for token, _ in biases) if plain and only_bans else None
         self._top_k = wanted.top_k if only_bans and not penalised and wanted.top_k > 0 else None
         self._biased = np.array([token for token, _ in biases], np.intp)
+        self._candidates = 0 if self._top_k is None else self._top_k + len(biases)
+        # How many of the largest logits `choose` can use; 0: it needs the whole row.
+        self.wanted_largest = 1 if self._banned is not None else self._candidates
         if self.greedy:
             return
         self._chain = self._make_chain(wanted, biases, penalised)
@@ -116,20 +120,24 @@ class Sampler:
                 self._lib.llama_sampler_accept(self._chain, token)
         self._scratch = _scratch(vocab)
 
-    def sample(self, context: LlamaContext, row: int) -> int:
+    def sample(self, context: LlamaContext, row: int, largest: Largest | None = None) -> int:
         """Draw the token that follows a row of the last batch, as `choose`."""
-        return self.choose(context.logits(row))
+        return self.choose(context.logits(row), largest)
 
-    def choose(self, logits: Logits) -> int:
+    def choose(self, logits: Logits, largest: Largest | None = None) -> int:
         """Draw a token and advance the constraint and the penalties by it.
 
+        `largest`: the `wanted_largest` largest logits of the row, if they are known.
         NonFiniteLogits if a logit is NaN or +inf; RequestRefused if the constraint or the biases leave no token.
         """
-        likeliest = _finite_argmax(logits)
+        if largest is None or not math.isfinite(largest.top):
+            likeliest = _finite_argmax(logits)
+        else:
+            likeliest = int(largest.tokens[0])
         if self._banned is not None and likeliest not in self._banned:
             return likeliest
         constraint = self.constraint
-        token = self._draw(logits)
+        token = self._draw(logits, largest)
         if constraint is not None:
             if token is None or not constraint.allows(token):
                 token = self._draw(constraint.apply(logits))
@@ -160,9 +168,9 @@ class Sampler:
             self._chain = None
         self.constraint = None
 
-    def _draw(self, logits: Logits) -> int | None:
+    def _draw(self, logits: Logits, largest: Largest | None = None) -> int | None:
         """The token that the chain chooses; None if every logit is -inf."""
-        few = self._likeliest(logits)
+        few = self._likeliest(logits, largest)
         array = self._scratch.take(logits) if few is None else self._scratch.take_few(logits, few)
         self._lib.llama_sampler_apply(self._chain, array)
         if not 0 <= array.selected < array.size:
@@ -170,14 +178,16 @@ class Sampler:
         chosen = array.data[array.selected]
         return None if chosen.logit == -math.inf else int(chosen.id)
 
-    def _likeliest(self, logits: Logits) -> NDArray[np.intp] | None:
+    def _likeliest(self, logits: Logits, known: Largest | None) -> NDArray[np.intp] | None:
         """The result of top-k, largest first; None if the chain must see all tokens or sorting is as fast."""
         if self._top_k is None:
             return None
-        wanted = self._top_k + len(self._biased)
-        if not is_quick(logits, wanted):
+        if known is not None and len(known.tokens) == self._candidates:
+            found = known.tokens
+        elif is_quick(logits, self._candidates):
+            found = largest(logits, self._candidates)
+        else:
             return None
-        found = largest(logits, wanted)
         if len(self._biased):
             found = found[~np.isin(found, self._biased)]
         return found[: self._top_k] if len(found) else None
@@ -241,9 +251,9 @@ def resolve(sampling: Sampling, defaults: Defaults) -> Defaults:
             raise RequestRefused(f"{name} must be {least} to {most} (got {value})", hint=f"change or omit {name}")
     if given.get("repeat_penalty") == 0:
         raise RequestRefused("repeat_penalty must be above 0 (got 0)", hint="1 is no penalty")
-    if sampling.top_logprobs is not None and not 0 <= sampling.top_logprobs <= MOST_LOGPROBS:
+    if sampling.top_logprobs is not None and not 0 <= sampling.top_logprobs <= MAX_LOGPROBS:
         raise RequestRefused(
-            f"top_logprobs must be 0 to {MOST_LOGPROBS} (got {sampling.top_logprobs})", hint="ask for fewer"
+            f"top_logprobs must be 0 to {MAX_LOGPROBS} (got {sampling.top_logprobs})", hint="ask for fewer"
         )
     return replace(defaults, **given)
 

@@ -25,12 +25,14 @@ from tokenmill.native.kv.prefix_cache import PrefixCache
 from tokenmill.native.llama import state_file
 from tokenmill.native.llama.context import Decoded, LlamaContext
 from tokenmill.native.llama.vocab import Vocab
+from tokenmill.native.row_scan import Largest, RowScan
 from tokenmill.native.sampler import Sampler
 from tokenmill.native.scheduler import StepScheduler
 
 # Every piece wakes two processes that take cores from llama.cpp, and no user follows the text of a batch request: its
-# first piece is sent immediately, later ones at this interval.
+# first piece is sent immediately, later ones at this interval, or a longer one if that would be too many pieces.
 SEND_INTERVAL_S = 0.25
+MAX_PIECES_S = 400
 Handler = Callable[[dict[str, Any]], Any]
 
 
@@ -89,6 +91,7 @@ class Session:
         self.handlers: dict[str, Handler] = {}
         self.clock = StepClock()
         self._masks = Masks(vocab.n_tokens)
+        self._scan = RowScan(context.settings.threads)
         self.stopping = False
         self._sequences: dict[Id, Sequence] = {}
         self._by_client: dict[tuple[int, int], Id] = {}
@@ -287,19 +290,20 @@ class Session:
         self.clock.steps += 1
         self.clock.step_tokens += step.tokens
         self.scheduler.ran(step)
-        samplers = (self._sequences[work.id].sampler for work in step.work if work.logits)
+        samplers = [self._sequences[work.id].sampler for work in step.work if work.logits]
         self._masks.fill([each.constraint for each in samplers if each.constraint is not None])
+        largest = iter(self._scan.scan(self.context.logits_matrix(), [each.wanted_largest for each in samplers]))
         row = -1
         now = time.monotonic()
         for work in step.work:
             row += len(work.tokens)
             if work.logits:
                 try:
-                    self._sample(work.id, row, now)
+                    self._sample(work.id, row, now, next(largest))
                 except TokenmillError as error:  # only this sequence fails, e.g. because its grammar has a dead end
                     self._fail(work.id, error)
 
-    def _sample(self, number: Id, row: int, now: float) -> None:
+    def _sample(self, number: Id, row: int, now: float, largest: Largest | None) -> None:
         sequence = self._sequences[number]
         if sequence.first_token_s is None:
             sequence.first_token_s = now
@@ -307,7 +311,7 @@ class Session:
         if sequence.tokens >= sequence.max_tokens:  # max_tokens is 0: only the prompt was to be computed
             self._finish(number, "length")
             return
-        token = sequence.sampler.sample(self.context, row)
+        token = sequence.sampler.sample(self.context, row, largest)
         self.clock.generated_tokens += 1
         sequence.tokens += 1
         ends = self.vocab.is_end(token)
@@ -320,13 +324,18 @@ class Session:
             return
         sequence.unsent_tokens += 1
         sequence.undecoded.append(token)
-        waits = sequence.deferred and sequence.last_sent_s is not None and now - sequence.last_sent_s < SEND_INTERVAL_S
+        waits = sequence.deferred and sequence.last_sent_s is not None and now - sequence.last_sent_s < self._interval_s
         if not waits and self._add_text(sequence, self._decode_text(sequence)):
             self._finish(number, "stop")
         elif sequence.tokens >= sequence.max_tokens:
             self._finish(number, "length")
         else:
             self.scheduler.token(number, token)
+
+    @property
+    def _interval_s(self) -> float:
+        """Minimum time between two pieces of a batch request."""
+        return max(SEND_INTERVAL_S, len(self._sequences) / MAX_PIECES_S)
 
     def _decode_text(self, sequence: Sequence) -> str:
         """Detokenize the tokens that have not become text yet."""
@@ -348,7 +357,7 @@ class Session:
             return
         now = time.monotonic()
         waits = sequence.submitted.request.priority == "batch" and not last
-        if waits and sequence.last_sent_s is not None and now - sequence.last_sent_s < SEND_INTERVAL_S:
+        if waits and sequence.last_sent_s is not None and now - sequence.last_sent_s < self._interval_s:
             return
         piece = Piece("".join(sequence.unsent_text), sequence.unsent_tokens, tuple(sequence.unsent_logprobs))
         self.server.post(sequence.submitted.client, protocol.piece_message(sequence.submitted.number, piece))

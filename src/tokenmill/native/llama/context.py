@@ -69,6 +69,7 @@ class LlamaContext:
         self._owners = [(id_, id_ + twin) if self._twins else (id_,) for id_ in range(named)]
         self._batch = DecodeBatch(self._ffi, self.batch, self._owners, most_rows=self._ids)
         self._logits: list[Logits] = []  # by row, as views of the memory at `_logits_at`
+        self._matrix: Logits = np.empty((0, 0), np.float32)
         self._logits_at = self._ffi.NULL
         self._rows = 0  # rows of logits in the last batch
 
@@ -142,6 +143,10 @@ class LlamaContext:
             raise EngineError(f"there are no logits of place {row} of the batch")
         return self._logits[at]
 
+    def logits_matrix(self) -> Logits:
+        """Return the logits of all rows of the last batch, in the order of its rows, as a view like `logits`."""
+        return self._matrix[: self._rows]
+
     def _read_logits(self) -> None:
         """Locate the logits of the last batch; waits for GPUs, which are still computing after llama_decode."""
         rows = len(self._batch.outputs)
@@ -154,7 +159,8 @@ class LlamaContext:
         if found != self._logits_at or rows > len(self._logits):  # the address rarely changes
             values = np.frombuffer(self._ffi.buffer(found, 4 * rows * self.model.vocab.n_tokens), np.float32)
             self._logits_at = found
-            self._logits = list(values.reshape(rows, -1))
+            self._matrix = values.reshape(rows, -1)
+            self._logits = list(self._matrix)
         self._rows = rows
 
     def copy(self, source: int, target: int, end: int) -> None:
