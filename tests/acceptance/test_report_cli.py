@@ -1,4 +1,4 @@
-"""`tokenmill report` as a person uses it."""
+"""`tokenmill report` on the command line."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ def test_a_page_of_a_giant_on_a_machine_of_the_catalogue(tmp_path: Path) -> None
     assert "kimi-k2.5 on xeon-6980p" in text.lower()
     assert "another machine" in text
     assert "tokenmill run jobs.jsonl --output results.jsonl --model kimi-k2.5:Q4_K_S --context 16384" in text
-    assert said(tmp_path, "report", *words).returncode == 0, "a report may be written over"
+    assert said(tmp_path, "report", *words).returncode == 0, "a report may be overwritten"
 
 
 def test_a_batch_then_its_report(tmp_path: Path, smollm2_path: Path) -> None:
@@ -47,8 +47,8 @@ def test_without_a_model_or_a_file_it_is_markdown_about_the_machine(tmp_path: Pa
     done = said(tmp_path, "report", "--config", config)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("<!-- tokenmill report -->\n\n# ")
-    assert "no model was named" in done.stdout
-    assert "no batch has run yet: `tokenmill run jobs.jsonl --output results.jsonl`" in done.stdout
+    assert "`tokenmill report MODEL -o report.html`" in done.stdout
+    assert "`tokenmill run jobs.jsonl --output results.jsonl`" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_without_a_model_or_a_file_it_is_markdown_about_the_machine(tmp_path: Pa
         (("--machine", "no-such-machine"), "no-such-machine"),
     ],
 )
-def test_what_cannot_be_done_is_said(
+def test_errors_have_a_hint_and_write_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], error: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -72,7 +72,7 @@ def test_what_cannot_be_done_is_said(
     assert [path for path in tmp_path.iterdir() if path.suffix in (".html", ".part")] == []
 
 
-def test_files_of_others_are_not_written_over(tmp_path: Path) -> None:
+def test_other_files_are_not_overwritten(tmp_path: Path) -> None:
     notes = tmp_path / "notes.md"
     notes.write_text("# my notes\n")
     done = said(tmp_path, "report", "-o", notes)

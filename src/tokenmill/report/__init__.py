@@ -1,1 +1,1 @@
-"""A machine and a model on one page: collected from the state folder, rendered as HTML or Markdown."""
+"""Reports: everything known about a machine and a model, collected from the state folder, as HTML or Markdown."""

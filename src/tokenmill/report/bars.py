@@ -13,34 +13,37 @@ from tokenmill.units import format_bytes
 
 BAR = 24.0
 GAP = 8.0
-_ENLARGE = 0.3  # a plan that takes less of a memory than this is drawn a second time, larger
-_LEAST = 1.5  # px: the narrowest part that is still visible
-_BOLD = 1.08  # times as wide as ordinary text
+_ENLARGE = 0.3  # a plan that uses a smaller share of a memory is drawn a second time, enlarged
+_MIN_WIDTH = 1.5  # px of a segment, so that it stays visible
+_BOLD = 1.08  # width of bold text relative to regular text
 
 
 def tier_chart(tier: TierPicture, width: int) -> Markup:
-    """One memory: the plan at full context, larger where it is small, and the last load, predicted and measured."""
+    """One memory: the plan at full context, enlarged if it is small, and the last load, predicted and measured."""
     used = tier.planned_bytes
-    room = max(tier.capacity_bytes or 0, used) or 1
+    full = max(tier.capacity_bytes or 0, used) or 1
     y = 14.0
     parts = []
     free = [BarSegment(FREE, tier.free_bytes)] if tier.free_bytes else []
-    parts += [label(0, y, _planned_words(tier), "row"), _bar((*tier.planned, *free), room, width, y + 6)]
+    parts += [label(0, y, _planned_words(tier), "row"), _bar((*tier.planned, *free), full, width, y + 6)]
     y += 6 + BAR
     if tier.capacity_bytes is not None and used > tier.capacity_bytes:
-        x = width * tier.capacity_bytes / room
+        x = width * tier.capacity_bytes / full
         parts.append(tag("line", x1=x, x2=x, y1=y - BAR - 5, y2=y + 5, class_="limit"))
-    if used < _ENLARGE * room:
-        edge = max(width * used / room, _LEAST)
+    if used < _ENLARGE * full:
+        edge = max(width * used / full, _MIN_WIDTH)
         parts.append(tag("path", d=f"M0 {y:.1f}L0 {y + 14:.1f}H{width}L{edge:.1f} {y:.1f}Z", class_="larger"))
         parts.append(_bar(tier.planned, used, width, y + 14))
         y += 14 + BAR
     if tier.loaded is not None:
-        most = max(sum(part.bytes for part in parts_) for parts_ in (tier.loaded.predicted, tier.loaded.measured))
+        largest = max(sum(part.bytes for part in parts_) for parts_ in (tier.loaded.predicted, tier.loaded.measured))
         for words, shown in (("predicted", tier.loaded.predicted), ("measured", tier.loaded.measured)):
             y += 2 * GAP + 6
             total = format_bytes(sum(part.bytes for part in shown))
-            parts += [label(0, y, f"last load, {words}: {total}", "row"), _bar(shown, most, width, y + 6, kind=words)]
+            parts += [
+                label(0, y, f"last load, {words}: {total}", "row"),
+                _bar(shown, largest, width, y + 6, kind=words),
+            ]
             y += 6 + BAR
     return drawing("tier", width, y + 6, f"{tier.name}: {_planned_words(tier)}", *parts)
 
@@ -51,12 +54,12 @@ def _planned_words(tier: TierPicture) -> str:
     return f"plan at full context, predicted: {format_bytes(tier.planned_bytes)}{of}{missing}"
 
 
-def _bar(parts: Sequence[BarSegment], room: int, width: float, y: float, *, kind: str = "planned") -> Markup:
-    """Parts side by side; names stand inside where there is room for them."""
+def _bar(parts: Sequence[BarSegment], full: int, width: float, y: float, *, kind: str = "planned") -> Markup:
+    """A stacked bar; `full` bytes fill the width. Segments are labelled where the label fits."""
     x = 0.0
     drawn = []
     for part in parts:
-        wide = max(width * part.bytes / room, _LEAST)
+        wide = max(width * part.bytes / full, _MIN_WIDTH)
         wide = min(wide, width - x)
         name = NAMES[part.item]
         size = format_bytes(part.bytes)
@@ -83,15 +86,15 @@ def swatch(item: str) -> Markup:
 
 
 def reuse_chart(batches: Sequence[BatchReuse], width: int) -> Markup:
-    """A bar for each batch: prompt tokens computed, and those reused."""
-    most = max(batch.computed_tokens + batch.reused_tokens for batch in batches) or 1
+    """A bar for each batch: computed and reused prompt tokens."""
+    largest = max(batch.computed_tokens + batch.reused_tokens for batch in batches) or 1
     y = 14.0
     parts = []
     for batch in batches:
         share = "" if batch.share is None else f"{100 * batch.share:.0f} % reused"
-        head = label(0, y, f"{batch.source}, {batch.when[:10]}", "row")
-        computed = width * batch.computed_tokens / most
-        reused = width * batch.reused_tokens / most
+        title = label(0, y, f"{batch.source}, {batch.when[:10]}", "row")
+        computed = width * batch.computed_tokens / largest
+        reused = width * batch.reused_tokens / largest
         tokens = (("computed", 0.0, computed, batch.computed_tokens), ("reused", computed, reused, batch.reused_tokens))
         bars = [
             tag(
@@ -107,6 +110,6 @@ def reuse_chart(batches: Sequence[BatchReuse], width: int) -> Markup:
             for name, x, wide, count in tokens
             if count
         ]
-        parts += [head, label(width, y, share, "row strong", "end"), tag("g", *bars, data_batch=batch.name)]
+        parts += [title, label(width, y, share, "row strong", "end"), tag("g", *bars, data_batch=batch.name)]
         y += BAR + 2 * GAP + 8
     return drawing("reuse", width, y - GAP - 4, "prompt tokens computed and reused", joined(*parts))

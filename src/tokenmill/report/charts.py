@@ -1,7 +1,7 @@
 """Charts as inline SVG, each drawn for a given width so that its text keeps its size on a phone. Pure.
 
 Measured lines are solid with filled marks, predicted lines dashed with hollow marks, so the difference does not depend
-on colour. Labels stand at the lines; every mark shows its figures when it is hovered, focused or tapped.
+on colour. Lines are labelled directly; a mark shows its values in a tooltip when hovered, focused or tapped.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from tokenmill.report.curves import Front, curve_words
+from tokenmill.report.curves import Front, curve_text
 from tokenmill.report.report import ChartCurve, Dot, FailedTrial, Series
 from tokenmill.report.svg import (
     Scale,
@@ -25,16 +25,16 @@ from tokenmill.report.svg import (
     tokens_text,
 )
 
-NARROW = 420  # px: below this width, line labels stand above the plot
+NARROW = 420  # px: below this width, line labels are above the plot
 _TICK = 5.0
 _LINE_GAP = 16.0
 _MARK = 3.6
-_BOLD = 1.08  # times as wide as ordinary text
+_BOLD = 1.08  # width of bold text relative to regular text
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The plot inside a drawing."""
+    """The plot area of a chart."""
 
     width: float
     height: float
@@ -43,27 +43,27 @@ class Frame:
 
     @property
     def left(self) -> float:
-        """px of the plot's left edge."""
+        """Left edge in px."""
         return self.x.start
 
     @property
     def right(self) -> float:
-        """px of its right edge."""
+        """Right edge in px."""
         return self.x.end
 
     @property
     def top(self) -> float:
-        """px of its top."""
+        """Top edge in px."""
         return self.y.end
 
     @property
     def bottom(self) -> float:
-        """px of its bottom."""
+        """Bottom edge in px."""
         return self.y.start
 
 
 def line_chart(curve: ChartCurve, width: int) -> Markup:
-    """A curve with its axes, spread, knee and chosen point."""
+    """A curve with its axes, spread, knee, operating point and failed trials."""
     narrow = width < NARROW
     lines = [line for line in curve.lines if line.dots]
     high = max(max(dot.high or dot.y for dot in line.dots) for line in lines)
@@ -72,7 +72,7 @@ def line_chart(curve: ChartCurve, width: int) -> Markup:
     top = 30.0 + (_LINE_GAP * len(lines) if narrow else 0.0) + (14.0 if curve.knee is not None else 0.0)
     left = 12.0 + max(text_width(tick_text(tick)) for tick in ticks)
     height = (238.0 if narrow else 262.0) + (top - 30.0)
-    xs = sorted({dot.x for line in lines for dot in line.dots} | {gone.x for gone in curve.lost})
+    xs = sorted({dot.x for line in lines for dot in line.dots} | {trial.x for trial in curve.lost})
     frame = Frame(
         width, height, _x_scale(curve, xs, left + 10.0, width - room - 8.0), Scale(0.0, ticks[-1], height - 42.0, top)
     )
@@ -81,17 +81,17 @@ def line_chart(curve: ChartCurve, width: int) -> Markup:
         _y_axis(frame, ticks, curve.unit),
         _x_axis(frame, _x_ticks(curve, xs), curve.x_name),
         *_knee(frame, curve),
-        *(_lost(frame, gone) for gone in curve.lost),
+        *(_failed(frame, trial) for trial in curve.lost),
         *(_stroke(frame, line, _style(lines, line)) for line in under),
         *_chosen(frame, curve, lines),
-        *(_names_above(lines) if narrow else _names_beside(frame, lines)),
+        *(_names_above(lines) if narrow else _names_right(frame, lines)),
         *(_mark(frame, curve, line, dot, _style(lines, line)) for line in under for dot in line.dots),
     ]
-    return drawing(f"chart {curve.key}", width, height, f"{curve.title}: {curve_words(curve)}", *parts)
+    return drawing(f"chart {curve.key}", width, height, f"{curve.title}: {curve_text(curve)}", *parts)
 
 
 def drawing(kind: str, width: float, height: float, title: str, *parts: object) -> Markup:
-    """An SVG of its own size that shrinks with the page."""
+    """An SVG element with a fixed size, which shrinks on a narrower page."""
     return tag(
         "svg",
         *parts,
@@ -110,7 +110,7 @@ def label(x: float, y: float, words: object, kind: str = "", anchor: str = "star
 
 
 def marked(mark: Markup, x: float, y: float, words: Sequence[str], width: float, spoken: str) -> Markup:
-    """A mark with a tooltip for mouse, touch and keyboard."""
+    """A mark with a tooltip for mouse, touch and keyboard; `spoken` is its text for screen readers."""
     wide = max(text_width(line) for line in words) + 16
     high = 10 + 15 * len(words)
     left = min(max(x - wide / 2, 2.0), width - wide - 2)
@@ -178,7 +178,7 @@ def _stroke(frame: Frame, line: Series, style: str) -> Markup:
     way = " ".join(
         f"{'L' if number else 'M'}{frame.x(dot.x):.1f} {frame.y(dot.y):.1f}" for number, dot in enumerate(line.dots)
     )
-    # a spread that the mark covers would only blur it
+    # a spread smaller than the mark would only blur it
     seen = [dot for dot in line.dots if frame.y(dot.low or dot.y) - frame.y(dot.high or dot.y) > 2.5 * _MARK]
     return joined(tag("path", d=way, class_=f"line {style}"), *(_spread(frame, dot, style) for dot in seen))
 
@@ -208,7 +208,7 @@ def _mark(frame: Frame, curve: ChartCurve, line: Series, dot: Dot, style: str) -
 
 
 def shape(style: str, x: float, y: float, size: float = _MARK) -> Markup:
-    """A mark whose form tells lines apart without colour."""
+    """A mark whose shape distinguishes lines without colour."""
     if style == "m1":
         return tag("rect", x=x - size, y=y - size, width=2 * size, height=2 * size, class_=f"dot {style}")
     if style in ("p", "m2"):
@@ -253,14 +253,14 @@ def _chosen(frame: Frame, curve: ChartCurve, lines: Sequence[Series]) -> list[Ma
     ]
 
 
-def _lost(frame: Frame, gone: FailedTrial) -> Markup:
-    x = frame.x(gone.x)
+def _failed(frame: Frame, trial: FailedTrial) -> Markup:
+    x = frame.x(trial.x)
     y = frame.bottom - 9
     cross = tag("path", d=f"M{x - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8", class_="lost")
-    return marked(cross, x, y, [f"at {tick_text(gone.x)}: {gone.why}"], frame.width, f"{gone.x:g}: {gone.why}")
+    return marked(cross, x, y, [f"at {tick_text(trial.x)}: {trial.why}"], frame.width, f"{trial.x:g}: {trial.why}")
 
 
-def _names_beside(frame: Frame, lines: Sequence[Series]) -> list[Markup]:
+def _names_right(frame: Frame, lines: Sequence[Series]) -> list[Markup]:
     ends = spread([frame.y(line.dots[-1].y) + 4 for line in lines], 15, frame.top + 4, frame.bottom - 2)
     found = []
     for line, y in zip(lines, ends, strict=True):
@@ -280,7 +280,7 @@ def _names_above(lines: Sequence[Series]) -> list[Markup]:
 
 
 def front_chart(front: Front, width: int) -> Markup:
-    """Every trial as a dot; those that nothing else beats in everything are filled and joined."""
+    """Every trial as a dot; those on the Pareto front are filled and connected."""
     ticks = nice_ticks(1.04 * max(trial.y for trial in front.trials))
     left = 12.0 + max(text_width(tick_text(tick)) for tick in ticks)
     height = 262.0
@@ -316,16 +316,16 @@ def front_chart(front: Front, width: int) -> Markup:
     return drawing("chart front", width, height, f"{front.y_name} against {front.x_name}", *parts)
 
 
-def error_bar(error: float, width: float = 96.0, most: float = 0.5) -> Markup:
-    """How far a prediction was off: to the right too high, to the left too low; beyond `most` an arrow."""
+def error_bar(error: float, width: float = 96.0, limit: float = 0.5) -> Markup:
+    """A prediction error as a bar: to the right if too high, to the left if too low; beyond `limit` an arrow."""
     middle = width / 2
     high = 14.0
-    reach = min(abs(error) / most, 1.0) * (middle - 8)
+    reach = min(abs(error) / limit, 1.0) * (middle - 8)
     x = middle if error >= 0 else middle - reach
     parts = [tag("line", x1=middle, x2=middle, y1=0, y2=high, class_="base")]
     if reach > 0.3:
         parts.append(tag("rect", x=x, y=3.0, width=reach, height=8.0, class_="over" if error > 0 else "under"))
-    if abs(error) > most:
+    if abs(error) > limit:
         tip = width - 1.0 if error > 0 else 1.0
         back = tip - 6 if error > 0 else tip + 6
         arrow = f"{tip:g},7 {back:g},2 {back:g},12"

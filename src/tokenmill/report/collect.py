@@ -1,7 +1,7 @@
-"""Collects what is known of a machine and a model from the state folder into one `Report`.
+"""Collects the measurements of a machine and a model from the state folder into a `ReportPage`.
 
-Entry points: `collect` reads and builds, `build_report` is the pure half. Files that are missing, damaged or of
-another version count as absent, so a report shows whatever can be read. Writes nothing.
+`collect` reads and builds; `build_report` is its pure half. Records that are missing, damaged or of another version
+count as absent, so a report shows everything that can be read. Writes nothing.
 """
 
 import shlex
@@ -48,7 +48,7 @@ from tokenmill.tuner.soak.judge import SoakResult, SoakStep
 from tokenmill.units import GIB
 from tokenmill.version import __version__
 
-MOST_BATCHES = 12
+MAX_BATCHES = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +57,16 @@ class Subject:
 
     machine: Machine
     model: str | None = None  # as the user wrote it
-    model_id: str | None = None  # None: no files of it are here, so nothing was measured with it
+    model_id: str | None = None  # None: the model is not on this machine, so it was never measured here
     profile: Profile | None = None
     plan: Plan | None = None
-    elsewhere: bool = False  # the machine is another one, known by its description
+    elsewhere: bool = False  # the machine is a description, not this machine
     commands: tuple[CommandText, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """What the state folder holds of one model on one machine."""
+    """The stored results of one model on one machine."""
 
     loads: tuple[LoadRecord, ...] = ()
     speeds: tuple[SpeedRecord, ...] = ()
@@ -77,7 +77,7 @@ class Results:
 
 
 def collect(subject: Subject, state: Path, *, batches: Address, when: datetime | None = None) -> ReportPage:
-    """Read the state folder and build the report."""
+    """Read the state folder and the batches, and build the report."""
     moment = (when or datetime.now(UTC)).astimezone(UTC).isoformat(timespec="seconds")
     return build_report(subject, read(subject, state, batches), moment)
 
@@ -122,7 +122,7 @@ def build_report(subject: Subject, results: Results, made: str) -> ReportPage:
         bandwidth=tuple(curves.bandwidth_curves(subject.machine)),
         curves=tuple(curves.setting_curves(speeds, results.point, forecast)),
         depth=tuple(curves.depth_curves(speeds, forecast, plan.settings.ubatch if plan else None)),
-        reuse=tuple(_reuse(batch) for batch in results.batches[-MOST_BATCHES:]),
+        reuse=tuple(_reuse(batch) for batch in results.batches[-MAX_BATCHES:]),
         comparisons=tuple(comparisons(results.speeds, load)),
         point=results.point,
         qualified=qualified(results.qualified),
@@ -134,7 +134,7 @@ def build_report(subject: Subject, results: Results, made: str) -> ReportPage:
 
 
 def _trials(results: Results) -> list[SpeedRecord]:
-    """The trials stored with an operating point, for when the history has lost them."""
+    """The trials stored with the operating point, as a substitute for a history without them."""
     if results.point is None:
         return []
     place = results.point.place
@@ -237,7 +237,7 @@ def soaked(result: SoakResult | None) -> Soaked | None:
     if result is None:
         return None
     origin = FigureOrigin("measured", result.machine, result.build, result.when)
-    reason = result.reason + (f"; the engine's last words: {result.last_words}" if result.last_words else "")
+    reason = result.reason + (f"; last output of the engine: {result.last_words}" if result.last_words else "")
     return Soaked(result.usable_context, result.goal, reason, origin, tuple(_soak_curves(result.steps, origin)))
 
 
@@ -255,7 +255,7 @@ def _checks(data: object) -> Iterator[QualityCheck]:
 
 
 def _soak_curves(steps: Sequence[SoakStep], origin: FigureOrigin) -> Iterator[ChartCurve]:
-    """Memory by depth with the first number of sequences that was tried, predicted and measured."""
+    """Predicted and measured memory by depth, for the first tested number of sequences."""
     alike = [step for step in steps if step.sequences == steps[0].sequences]
     for tier in dict.fromkeys(reading.tier for step in alike for reading in step.memory):
         rows = [(float(step.depth), reading) for step in alike for reading in step.memory if reading.tier == tier]
@@ -280,19 +280,25 @@ def _number(value: object) -> float | None:
 
 
 def gaps(report: ReportPage, model: str | None, *, files: bool, elsewhere: bool) -> tuple[Gap, ...]:
-    """Sections with missing figures. `files`: the model's files are here; `elsewhere`: it is another machine."""
+    """Missing figures, by section. `files`: the model is on this machine; `elsewhere`: see `Subject`."""
     found = []
     if report.machine.measured is None and not elsewhere:
-        found.append(Gap("machine", "no bandwidth was measured yet", "tokenmill probe --measure -o machine.toml"))
+        found.append(Gap("machine", "bandwidth has not been measured yet", "tokenmill probe --measure -o machine.toml"))
     if model is None:
-        found.append(Gap("plan", "no model was named, so nothing is planned", "tokenmill report MODEL -o report.html"))
+        found.append(Gap("plan", "no model was given, so there is no plan", "tokenmill report MODEL -o report.html"))
     elif report.plan is None:
-        found.append(Gap("plan", "no plan was made: the engine runs already", f"tokenmill plan {shlex.quote(model)}"))
+        found.append(
+            Gap(
+                "plan",
+                "there is no plan, because the engine is a running server",
+                f"tokenmill plan {shlex.quote(model)}",
+            )
+        )
     if model is not None and elsewhere:
-        words = f"everything here is predicted: {report.machine.name} is another machine, and this is run there"
+        words = f"all figures are predicted, because {report.machine.name} is another machine; run this there"
         found.append(Gap("point", words, f"tokenmill tune {shlex.quote(model)}"))
     elif model is not None and not files:
-        words = "everything here is predicted: the model's files are not on this machine"
+        words = "all figures are predicted, because the model is not on this machine"
         found.append(Gap("point", words, f"tokenmill models pull {shlex.quote(model)}"))
     elif model is not None:
         found += _measurement_gaps(report, shlex.quote(model))
@@ -305,21 +311,21 @@ def gaps(report: ReportPage, model: str | None, *, files: bool, elsewhere: bool)
 
 def _measurement_gaps(report: ReportPage, model: str) -> Iterator[Gap]:
     if not _has_measured(report.curves, "threads"):
-        yield Gap("curves", "no thread curve yet", f"tokenmill tune {model}")
+        yield Gap("curves", "speed by threads has not been measured yet", f"tokenmill tune {model}")
     if not _has_measured(report.curves, "sequences"):
-        yield Gap("curves", "no concurrency curve yet", f"tokenmill tune {model}")
+        yield Gap("curves", "speed by sequences has not been measured yet", f"tokenmill tune {model}")
     if not any(line.origin.kind == "measured" for curve in report.depth for line in curve.lines):
-        yield Gap("depth", "no depth curve measured yet", f"tokenmill bench {model}")
+        yield Gap("depth", "speed by context depth has not been measured yet", f"tokenmill bench {model}")
     if report.tiers and all(tier.loaded is None for tier in report.tiers):
-        yield Gap("tiers", "the model was not loaded here yet", f"tokenmill serve {model}")
+        yield Gap("tiers", "the model has not been loaded yet", f"tokenmill serve {model}")
     if not report.comparisons:
-        yield Gap("comparisons", "nothing was measured yet to hold the forecast against", f"tokenmill bench {model}")
+        yield Gap("comparisons", "no measurement yet to compare the forecast with", f"tokenmill bench {model}")
     if report.point is None:
         yield Gap("point", "no operating point yet", f"tokenmill tune {model}")
     if report.soaked is None:
-        yield Gap("soaked", "the context was not filled yet", f"tokenmill soak {model}")
+        yield Gap("soaked", "the usable context has not been tested yet", f"tokenmill soak {model}")
     if report.qualified is None:
-        yield Gap("qualified", "the quant was not checked yet", f"tokenmill qualify {model}")
+        yield Gap("qualified", "the quality of the quantisation has not been checked yet", f"tokenmill qualify {model}")
 
 
 def _has_measured(found: tuple[ChartCurve, ...], key: str) -> bool:

@@ -8,7 +8,7 @@ from tokenmill.engine.reconcile import HOST, ReconciledItem
 from tokenmill.hardware.machine import Tier
 from tokenmill.planner.placement import host_tier
 from tokenmill.planner.plan import ITEMS, Plan
-from tokenmill.report.curves import dial_words
+from tokenmill.report.curves import settings_text
 from tokenmill.report.report import BarSegment, FigureComparison, FigureOrigin, Loaded, TierPicture
 from tokenmill.tuner.history import SpeedRecord
 from tokenmill.tuner.point import Figures
@@ -16,13 +16,13 @@ from tokenmill.tuner.point import Figures
 PAGE_CACHE = "page_cache"
 FREE = "free"
 SHOWN = (*ITEMS, "output", PAGE_CACHE, FREE)
-"""Every item a bar can have, in the order it is drawn."""
+"""Every item of a bar, in drawing order."""
 _SPEEDS = (("decode", "decode_tok_s"), ("prefill", "prefill_tok_s"), ("jobs", "jobs_tok_s"))
-_SOURCES = {"engine": "the engine", "process": "the system", "driver": "the driver"}
+_SOURCES = {"engine": "the engine", "process": "the kernel", "driver": "the GPU driver"}
 
 
 def pictures(plan: Plan, load: LoadRecord | None) -> tuple[TierPicture, ...]:
-    """Every memory that the plan uses, fastest first."""
+    """The memories that the plan uses, fastest first."""
     host = host_tier(plan.machine)
     return tuple(
         _picture(plan, tier, load, HOST if tier.name == host else tier.name)
@@ -32,14 +32,14 @@ def pictures(plan: Plan, load: LoadRecord | None) -> tuple[TierPicture, ...]:
 
 
 def load_for(plan: Plan, loads: Sequence[LoadRecord]) -> LoadRecord | None:
-    """The newest load with the plan's context and sequences, else the newest of all."""
+    """The newest load with the plan's context and sequences, else the newest load."""
     alike = [load for load in loads if _shape(load.settings) == (plan.settings.context, plan.settings.sequences)]
     found = alike or loads
     return found[-1] if found else None
 
 
 def load_words(settings: dict[str, object]) -> str:
-    """The settings that decide sizes, in a few words."""
+    """The settings that determine memory sizes, as text."""
     context, sequences = _shape(settings)
     return f"{sequences} x {context} tokens, ubatch {settings.get('ubatch')}, cache {settings.get('cache_type_k')}"
 
@@ -53,16 +53,16 @@ def _picture(plan: Plan, tier: Tier, load: LoadRecord | None, row_tier: str) -> 
     sizes: dict[str, int] = {item: plan.ledger.of(tier.name, item) for item in ITEMS}
     sizes["weights"] -= dropped
     sizes[PAGE_CACHE] = dropped
-    room = tier.capacity_bytes
-    missing = [lack.missing_bytes for lack in plan.shortfalls if lack.tier == tier.name]
+    capacity = tier.capacity_bytes
+    missing = [shortfall.missing_bytes for shortfall in plan.shortfalls if shortfall.tier == tier.name]
     return TierPicture(
         tier.name,
         tier.kind,
-        room,
+        capacity,
         tier.nominal_gb_s,
         tier.measured_gb_s,
         planned=tuple(BarSegment(item, size) for item, size in sizes.items() if size > 0),
-        free_bytes=None if room is None else max(0, room - plan.ledger.needed(tier.name)),
+        free_bytes=None if capacity is None else max(0, capacity - plan.ledger.needed(tier.name)),
         loading_bytes=plan.ledger.needed(tier.name, "load_peak"),
         missing_bytes=max(missing, default=0),
         loaded=None if load is None else _loaded(load, row_tier),
@@ -70,7 +70,7 @@ def _picture(plan: Plan, tier: Tier, load: LoadRecord | None, row_tier: str) -> 
 
 
 def _loaded(load: LoadRecord, tier: str) -> Loaded | None:
-    """The engine's own buffers; the process's and the driver's figures are in the table of comparisons."""
+    """The buffers that the engine reports; figures of the kernel and the GPU driver are only in the comparisons."""
     rows = [row for row in load.rows if row.tier == tier and row.source == "engine" and row.measured_bytes is not None]
     if not rows:
         return None
@@ -89,7 +89,7 @@ def _parts(rows: Sequence[ReconciledItem], *, measured: bool) -> tuple[BarSegmen
 
 
 def comparisons(speeds: Sequence[SpeedRecord], load: LoadRecord | None) -> list[FigureComparison]:
-    """Every figure with a prediction and a measurement: sizes, then speeds, the newest for the same settings."""
+    """All figures with a prediction and a measurement: sizes, then speeds; of equal settings the newest."""
     newest: dict[object, FigureComparison] = {}
     for speed in speeds:
         for what, name in _SPEEDS:
@@ -110,7 +110,7 @@ def _speed(speed: SpeedRecord, what: str, name: str) -> FigureComparison | None:
     predicted = _figure(speed.predicted, name)
     if measured is None or predicted is None:
         return None
-    at = dial_words(speed.dials) + (f", at depth {speed.depth}" if speed.depth else "")
+    at = settings_text(speed.dials) + (f", at depth {speed.depth}" if speed.depth else "")
     origin = FigureOrigin("measured", speed.machine, speed.build, speed.when, note=f"tokenmill {speed.source}")
     return FigureComparison(what, at, "tok/s", predicted, measured, origin)
 
@@ -125,5 +125,5 @@ def _load(load: LoadRecord) -> Iterator[FigureComparison]:
     origin = FigureOrigin("measured", load.machine, load.build, load.when)
     for row in load.rows:
         if row.measured_bytes is not None:
-            what = f"{row.tier} {row.item.replace('_', ' ')}, as {_SOURCES[row.source]} says"
+            what = f"{row.tier} {row.item.replace('_', ' ')}, reported by {_SOURCES[row.source]}"
             yield FigureComparison(what, at, "bytes", row.predicted_bytes, row.measured_bytes, origin, row.explanation)

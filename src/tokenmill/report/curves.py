@@ -1,8 +1,8 @@
 """Groups measurements into curves, with the spread of repeats and the knee. Pure.
 
-A curve holds everything still but one setting. Where several such groups were measured, the one that the operating
-point lies in is taken, then the one with most places, then the newest. Figures of different builds, sources and
-engines are never on one line.
+A curve varies one setting and fixes the others. If several such groups were measured, the one with the operating point
+is used, else the one with the most values of the setting, else the newest. A line never mixes builds, sources or
+engines.
 """
 
 from collections import defaultdict
@@ -28,7 +28,7 @@ Varied = Literal["threads", "threads_batch", "sequences", "depth"]
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One setting that is varied and what is read there."""
+    """A varied setting and the figure that is read at each of its values."""
 
     key: str
     title: str
@@ -39,11 +39,11 @@ class Axis:
     doubling: bool = False
 
     def x(self, dials: TrialSettings, depth: int) -> float:
-        """Where on the axis a measurement lies."""
+        """The value of the setting in a measurement."""
         return float(depth if self.varied == "depth" else getattr(dials, self.varied))
 
-    def still(self, dials: TrialSettings) -> TrialSettings:
-        """Dials with what may differ along the curve taken out; how long the context may grow changes no speed."""
+    def fixed(self, dials: TrialSettings) -> TrialSettings:
+        """The settings that are equal along a curve. The maximum context is none of them: it does not affect speeds."""
         if self.varied in ("threads", "threads_batch"):
             return replace(dials, context=0, threads=0, threads_batch=0)
         return replace(dials, context=0, sequences=0 if self.varied == "sequences" else dials.sequences)
@@ -67,8 +67,8 @@ BY_BATCH_THREADS = Axis(
 )
 BY_SEQUENCES = Axis(
     "sequences",
-    "Decoding by sequences at once",
-    "sequences at once",
+    "Decoding by concurrent sequences",
+    "concurrent sequences",
     "decode",
     "sequences",
     lambda figures: figures.decode_tok_s,
@@ -96,7 +96,7 @@ PREFILL_BY_DEPTH = Axis(
 def setting_curves(
     speeds: Sequence[SpeedRecord], point: OperatingPoint | None, forecast: Forecast | None
 ) -> list[ChartCurve]:
-    """By threads and by sequences: those for which something was measured or, for sequences, predicted."""
+    """Curves by threads and by sequences that were measured or, for sequences, predicted."""
     curves = []
     for axis in (BY_THREADS, BY_BATCH_THREADS):
         if group := _group(axis, speeds, point):
@@ -104,10 +104,10 @@ def setting_curves(
     group = _group(BY_SEQUENCES, speeds, point)
     curve = _curve(BY_SEQUENCES, group, point)
     if jobs := _measured(JOBS_BY_SEQUENCES, group):
-        note = f"{curve.note}; jobs: tokens written with the time of the prompts counted"
+        note = f"{curve.note}; jobs: generated tokens per second, prompts included in the time"
         curve = replace(curve, lines=(*curve.lines, *jobs), note=note)
-    together = [speed for speed in forecast.decode if speed.depth == 0] if forecast else []
-    curves.append(_with_forecast(curve, together, by_depth=False))
+    predicted = [speed for speed in forecast.decode if speed.depth == 0] if forecast else []
+    curves.append(_with_forecast(curve, predicted, by_depth=False))
     return [curve for curve in curves if curve.lines]
 
 
@@ -116,14 +116,14 @@ def depth_curves(speeds: Sequence[SpeedRecord], forecast: Forecast | None, ubatc
     curves = []
     for axis in (PREFILL_BY_DEPTH, DECODE_BY_DEPTH):
         curve = _curve(axis, _group(axis, speeds, None), None)
-        told = () if forecast is None else forecast.prefill if axis is PREFILL_BY_DEPTH else forecast.decode
-        alone = [speed for speed in told if speed.sequences == 1 and speed.ubatch in (None, ubatch)]
+        predicted = () if forecast is None else forecast.prefill if axis is PREFILL_BY_DEPTH else forecast.decode
+        alone = [speed for speed in predicted if speed.sequences == 1 and speed.ubatch in (None, ubatch)]
         curves.append(replace(_with_forecast(curve, alone, by_depth=True), knee=None))
     return [curve for curve in curves if curve.lines]
 
 
 def bandwidth_curves(machine: Machine) -> list[ChartCurve]:
-    """Bandwidth of the memories by threads, as `probe --measure` saw it."""
+    """Memory bandwidth by threads, as measured by `probe --measure`."""
     if machine.measured is None:
         return []
     origin = FigureOrigin("measured", machine.name, when=machine.measured.when)
@@ -137,9 +137,9 @@ def bandwidth_curves(machine: Machine) -> list[ChartCurve]:
 
 
 def knee(dots: Sequence[Dot], noise: float = 0.0) -> float | None:
-    """Where more stops paying, as an operating point's sentence has it; None: nothing bends.
+    """The x beyond which more loses or gains little; None if the curve has no knee.
 
-    That is the last place before the steepest fall or, where none falls, the first beyond which little is added.
+    That is the last x before the steepest fall or, without a fall, the first x from which on little is gained.
     """
     if len(dots) < 3:
         return None
@@ -151,16 +151,16 @@ def knee(dots: Sequence[Dot], noise: float = 0.0) -> float | None:
     return None if bend in (min(rates), max(rates)) else float(bend)
 
 
-def lost(axis: Axis, point: OperatingPoint) -> tuple[FailedTrial, ...]:
-    """Trials of the chosen point's curve that gave no figures, and what ended them; each place once."""
-    still = axis.still(point.dials)
-    trials = [trial for trial in point.trials if trial.outcome != "measured" and axis.still(trial.dials) == still]
+def failed_trials(axis: Axis, point: OperatingPoint) -> tuple[FailedTrial, ...]:
+    """Failed trials on the curve of the operating point, with their outcome; one per x."""
+    fixed = axis.fixed(point.dials)
+    trials = [trial for trial in point.trials if trial.outcome != "measured" and axis.fixed(trial.dials) == fixed]
     found = {axis.x(trial.dials, 0): trial.outcome for trial in trials}
-    return tuple(FailedTrial(place, why) for place, why in sorted(found.items()))
+    return tuple(FailedTrial(x, outcome) for x, outcome in sorted(found.items()))
 
 
 def dots(pairs: Iterable[tuple[float, float]]) -> tuple[Dot, ...]:
-    """One point per x: the median of its measurements, and their range."""
+    """One dot per x: the median of its measurements, with their range."""
     by_x: dict[float, list[float]] = defaultdict(list)
     for x, y in pairs:
         by_x[x].append(y)
@@ -170,8 +170,8 @@ def dots(pairs: Iterable[tuple[float, float]]) -> tuple[Dot, ...]:
     )
 
 
-def dial_words(dials: TrialSettings) -> str:
-    """Dials in a few words; those at their usual value are left out."""
+def settings_text(dials: TrialSettings) -> str:
+    """Settings as text, without those at their default."""
     parts = [
         number_of(dials.threads, "thread") if dials.threads else "",
         f"{dials.threads_batch} for prefill" if dials.threads_batch not in (0, dials.threads) else "",
@@ -187,23 +187,23 @@ def dial_words(dials: TrialSettings) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def curve_words(curve: ChartCurve) -> str:
+def curve_text(curve: ChartCurve) -> str:
     """A chart in one sentence, for screen readers."""
     line = next((line for line in curve.lines if line.dots), None)
     if line is None:
         return ""
     best = max(line.dots, key=lambda dot: dot.y)
-    words = f"{line.name}: most at {best.x:g}, {figure_text(best.y)} {curve.unit}"
+    words = f"{line.name}: maximum {figure_text(best.y)} {curve.unit} at {best.x:g}"
     if curve.knee is not None and (bend := line.at(curve.knee)) is not None and bend.x != best.x:
-        words += f"; the knee is at {bend.x:g}, with {100 * bend.y / best.y:.0f} % of that"
+        words += f"; knee at {bend.x:g}, with {100 * bend.y / best.y:.0f} % of the maximum"
     if curve.chosen is not None and (chosen := line.at(curve.chosen)) is not None:
-        words += f"; chosen: {chosen.x:g}, {figure_text(chosen.y)} {curve.unit}"
+        words += f"; chosen: {chosen.x:g}, with {figure_text(chosen.y)} {curve.unit}"
     return words
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
-    """One trial as a dot."""
+class TrialDot:
+    """A trial in the chart of the Pareto front."""
 
     x: float
     y: float
@@ -214,12 +214,12 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Front:
-    """Trials over what they cost."""
+    """Trials by speed and by one cost, such as threads."""
 
     x_name: str
     y_name: str
-    trials: tuple[Tried, ...]
-    whole: bool  # x has whole values only
+    trials: tuple[TrialDot, ...]
+    whole: bool  # x is an integer
 
 
 _COSTS: tuple[tuple[str, bool, Callable[[Trial], float | None]], ...] = (
@@ -227,7 +227,7 @@ _COSTS: tuple[tuple[str, bool, Callable[[Trial], float | None]], ...] = (
     ("joules per token", False, lambda trial: trial.figures.joules_per_token),
     ("tokens of context", True, lambda trial: float(trial.dials.context)),
     ("threads", True, lambda trial: float(trial.dials.threads)),
-    ("sequences at once", True, lambda trial: float(trial.dials.sequences)),
+    ("concurrent sequences", True, lambda trial: float(trial.dials.sequences)),
 )
 
 
@@ -239,13 +239,13 @@ def throughput(figures: Figures) -> tuple[str, float] | None:
 
 
 def front_of(point: OperatingPoint) -> Front | None:
-    """The first cost in which the trials differ; None: there is nothing to compare."""
+    """The trials by the first cost in which they differ; None if there is nothing to compare."""
     gained = throughput(point.figures)
     if gained is None:
         return None
-    held = {trial.dials: trial for trial in point.front}
-    # the front's figures are already those of all runs of its dials together; of other dials the last run is shown
-    last = {trial.dials: trial for trial in point.trials if trial.counts} | held
+    on_front = {trial.dials: trial for trial in point.front}
+    # figures on the front combine all runs of the same settings; of other settings the last run is shown
+    last = {trial.dials: trial for trial in point.trials if trial.counts} | on_front
     kept = [
         (trial, found[1])
         for trial in last.values()
@@ -255,7 +255,7 @@ def front_of(point: OperatingPoint) -> Front | None:
         placed = [(trial, x, y) for trial, y in kept if (x := cost(trial)) is not None]
         if len({x for _, x, _ in placed}) > 1:
             tried = tuple(
-                Tried(x, y, dial_words(trial.dials), trial.dials in held, trial.dials == point.dials)
+                TrialDot(x, y, settings_text(trial.dials), trial.dials in on_front, trial.dials == point.dials)
                 for trial, x, y in placed
             )
             return Front(name, gained[0], tried, whole)
@@ -263,32 +263,32 @@ def front_of(point: OperatingPoint) -> Front | None:
 
 
 def _group(axis: Axis, speeds: Sequence[SpeedRecord], point: OperatingPoint | None) -> list[SpeedRecord]:
-    """The measurements of one curve; none where nothing was varied."""
+    """The measurements of one curve; empty if the setting was never varied."""
     groups: dict[Hashable, list[SpeedRecord]] = defaultdict(list)
     for speed in speeds:
         if axis.value(speed.figures) is not None:
             depth = None if axis.varied == "depth" else speed.depth
-            groups[speed.source, speed.engine, speed.build, axis.still(speed.dials), depth].append(speed)
+            groups[speed.source, speed.engine, speed.build, axis.fixed(speed.dials), depth].append(speed)
 
-    def places(group: list[SpeedRecord]) -> int:
+    def values(group: list[SpeedRecord]) -> int:
         return len({axis.x(speed.dials, speed.depth) for speed in group})
 
-    def merit(group: list[SpeedRecord]) -> tuple[bool, int, str]:
-        ours = point is not None and any(speed.dials == point.dials for speed in group)
-        return ours, places(group), max(speed.when for speed in group)
+    def rank(group: list[SpeedRecord]) -> tuple[bool, int, str]:
+        has_point = point is not None and any(speed.dials == point.dials for speed in group)
+        return has_point, values(group), max(speed.when for speed in group)
 
-    return max((group for group in groups.values() if places(group) > 1), key=merit, default=[])
+    return max((group for group in groups.values() if values(group) > 1), key=rank, default=[])
 
 
 def _curve(axis: Axis, group: Sequence[SpeedRecord], point: OperatingPoint | None) -> ChartCurve:
     lines = [*_measured(axis, group), *_predicted(axis, group)]
     measured = lines[0].dots if lines else ()
     chosen: float | None = None
-    gone: tuple[FailedTrial, ...] = ()
-    if point is not None and group and axis.still(group[0].dials) == axis.still(point.dials):
-        place = axis.x(point.dials, 0)
-        chosen = place if any(dot.x == place for dot in measured) else None
-        gone = lost(axis, point)
+    failed: tuple[FailedTrial, ...] = ()
+    if point is not None and group and axis.fixed(group[0].dials) == axis.fixed(point.dials):
+        x = axis.x(point.dials, 0)
+        chosen = x if any(dot.x == x for dot in measured) else None
+        failed = failed_trials(axis, point)
     return ChartCurve(
         axis.key,
         axis.title,
@@ -298,8 +298,8 @@ def _curve(axis: Axis, group: Sequence[SpeedRecord], point: OperatingPoint | Non
         doubling=axis.doubling,
         knee=knee(measured, point.noise if point else 0.0),
         chosen=chosen,
-        lost=gone,
-        note=dial_words(axis.still(group[-1].dials)) if group else None,
+        lost=failed,
+        note=settings_text(axis.fixed(group[-1].dials)) if group else None,
     )
 
 
@@ -315,14 +315,14 @@ def _measured(axis: Axis, group: Sequence[SpeedRecord]) -> list[Series]:
 
 
 def _predicted(axis: Axis, group: Sequence[SpeedRecord]) -> list[Series]:
-    """What was predicted, at the time, for the very settings that were measured."""
+    """The predictions that were stored with the measurements."""
     latest = {axis.x(speed.dials, speed.depth): axis.value(speed.predicted) for speed in group}
     pairs = [(x, y) for x, y in latest.items() if y is not None]
     return [Series("predicted", PREDICTED, dots(pairs))] if len(pairs) > 1 else []
 
 
 def _with_forecast(curve: ChartCurve, speeds: Sequence[Forecasted], *, by_depth: bool) -> ChartCurve:
-    """A curve with the plan's own line, where none was kept with the measurements."""
+    """A curve with the plan's forecast, unless predictions were stored with the measurements."""
     if len(speeds) < 2 or any(line.origin.kind == "predicted" for line in curve.lines):
         return curve
     origin = replace(PREDICTED, note=f"by the plan, {speeds[0].confidence}")

@@ -18,8 +18,8 @@ from tokenmill.units import format_bytes, format_count, format_gb_s, format_seco
 UNKNOWN = "unknown"
 _DEVICES = {"dram": "processors", "pmem": "processors"}
 UNITS = (
-    "Sizes are binary (GiB), bandwidths decimal (GB/s). Measured and predicted figures are marked as such; "
-    "what is unknown is left out, never guessed."
+    "Sizes are binary (GiB), bandwidths decimal (GB/s). Figures are marked as measured or predicted; "
+    "unknown ones are left out."
 )
 NAMES = {
     "weights": "weights",
@@ -37,24 +37,24 @@ NAMES = {
     "reused": "reused",
 }
 TIER_HEAD = ("memory", "kind", "size", "free", "nominal", "measured")
-GPU_HEAD = ("card", "name", "memory", "nominal", "PCIe", "limit")
+GPU_HEAD = ("GPU", "name", "memory", "nominal", "PCIe", "limit")
 LINK_HEAD = ("between", "link", "nominal", "measured")
 Rows = list[tuple[str, str]]
 TierTable = tuple[list[str], list[tuple[str, list[str]]], list[str]]
-"""Column names; items with their sizes; the peak while loading."""
+"""Column names, rows of items with their sizes, and the peaks while loading."""
 
 
 def subtitle(report: ReportPage) -> str:
-    """The model in a few words."""
+    """The model's quantisation and size."""
     model = report.model
     if model is None:
-        return "what this machine is, and what ran on it"
-    ghost = "a ghost: sizes are real, weights are not there" if model.ghost else None
-    return ", ".join(part for part in (model.quantisation, format_bytes(model.bytes), ghost) if part)
+        return "the machine and its batches"
+    header = "header only, without weights" if model.ghost else None
+    return ", ".join(part for part in (model.quantisation, format_bytes(model.bytes), header) if part)
 
 
 def made_words(report: ReportPage) -> str:
-    """When the report was made, and how to read its units."""
+    """The date of the report, and its units."""
     return f"Made {report.made[:16].replace('T', ' ')} UTC by tokenmill {report.version}. {UNITS}"
 
 
@@ -123,20 +123,20 @@ def tier_rows(machine: Machine) -> list[tuple[str, ...]]:
 
 
 def gpu_rows(machine: Machine) -> list[tuple[str, ...]]:
-    """Each card: number, name, memory, bandwidth, link, power."""
+    """Each GPU: index, name, memory, bandwidth, PCIe link and power limit."""
     return [_gpu(gpu) for gpu in machine.gpus]
 
 
 def link_rows(machine: Machine) -> list[tuple[str, ...]]:
-    """Each kind of link: between what, nominal and measured bandwidth; equal ones are one row."""
+    """Links with their nominal and measured bandwidth; equal links share a row."""
     kinds: dict[tuple[str, ...], list[str]] = {}
     for gpu in machine.gpus:
-        ways = (f"dram->gpu{gpu.index}", f"gpu{gpu.index}->dram")
-        rates = {way: machine.measured.gb_s(way) if machine.measured else None for way in ways}
+        paths = (f"dram->gpu{gpu.index}", f"gpu{gpu.index}->dram")
+        rates = {path: machine.measured.gb_s(path) if machine.measured else None for path in paths}
         known = any(rate is not None for rate in rates.values())
-        for way, rate in rates.items():
+        for path, rate in rates.items():
             key = f"PCIe {_link(gpu.pcie)}", _rate(gpu.pcie.nominal_gb_s), _measured_rate(rate)
-            kinds.setdefault(key, []).append(way.replace("->", " → ") if known else f"dram ↔ gpu{gpu.index}")
+            kinds.setdefault(key, []).append(path.replace("->", " → ") if known else f"dram ↔ gpu{gpu.index}")
     for link in machine.nvlinks:
         key = f"NVLink x{_known(link.links)}", _rate(link.nominal_gb_s), "not measured"
         kinds.setdefault(key, []).append(f"gpu{link.gpus[0]} ↔ gpu{link.gpus[1]}")
@@ -154,7 +154,7 @@ def model_rows(model: ModelFacts) -> Rows:
         (
             "parameters",
             format_count(model.parameters)
-            + (f", {format_count(model.active_parameters)} active for a token" if active else ""),
+            + (f", {format_count(model.active_parameters)} active per token" if active else ""),
         ),
         ("size", format_bytes(model.bytes) + (f", {model.quantisation}" if model.quantisation else "")),
         (
@@ -164,7 +164,7 @@ def model_rows(model: ModelFacts) -> Rows:
         ),
     ]
     if model.training_context:
-        rows.append(("trained for", f"{model.training_context:,} tokens"))
+        rows.append(("training context", f"{model.training_context:,} tokens"))
     return rows
 
 
@@ -184,20 +184,20 @@ def plan_rows(plan: PlanFacts) -> Rows:
         ("cache", f"{cache}, flash attention {'on' if settings.flash_attention else 'off'}"),
         ("micro-batch", f"{settings.ubatch} tokens"),
         ("threads", f"{settings.threads}{prefill}"),
-        ("layers computed on", ", ".join(f"{_DEVICES.get(name, name)}: {count}" for name, count in plan.layers_on)),
+        ("layers on", ", ".join(f"{_DEVICES.get(name, name)}: {count}" for name, count in plan.layers_on)),
     ]
     if predicted:
-        by = f", bound by {plan.load_bound_by}" if plan.load_bound_by else ""
-        rows.append(("load, predicted", predicted + by))
+        by = f"; limited by {plan.load_bound_by}" if plan.load_bound_by else ""
+        rows.append(("load time, predicted", predicted + by))
     if plan.load_s is not None and plan.loaded is not None:
-        rows.append(("load, measured", f"{format_seconds(plan.load_s)}, {(plan.loaded.when or '')[:10]}"))
+        rows.append(("load time, measured", f"{format_seconds(plan.load_s)}, {(plan.loaded.when or '')[:10]}"))
     return rows
 
 
-def shortfall_words(lack: Shortfall) -> str:
-    """Which memory lacks how much, and when."""
-    when = "while loading" if lack.moment == "load_peak" else "at full context"
-    return f"{lack.tier} lacks {format_bytes(lack.missing_bytes)} {when}."
+def shortfall_words(shortfall: Shortfall) -> str:
+    """Which memory is too small, by how much, and when."""
+    when = "while loading" if shortfall.moment == "load_peak" else "at full context"
+    return f"{shortfall.tier} is {format_bytes(shortfall.missing_bytes)} short {when}."
 
 
 def change_words(plan: PlanFacts) -> list[str]:
@@ -211,38 +211,38 @@ def decision_rows(plan: PlanFacts) -> list[tuple[str, str, str]]:
 
 
 def tier_title(tier: TierPicture) -> str:
-    """A memory with its bandwidth."""
+    """The name and bandwidth of a memory."""
     nominal = "" if tier.nominal_gb_s is None else f", {format_gb_s(tier.nominal_gb_s)} nominal"
     measured = "" if tier.measured_gb_s is None else f", {format_gb_s(tier.measured_gb_s)} measured"
     return f"{tier.name}{nominal}{measured}"
 
 
 def load_caption(loaded: Loaded) -> str:
-    """Which load was measured."""
+    """The settings and origin of the measured load."""
     return f"last load ({loaded.settings}): {loaded.origin.words}"
 
 
 def planned_sizes(tier: TierPicture) -> dict[str, int]:
-    """What a plan puts into a memory, and what it leaves."""
+    """The planned bytes of each item in a memory, and the free bytes."""
     free = {} if tier.free_bytes is None else {"free": tier.free_bytes}
     return {part.item: part.bytes for part in tier.planned} | free
 
 
 def tier_items(tier: TierPicture) -> list[str]:
-    """Items that the plan or the last load puts into a memory, in drawing order."""
+    """The items of the plan and of the last load in a memory, in drawing order."""
     columns = _columns(tier)
     return [item for item in SHOWN if any(item in sizes for sizes in columns)]
 
 
 def tier_columns(tier: TierPicture) -> TierTable:
-    """One memory: the plan, and the last load predicted and measured."""
+    """The table of one memory: the plan, and the last load predicted and measured."""
     columns = _columns(tier)
     head = ["item", "planned", *(("predicted", "measured") if tier.loaded else ())]
     return head, _item_rows(columns), [format_bytes(tier.loading_bytes), *[""] * (len(columns) - 1)]
 
 
 def all_tiers_columns(tiers: Sequence[TierPicture]) -> TierTable:
-    """Every memory of a plan, one column each."""
+    """The table of all memories of a plan, one column for each."""
     head = ["planned", *(tier.name for tier in tiers)]
     return (
         head,
@@ -252,7 +252,7 @@ def all_tiers_columns(tiers: Sequence[TierPicture]) -> TierTable:
 
 
 def loaded_table(tier: TierPicture) -> tuple[list[str], list[list[str]]]:
-    """The plan and the last load, as text."""
+    """`tier_columns` as column names and rows of text."""
     rows = [[NAMES[item], *sizes] for item, sizes in _item_rows(_columns(tier))]
     return ["item", "planned", "load, predicted", "load, measured"], rows
 

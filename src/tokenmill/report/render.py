@@ -1,7 +1,7 @@
 """Renders a report as one HTML page or as Markdown, from the Jinja2 templates in `templates/`.
 
-Both environments escape every expression, so a hostile model or file name is shown and never obeyed; only charts and
-the pieces below are inserted as markup. The page's own policy forbids scripts and every network request. Pure.
+Both environments escape every expression, so a hostile model or file name is shown as text; only charts and the
+functions below insert markup. The content security policy of the page forbids scripts and network requests. Pure.
 """
 
 import re
@@ -18,9 +18,11 @@ from tokenmill.report.report import BatchReuse, ChartCurve, ReportPage, Series, 
 from tokenmill.report.svg import figure_text, tick_text, visible
 from tokenmill.units import format_bytes
 
-GENERATOR = "tokenmill report"  # marks a page as ours, so that it may be overwritten
+GENERATOR = "tokenmill report"  # marks a file as a report, which may be overwritten
 MARK = f"<!-- {GENERATOR} -->"
-_WIDE, _BROAD, _SLIM = 530, 660, 356  # px of a chart: in one of two columns, of memories and batches, on a phone
+_WIDE = 530  # px of a chart in one of two columns
+_BROAD = 660  # px of a chart of a memory or of batches
+_SLIM = 356  # px of a chart on a phone
 _BAR = 32  # characters
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _DATE = re.compile(r"\b\d{4}-\d\d-\d\d\b")
@@ -28,35 +30,35 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~])")
 
 
 def page(report: ReportPage) -> str:
-    """The report as one HTML page that needs no other file."""
+    """The report as a self-contained HTML page."""
     return _HTML.get_template("report.html.j2").render(report=report).lstrip()
 
 
 def markdown(report: ReportPage) -> str:
-    """The report as Markdown, with charts of block characters that a terminal can show."""
+    """The report as Markdown, with charts of block characters."""
     return _MARKDOWN.get_template("report.md.j2").render(report=report).lstrip()
 
 
 def plain(text: object) -> Markup:
-    """Text on one line that Markdown shows as it is."""
+    """Text on one line, escaped for Markdown."""
     return Markup(_SPECIAL.sub(r"\\\1", visible(" ".join(str(text).split()))))  # noqa: S704  escaped for Markdown
 
 
 def fenced(text: str) -> Markup:
-    """A code block; no fence inside the text can end it."""
+    """A code block, with a fence that is longer than any in the text."""
     fence = "`" * max(3, _longest_run(text) + 1)
     return Markup(f"{fence}\n{visible(text)}\n{fence}")  # noqa: S704
 
 
 def code(text: str) -> Markup:
-    """Inline code; no backquote inside the text can end it."""
+    """Inline code, with more backquotes than any run in the text."""
     fence = "`" * (1 + _longest_run(text))
     space = " " if text.startswith("`") or text.endswith("`") else ""
     return Markup(f"{fence}{space}{visible(' '.join(text.split()))}{space}{fence}")  # noqa: S704
 
 
 def bar(share: float, width: int = _BAR) -> str:
-    """Blocks for a share of the width, in eighths."""
+    """A bar of block characters with a resolution of eighths."""
     eighths = round(max(0.0, min(share, 1.0)) * width * 8)
     return "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
 
@@ -68,34 +70,33 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence
 
 
 def _bars(rows: Sequence[tuple[str, float, str]]) -> Markup:
-    """Label, bar for a share, value."""
     wide = max((len(label) for label, _, _ in rows), default=0)
     return fenced("\n".join(f"{label:>{wide}} {bar(share):{_BAR}} {value}".rstrip() for label, share, value in rows))
 
 
 def _text_curve(curve: ChartCurve, line: Series) -> Markup:
-    most = max(dot.y for each in curve.lines for dot in each.dots) or 1.0
+    highest = max(dot.y for each in curve.lines for dot in each.dots) or 1.0
     rows = []
     for dot in line.dots:
         marks = [name for name, x in (("knee", curve.knee), ("chosen", curve.chosen)) if x == dot.x]
         marked = f"  ← {', '.join(marks)}" if marks and line is curve.lines[0] else ""
-        rows.append((tick_text(dot.x), dot.y / most, figure_text(dot.y) + marked))
+        rows.append((tick_text(dot.x), dot.y / highest, figure_text(dot.y) + marked))
     return _bars(rows)
 
 
 def _text_tier(tier: TierPicture) -> Markup:
-    room = max(tier.capacity_bytes or 0, tier.planned_bytes) or 1
+    full = max(tier.capacity_bytes or 0, tier.planned_bytes) or 1
     sizes = plan_text.planned_sizes(tier)
     rows = [(item, sizes.get(item, 0)) for item in plan_text.tier_items(tier)]
-    return _bars([(plan_text.NAMES[item], size / room, format_bytes(size)) for item, size in rows])
+    return _bars([(plan_text.NAMES[item], size / full, format_bytes(size)) for item, size in rows])
 
 
 def _text_reuse(batches: Sequence[BatchReuse]) -> Markup:
-    most = max(batch.computed_tokens + batch.reused_tokens for batch in batches) or 1
+    largest = max(batch.computed_tokens + batch.reused_tokens for batch in batches) or 1
     rows = []
     for batch in batches:
-        computed = round(_BAR * batch.computed_tokens / most)
-        reused = round(_BAR * (batch.computed_tokens + batch.reused_tokens) / most) - computed
+        computed = round(_BAR * batch.computed_tokens / largest)
+        reused = round(_BAR * (batch.computed_tokens + batch.reused_tokens) / largest) - computed
         share = "" if batch.share is None else f", {100 * batch.share:.0f} % reused"
         blocks = "█" * computed + "░" * reused
         rows.append(f"{batch.when[:10]} {blocks:{_BAR}} {batch.computed_tokens:,} computed{share}  {batch.source}")
@@ -107,7 +108,7 @@ def _longest_run(text: str) -> int:
 
 
 def _dated(text: str) -> Markup:
-    """Text whose dates are not broken over two lines."""
+    """Text whose dates are not wrapped."""
     return Markup(_DATE.sub(r'<span class="date">\g<0></span>', str(escape(visible(text)))))  # noqa: S704
 
 
@@ -130,7 +131,7 @@ _HTML.globals |= {
     "WIDE": _WIDE,
     "BROAD": _BROAD,
     "SLIM": _SLIM,
-    "MOST_ROWS": 14,
+    "MAX_ROWS": 14,
     "NAMES": plan_text.NAMES,
     "plan_text": plan_text,
     "result_text": result_text,

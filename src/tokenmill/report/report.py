@@ -1,7 +1,7 @@
-"""`Report`: everything that a page shows, before it is rendered. Knows no files, HTML or Markdown.
+"""`ReportPage`: the contents of a report, before it is rendered; `tokenmill report --json` prints it.
 
-Every figure carries an `Origin`: measured (where, with which build, when) or predicted. A missing figure is a `Gap`
-with the command that would measure it.
+Every figure has a `FigureOrigin`: measured (where, with which build, when) or predicted. A missing figure is a `Gap`
+with the command that measures it.
 """
 
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ Unit = Literal["tok/s", "bytes", "s"]
 
 @dataclass(frozen=True, slots=True)
 class FigureOrigin:
-    """How a figure came about; None: not known."""
+    """Whether a figure was measured or predicted, where and when; None: unknown."""
 
     kind: OriginKind
     machine: str | None = None
@@ -27,7 +27,7 @@ class FigureOrigin:
 
     @property
     def words(self) -> str:
-        """`measured on vm, llama.cpp b1, 2026-11-15`: for a caption."""
+        """A caption such as `measured on vm, llama.cpp b1, 2026-11-15`."""
         where = f" on {self.machine}" if self.machine else ""
         parts = [f"{self.kind}{where}", self.build, self.when[:10] if self.when else None, self.note]
         return ", ".join(part for part in parts if part)
@@ -38,7 +38,7 @@ PREDICTED = FigureOrigin("predicted", note="by the plan")
 
 @dataclass(frozen=True, slots=True)
 class Dot:
-    """One place on a curve; repeated measurements are one dot with its spread."""
+    """A point of a line; repeated measurements are one dot with a range."""
 
     x: float
     y: float
@@ -49,20 +49,20 @@ class Dot:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Dots that belong together, by x."""
+    """A line of a chart: its dots by x."""
 
     name: str
     origin: FigureOrigin
     dots: tuple[Dot, ...]
 
     def at(self, x: float | None) -> Dot | None:
-        """The dot at an x."""
+        """The dot at `x`, if there is one."""
         return next((dot for dot in self.dots if dot.x == x), None)
 
 
 @dataclass(frozen=True, slots=True)
 class FailedTrial:
-    """A trial that gave no figure, and why."""
+    """A trial without a result, and the reason."""
 
     x: float
     why: str
@@ -70,23 +70,23 @@ class FailedTrial:
 
 @dataclass(frozen=True, slots=True)
 class ChartCurve:
-    """One chart: what came out over one setting."""
+    """A chart: figures over one setting."""
 
     key: str  # threads, prefill-threads, sequences, decode-depth, ...
     title: str
     x_name: str
     unit: str
     lines: tuple[Series, ...]
-    doubling: bool = False  # x is read in doublings: 1, 2, 4, ...
+    doubling: bool = False  # logarithmic x axis: 1, 2, 4, ...
     knee: float | None = None  # x
     chosen: float | None = None  # x of the operating point
     lost: tuple[FailedTrial, ...] = ()
-    note: str | None = None  # what was held still
+    note: str | None = None  # the fixed settings
 
 
 @dataclass(frozen=True, slots=True)
 class BarSegment:
-    """Bytes of one item; `free` is what is left."""
+    """The bytes of one item; `free` is the unused rest."""
 
     item: str
     bytes: int
@@ -94,7 +94,7 @@ class BarSegment:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """One memory after a real load, item by item, with what that load's own plan had said."""
+    """The contents of one memory after a load, with the prediction for that load."""
 
     predicted: tuple[BarSegment, ...]
     measured: tuple[BarSegment, ...]
@@ -104,7 +104,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class TierPicture:
-    """One memory: what the plan puts there at full context, and what the last load really took."""
+    """One memory: its planned contents at full context, and those of the last load."""
 
     name: str
     kind: str
@@ -112,20 +112,20 @@ class TierPicture:
     nominal_gb_s: float | None
     measured_gb_s: float | None
     planned: tuple[BarSegment, ...]  # without free
-    free_bytes: int | None  # None: the capacity is not known
-    loading_bytes: int  # the most that loading takes
+    free_bytes: int | None  # None: unknown capacity
+    loading_bytes: int  # peak while loading
     missing_bytes: int = 0
     loaded: Loaded | None = None
 
     @property
     def planned_bytes(self) -> int:
-        """All of it."""
+        """The sum of all planned items."""
         return sum(part.bytes for part in self.planned)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a reader wants to know of a model first."""
+    """The size and architecture of a model."""
 
     name: str
     architecture: str
@@ -146,7 +146,7 @@ class PlanFacts:
 
     fits: bool
     settings: Settings
-    layers_on: tuple[tuple[str, int], ...]  # device tier, how many layers it computes
+    layers_on: tuple[tuple[str, int], ...]  # device and its number of layers
     decode_tok_s: float | None  # one sequence, empty context
     prefill_tok_s: float | None
     confidence: str | None
@@ -154,7 +154,7 @@ class PlanFacts:
     load_warm_s: float | None
     load_bound_by: str | None
     load_s: float | None  # measured
-    loaded: FigureOrigin | None  # of that
+    loaded: FigureOrigin | None  # of load_s
     decisions: tuple[Decision, ...]
     shortfalls: tuple[Shortfall, ...]
     changes: tuple[Change, ...]
@@ -171,14 +171,14 @@ class BatchReuse:
     when: str  # ISO 8601
     jobs: int
     answers: int  # computed by the engine
-    answers_reused: int  # taken from before, or from equal lines
+    answers_reused: int  # from earlier runs or equal lines
     computed_tokens: int  # of prompts
     reused_tokens: int
     written_tokens: int
 
     @property
     def share(self) -> float | None:
-        """Of the prompt tokens, those that were not computed again."""
+        """The share of prompt tokens that were reused."""
         total = self.computed_tokens + self.reused_tokens
         return self.reused_tokens / total if total else None
 
@@ -193,7 +193,7 @@ class FigureComparison:
     predicted: float
     measured: float
     origin: FigureOrigin
-    why: str | None = None  # of a difference, where it is known
+    why: str | None = None  # known reason for the difference
 
     @property
     def error(self) -> float | None:
@@ -223,7 +223,7 @@ class Qualified:
 
 @dataclass(frozen=True, slots=True)
 class Soaked:
-    """How far the context could really be filled."""
+    """The result of a soak: how far the context can be filled."""
 
     usable_context: int | None
     goal_context: int | None
@@ -233,14 +233,14 @@ class Soaked:
 
     @property
     def usable(self) -> str:
-        """The usable context in words."""
+        """The usable context as text."""
         of = f" of {self.goal_context:,}" if self.goal_context else ""
         return "unknown" if self.usable_context is None else f"{self.usable_context:,}{of} tokens"
 
 
 @dataclass(frozen=True, slots=True)
 class CommandText:
-    """Something to run."""
+    """A command for the reader to run."""
 
     what: str
     text: str
@@ -249,7 +249,7 @@ class CommandText:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """What is not known yet, and the command that would tell."""
+    """A figure that has not been measured, and the command that measures it."""
 
     about: str  # a section: curves, depth, reuse, ...
     words: str
@@ -258,7 +258,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class ReportPage:
-    """Everything on the page."""
+    """The contents of a report."""
 
     made: str  # ISO 8601, UTC
     version: str
@@ -279,9 +279,9 @@ class ReportPage:
 
     @property
     def title(self) -> str:
-        """Model and machine."""
+        """The names of the model and the machine."""
         return f"{self.model.name} on {self.machine.name}" if self.model else self.machine.name
 
     def gap(self, about: str) -> tuple[Gap, ...]:
-        """What is missing in one section."""
+        """The gaps in one section."""
         return tuple(gap for gap in self.gaps if gap.about == about)

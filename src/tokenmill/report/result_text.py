@@ -15,13 +15,13 @@ from tokenmill.report.svg import figure_text, tick_text
 from tokenmill.tuner.point import Figures, OperatingPoint, TrialSettings
 from tokenmill.units import format_bytes, format_seconds, number_of
 
-REUSE_HEAD = ("batch", "jobs", "answers computed", "answers reused", "tokens written")
+REUSE_HEAD = ("batch", "jobs", "computed answers", "reused answers", "generated tokens")
 FRONT_HEAD = ("threads", "sequences", "ubatch", "context", "tok/s", "first token, s", "J/token", "")
 Rows = list[tuple[str, str]]
 
 
 def curve_caption(curve: ChartCurve) -> str:
-    """Where the lines of a chart come from, and which settings were the same for all of them."""
+    """The origins of a chart's lines, and the settings that they share."""
     names: dict[str, list[str]] = {}
     for line in curve.lines:
         names.setdefault(line.origin.words, []).append(line.name)
@@ -41,7 +41,7 @@ def curve_table(curve: ChartCurve) -> tuple[list[str], list[list[str]]]:
 
 
 def line_words(curve: ChartCurve, line: Series) -> str:
-    """What one line of a chart shows, and where it comes from."""
+    """The meaning and the origin of one line of a chart."""
     name = "" if line.name == line.origin.kind else f"{line.name}, "
     return f"{name}{curve.unit} by {curve.x_name}; {line.origin.words}"
 
@@ -49,9 +49,9 @@ def line_words(curve: ChartCurve, line: Series) -> str:
 def settings_rows(dials: TrialSettings) -> Rows:
     """An operating point's settings."""
     rows = [
-        ("threads", f"{dials.threads} to decode, {dials.threads_batch} for prefill"),
-        ("sequences at once", str(dials.sequences)),
-        ("context", f"{dials.context:,} tokens each"),
+        ("threads", f"{dials.threads} for decode, {dials.threads_batch} for prefill"),
+        ("concurrent sequences", str(dials.sequences)),
+        ("context", f"{dials.context:,} tokens per sequence"),
         ("micro-batch", f"{dials.ubatch} tokens"),
         (
             "cache",
@@ -61,20 +61,20 @@ def settings_rows(dials: TrialSettings) -> Rows:
         ("loading", f"mmap {'on' if dials.mmap else 'off'}, repack {'on' if dials.repack else 'off'}"),
     ]
     if dials.offload_min_batch is not None:
-        rows.append(("offload", f"to the GPU from {dials.offload_min_batch} rows"))
+        rows.append(("offload", f"prefill on the GPU from {dials.offload_min_batch} rows"))
     return rows
 
 
 def figure_rows(figures: Figures) -> Rows:
-    """What was measured at an operating point."""
+    """The measurements of an operating point."""
     speeds = (
         ("decode, all sequences", figures.decode_tok_s),
         ("prefill", figures.prefill_tok_s),
-        ("jobs, prompts included", figures.jobs_tok_s),
+        ("jobs, including prefill", figures.jobs_tok_s),
     )
     rows = [(name, f"{figure_text(value)} tok/s") for name, value in speeds if value is not None]
     if figures.first_token_s is not None:
-        rows.append(("first token beside a full batch", f"{figures.first_token_s:.2f} s"))
+        rows.append(("time to first token during a batch", f"{figures.first_token_s:.2f} s"))
     if figures.joules_per_token is not None:
         rows.append(("energy", f"{figures.joules_per_token:.2f} J per token"))
     sizes = (("host memory", figures.host_bytes), ("GPU memory", figures.gpu_bytes))
@@ -90,7 +90,7 @@ def point_words(point: OperatingPoint) -> str:
 
 
 def front_rows(point: OperatingPoint) -> list[tuple[str, ...]]:
-    """The Pareto front: dials and what they give."""
+    """The Pareto front: settings with their figures."""
     shown: list[tuple[str, ...]] = []
     for trial in point.front:
         found = throughput(trial.figures)
@@ -112,19 +112,19 @@ def front_rows(point: OperatingPoint) -> list[tuple[str, ...]]:
 
 
 def amount(value: float, unit: str) -> str:
-    """A figure with its unit."""
+    """A value with its unit."""
     if unit == "bytes":
         return format_bytes(round(value))
     return format_seconds(value) if unit == "s" else f"{figure_text(value)} {unit}"
 
 
 def error_text(error: float | None) -> str:
-    """`+3.1 %`: predicted too much."""
+    """Such as `+3.1 %` for a prediction that was too high."""
     return "" if error is None else f"{100 * error:+.1f} %"
 
 
 def reuse_rows(report: ReportPage) -> list[tuple[str, ...]]:
-    """Each batch: its file and its counts."""
+    """The source and the counts of each batch."""
     return [
         (each.source, *(f"{count:,}" for count in (each.jobs, each.answers, each.answers_reused, each.written_tokens)))
         for each in report.reuse
@@ -132,8 +132,8 @@ def reuse_rows(report: ReportPage) -> list[tuple[str, ...]]:
 
 
 def check_rows(qualified: Qualified) -> list[tuple[str, ...]]:
-    """Each check: its score, the score needed and the verdict."""
-    verdicts = {True: "good", False: "not good enough", None: "reported"}
+    """Each check: score, required score, verdict and remark."""
+    verdicts = {True: "pass", False: "fail", None: "reported"}
     return [
         (
             check.name,
@@ -146,14 +146,18 @@ def check_rows(qualified: Qualified) -> list[tuple[str, ...]]:
 
 
 def headline(report: ReportPage) -> Iterator[tuple[str, str, str]]:
-    """The few figures at the top: name, figure, where it is from."""
+    """The figures at the top: name, value and origin."""
     plan = report.plan
     point = report.point
     if plan is not None:
-        words = "predicted, with reserves" if plan.fits else "predicted: see what would make it fit"
+        words = "predicted, with reserves" if plan.fits else "predicted; see the changes that would make it fit"
         yield "fits", "yes" if plan.fits else "no", words
     if point is not None and (found := throughput(point.figures)) is not None:
-        yield f"{found[0]}, {point.dials.sequences} at once", f"{figure_text(found[1])} tok/s", _measured(point)
+        yield (
+            f"{found[0]}, {number_of(point.dials.sequences, 'sequence')}",
+            f"{figure_text(found[1])} tok/s",
+            _measured(point),
+        )
     measured = _alone(report, "decode-depth")
     if measured is not None:
         yield "decode, one sequence", f"{figure_text(measured[0])} tok/s", measured[1]
@@ -174,11 +178,11 @@ def headline(report: ReportPage) -> Iterator[tuple[str, str, str]]:
     error = typical_error(speeds_of(report.comparisons))
     if error is not None:
         count = len(speeds_of(report.comparisons))
-        yield "typical error of speeds", f"{100 * error:.0f} %", f"median of {count} predicted against measured"
+        yield "error of predicted speeds", f"{100 * error:.0f} %", f"median of {number_of(count, 'measurement')}"
 
 
 def speeds_of(found: Sequence[FigureComparison]) -> list[FigureComparison]:
-    """Comparisons of speeds."""
+    """The comparisons of speeds."""
     return [each for each in found if each.unit == "tok/s"]
 
 
@@ -198,12 +202,12 @@ def comparison_rows(report: ReportPage) -> list[tuple[str, ...]]:
 
 
 def measured_with(each: FigureComparison) -> str:
-    """Machine, build and date of a measurement."""
+    """The machine, build and date of a measurement."""
     return each.origin.words.removeprefix("measured on ")
 
 
 def in_common(found: Sequence[FigureComparison]) -> tuple[str, str, bool]:
-    """Words to put above a table: origin and settings that all rows share; the settings alone; are origins many?"""
+    """The caption of a table, the settings that all its rows share, and whether its rows have different origins."""
     origins = sorted({each.origin.words for each in found})
     parts = [each.at.split(", ") for each in found]
     shared = ", ".join(part for part in parts[0] if all(part in each for each in parts))
@@ -212,7 +216,7 @@ def in_common(found: Sequence[FigureComparison]) -> tuple[str, str, bool]:
 
 
 def without(words: str, shared: str) -> str:
-    """Settings in words, without those shared by all."""
+    """Settings as text, without the shared ones."""
     gone = set(shared.split(", "))
     return ", ".join(part for part in words.split(", ") if part not in gone)
 

@@ -1,4 +1,4 @@
-"""The subject of a report from a model's name and options: machine, model, plan, and the commands to run."""
+"""Makes the subject of a report from a model's name and options: machine, model, plan, and commands to run."""
 
 import shlex
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ _NOT_REPEATED = ("engine", "binary", "port", "warm", "point", "machine")
 
 
 def subject(model: str | None, options: EngineOptions, config: Config) -> Subject:
-    """What to report on; without a model, the machine alone."""
+    """The machine, model and plan to report on; without a model, the machine only."""
     machine = options.machine or config.machine
     elsewhere = machine in names()
     if model is None:
@@ -47,7 +47,7 @@ def usual_model(config: Config) -> str | None:
     """The pulled model that was measured last, else the default model; None if neither is on this machine."""
     here: dict[str, str] = {}
     for each in pulled(config.models_path):
-        with suppress(ModelError):  # a damaged one is not reported on
+        with suppress(ModelError):  # damaged models are skipped
             here |= {identity_of(each.path): each.name} if each.complete else {}
     state = config.state_path
     seen = sorted(
@@ -79,11 +79,11 @@ def _commands(model: str, place: str, plan: Plan | None, options: EngineOptions)
         program, *flags = grouped(list(command.argv))
         lines = [f"{key}={shlex.quote(value)} " for key, value in command.env.items()]
         text = "".join(lines) + joined([shlex.join(program), *map(words, flags)])
-        yield CommandText("The plan, spelled for its engine", text, command.notes)
+        yield CommandText("The plan as an engine command", text, command.notes)
 
 
 def _flags(options: EngineOptions) -> list[str]:
-    """The options of the plan as they are written on a command line."""
+    """The options as command-line flags."""
     flags: list[str] = []
     for field in fields(options):
         value = getattr(options, field.name)

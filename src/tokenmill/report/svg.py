@@ -1,6 +1,6 @@
-"""SVG elements and the geometry of charts: nice ticks, scales, widths of text. Knows no report.
+"""SVG elements and chart geometry: ticks, scales and text widths.
 
-Text is always escaped unless it is `Markup`. Colours are CSS classes, so one drawing serves a light and a dark page.
+Text is escaped unless it is `Markup`. Colours are CSS classes, so one drawing serves a light and a dark page.
 """
 
 import math
@@ -10,19 +10,19 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-FONT = 12.0  # px of ordinary text in charts
-_WIDE = 0.61  # of the font size: an average letter of a wide system font, so that nothing is cut
-# What a browser, a terminal or an editor would obey instead of show: controls, and what turns text round.
-_OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+FONT = 12.0  # px of regular text in charts
+_WIDE = 0.61  # of the font size: an average letter of a wide system font, so that no text is cut
+# Characters that browsers, terminals and editors interpret: control and bidirectional formatting characters.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 
 
 def visible(text: str) -> str:
-    """Control and direction characters, spelled out."""
-    return _OBEYED.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    """Text with control and formatting characters as escapes."""
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def tag(name: str, /, *children: object, **attributes: object) -> Markup:
-    """One SVG element; `class_` is class, underscores become dashes, None leaves an attribute out."""
+    """An SVG element. `class_` sets class, underscores become dashes, and attributes that are None are omitted."""
     given = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{_escaped(_number(value))}"'
         for key, value in attributes.items()
@@ -34,7 +34,7 @@ def tag(name: str, /, *children: object, **attributes: object) -> Markup:
 
 
 def joined(*parts: object) -> Markup:
-    """Parts one after the other, text escaped; None is nothing."""
+    """The parts concatenated, with text escaped and None skipped."""
     return Markup("").join(_escaped(part) for part in parts if part is not None)
 
 
@@ -47,49 +47,49 @@ def _number(value: object) -> object:
 
 
 def text_width(text: str, size: float = FONT) -> float:
-    """About how many px a text takes."""
+    """The approximate width of a text in px."""
     return sum(0.38 if letter in "ijl.,:;|!' tfr" else 0.95 if letter in "mwMW%" else _WIDE for letter in text) * size
 
 
-def nice_ticks(high: float, most: int = 5) -> tuple[float, ...]:
-    """From 0 to at least `high` in steps of 1, 2, 2.5 or 5 times a power of ten; `most` steps or fewer."""
+def nice_ticks(high: float, max_steps: int = 5) -> tuple[float, ...]:
+    """Ticks from 0 to at least `high`, with steps of 1, 2, 2.5 or 5 times a power of ten."""
     if not high > 0 or not math.isfinite(high):
         return (0.0, 1.0)
-    rough = high / most
+    rough = high / max_steps
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1.0, 2.0, 2.5, 5.0, 10.0) if factor * power >= rough * (1 - 1e-9))
     count = math.ceil(high / step - 1e-9)
     return tuple(step * number for number in range(count + 1))
 
 
-def token_ticks(high: float, most: int = 5) -> tuple[float, ...]:
-    """As `nice_ticks`, in powers of two: contexts are counted so."""
+def token_ticks(high: float, max_steps: int = 5) -> tuple[float, ...]:
+    """`nice_ticks` with powers of two as steps, for numbers of tokens."""
     if high < 64:
-        return nice_ticks(high, most)
-    step = 2.0 ** math.ceil(math.log2(high / most))
+        return nice_ticks(high, max_steps)
+    step = 2.0 ** math.ceil(math.log2(high / max_steps))
     return tuple(step * number for number in range(math.ceil(high / step - 1e-9) + 1))
 
 
 def tick_text(value: float) -> str:
-    """`2.5`, `40`, `1,200`: no digits that say nothing."""
+    """`2.5`, `40`, `1,200`: a number without trailing zeros."""
     return f"{value:,.0f}" if value == round(value) else f"{value:,.2f}".rstrip("0")
 
 
 def figure_text(value: float) -> str:
-    """Three digits that count: `91.2`, `0.42`, `1,834`."""
+    """A number with three significant digits, or as an integer: `91.2`, `0.42`, `1,834`."""
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.3g}"
 
 
 def tokens_text(value: float) -> str:
-    """`4K` is 4096 tokens."""
+    """A number of tokens; `4K` is 4096."""
     return f"{value / 1024:g}K" if value >= 1024 and value % 256 == 0 else tick_text(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """From figures to px; in doublings, every factor of two is as wide as the next."""
+    """Maps values to px, linearly or, with `doubling`, logarithmically."""
 
     low: float
     high: float
@@ -98,7 +98,7 @@ class Scale:
     doubling: bool = False
 
     def __call__(self, value: float) -> float:
-        """Where a figure lies."""
+        """The position of a value in px."""
         low = self.low
         high = self.high
         at = value
@@ -111,17 +111,17 @@ class Scale:
         return self.start + (at - low) / (high - low) * (self.end - self.start)
 
 
-def thinned(values: Sequence[float], scale: Scale, least_px: float) -> list[float]:
-    """Those values that have room for their labels; the last one always stays."""
+def thinned(values: Sequence[float], scale: Scale, min_px: float) -> list[float]:
+    """The values that are at least `min_px` apart, from the last one backwards."""
     kept: list[float] = []
     for value in sorted(values, reverse=True):
-        if not kept or scale(kept[-1]) - scale(value) >= least_px:
+        if not kept or scale(kept[-1]) - scale(value) >= min_px:
             kept.append(value)
     return kept[::-1]
 
 
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Heights near those wanted, at least `gap` apart and inside the limits, in the order given."""
+    """Positions near the wanted ones, at least `gap` apart and within the limits, in the given order."""
     order = sorted(range(len(wanted)), key=lambda index: wanted[index])
     placed = [0.0] * len(wanted)
     at = low

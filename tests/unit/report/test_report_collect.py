@@ -1,4 +1,4 @@
-"""A report is made of what the state folder holds of that model on that machine, and of nothing else."""
+"""A report is made of the stored results of its model on its machine, and of nothing else."""
 
 import json
 import sqlite3
@@ -32,7 +32,7 @@ def filled(state: Path) -> None:
     measurements.append(state, "qualification", {**(kept.qualified or {}), "model_id": GIVEN.model_id})
 
 
-def test_what_was_kept_is_found(tmp_path: Path) -> None:
+def test_stored_results_are_found(tmp_path: Path) -> None:
     filled(tmp_path)
     found, kept = read(GIVEN, tmp_path, tmp_path / "batches"), reports.kept(GIVEN)
     qualified = {**(kept.qualified or {}), "model_id": GIVEN.model_id}
@@ -51,7 +51,7 @@ def test_other_models_and_machines_are_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("record", ["", "{", "[]", '{"usable_context": "many"}', b"\xff\xfe"])
-def test_what_cannot_be_read_is_not_there(tmp_path: Path, record: str | bytes) -> None:
+def test_unreadable_records_are_skipped(tmp_path: Path, record: str | bytes) -> None:
     filled(tmp_path)
     with closing(sqlite3.connect(measurements.journal_path(tmp_path))) as connection, connection:
         connection.execute("UPDATE measurements SET record = ?", (record,))
@@ -82,12 +82,12 @@ def test_everything_is_in_the_report() -> None:
 
 def test_every_gap_names_the_command_that_fills_it() -> None:
     bare = build_report(GIVEN, Results(), reports.WHEN)
-    said = {gap.words: gap.command for gap in bare.gaps}
-    assert said["no thread curve yet"] == f"tokenmill tune {reports.MODEL}"
-    assert said["no depth curve measured yet"] == f"tokenmill bench {reports.MODEL}"
-    assert said["the context was not filled yet"] == f"tokenmill soak {reports.MODEL}"
-    assert said["the quant was not checked yet"] == f"tokenmill qualify {reports.MODEL}"
-    assert "no batch has run yet" in said
+    commands = {gap.about: gap.command for gap in bare.gaps}
+    assert commands["curves"] == f"tokenmill tune {reports.MODEL}"
+    assert commands["depth"] == f"tokenmill bench {reports.MODEL}"
+    assert commands["soaked"] == f"tokenmill soak {reports.MODEL}"
+    assert commands["qualified"] == f"tokenmill qualify {reports.MODEL}"
+    assert (commands["reuse"] or "").startswith("tokenmill run ")
 
 
 def test_names_in_commands_are_quoted() -> None:
@@ -95,12 +95,13 @@ def test_names_in_commands_are_quoted() -> None:
     assert {gap.command for gap in bare.gaps if gap.about == "point"} == {"tokenmill tune 'my model; rm -rf'"}
 
 
-def test_what_is_elsewhere_is_not_asked_for_here() -> None:
+def test_measurements_of_another_machine_are_not_requested_here() -> None:
     bare = build_report(GIVEN, Results(), reports.WHEN)
     found = gaps(bare, "m", files=True, elsewhere=True)
     assert [gap.about for gap in found] == ["point"]
-    assert "another machine" in found[0].words
-    assert "not on this machine" in gaps(bare, "m", files=False, elsewhere=False)[0].words
+    assert bare.machine.name in found[0].words
+    assert found[0].command == "tokenmill tune m"
+    assert gaps(bare, "m", files=False, elsewhere=False)[0].command == "tokenmill models pull m"
 
 
 def test_a_machine_alone(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Memories as bars: nothing is lost between the ledger and the picture."""
+"""Bars of memories contain the whole ledger; predictions are paired with measurements."""
 
 from dataclasses import replace
 from functools import cache
@@ -39,8 +39,8 @@ def test_a_picture_holds_the_whole_ledger(model: str, machine: str) -> None:
         dropped = sum(part.bytes for part in tier.planned if part.item == "page_cache")
         if plan.fits and tier.capacity_bytes is not None and tier.free_bytes is not None:
             assert tier.planned_bytes - dropped + tier.free_bytes == tier.capacity_bytes
-    lacking = {lack.tier: lack.missing_bytes for lack in plan.shortfalls}
-    assert {tier.name: tier.missing_bytes for tier in found if tier.missing_bytes} == lacking
+    missing = {shortfall.tier: shortfall.missing_bytes for shortfall in plan.shortfalls}
+    assert {tier.name: tier.missing_bytes for tier in found if tier.missing_bytes} == missing
 
 
 @pytest.mark.parametrize("width", [356, 660])
@@ -57,7 +57,7 @@ def test_bars_stay_inside_their_drawing(model: str, machine: str, width: int) ->
             assert float(values["x"].strip('"')) + float(values["width"].strip('"')) <= width + 0.2
 
 
-def test_the_last_load_beside_its_own_prediction() -> None:
+def test_the_last_load_with_its_own_prediction() -> None:
     given = reports.asked()
     assert given.plan is not None
     gpu, dram = pictures(given.plan, reports.load(given))
@@ -69,8 +69,8 @@ def test_the_last_load_beside_its_own_prediction() -> None:
     ]
     assert gpu.loaded.predicted[2].bytes == 900 * MIB
     assert gpu.loaded.settings == "16 x 8192 tokens, ubatch 512, cache f16"
-    assert dram.loaded is not None, "rows of the host belong to the memory that the processors work from"
-    assert [part.item for part in dram.loaded.measured] == ["weights"], "what the system says is not a buffer"
+    assert dram.loaded is not None, "rows of the host belong to the memory that the CPU computes from"
+    assert [part.item for part in dram.loaded.measured] == ["weights"], "figures of the kernel are not buffers"
 
 
 def test_a_load_with_the_plans_own_settings_is_preferred() -> None:
@@ -87,9 +87,9 @@ def test_every_pair_of_predicted_and_measured_is_compared() -> None:
     given = reports.asked()
     found = comparisons(reports.speeds(given), reports.load(given))
     sizes = {each.what: each for each in found if each.unit == "bytes"}
-    compute = sizes["gpu0 compute, as the engine says"]
+    compute = sizes["gpu0 compute, reported by the engine"]
     assert compute.error == pytest.approx(900 / 1100 - 1)
-    assert sizes["host own, as the system says"].why == "the plan allows the program itself 1.0 GiB"
+    assert sizes["host own, reported by the kernel"].why == "the plan allows the program itself 1.0 GiB"
     speeds = [each for each in found if each.unit == "tok/s"]
     assert len(speeds) == 5 + 2 * 9
     assert "32 sequences" in next(each.at for each in speeds if each.measured == 19.2)
@@ -103,7 +103,7 @@ def test_a_newer_measurement_takes_the_place_of_an_older_one() -> None:
     assert (found.measured, found.origin.when) == (50.0, "2026-11-16T00:00:00+00:00")
 
 
-def test_the_typical_error_knows_no_sign_and_no_nothing() -> None:
+def test_the_typical_error_is_the_median_absolute_error() -> None:
     def one(predicted: float, measured: float) -> FigureComparison:
         return FigureComparison("decode", "", "tok/s", predicted, measured, FigureOrigin("measured"))
 

@@ -1,4 +1,4 @@
-"""Which measurements are one curve, where its knee is, and what stands beside it."""
+"""Grouping of measurements into curves, with their knee and predictions."""
 
 from dataclasses import replace
 
@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support import reports
-from tokenmill.report.curves import bandwidth_curves, curve_words, depth_curves, dial_words, dots, knee, setting_curves
+from tokenmill.report.curves import (
+    bandwidth_curves,
+    curve_text,
+    depth_curves,
+    dots,
+    knee,
+    setting_curves,
+    settings_text,
+)
 from tokenmill.report.report import ChartCurve, Dot
 from tokenmill.tuner.point import Figures, TrialSettings
 
@@ -28,12 +36,12 @@ def test_threads_with_their_spread_knee_and_chosen_point() -> None:
     assert line.origin.words == "measured on h200-1x, llama.cpp b11549, 2026-11-15, tokenmill tune"
 
 
-def test_the_cliff_of_sequences_and_what_ran_out_of_memory() -> None:
+def test_a_fall_in_speed_is_the_knee_and_failed_trials_are_listed() -> None:
     found = curve("sequences", setting_curves(reports.speeds(GIVEN), reports.point(GIVEN), None))
     assert {line.name for line in found.lines} == {"decode", "predicted", "jobs"}
     assert found.lines[0].at(32) == Dot(32.0, 19.2)
     assert (found.knee, found.chosen) == (16, 16)
-    assert [(gone.x, gone.why) for gone in found.lost] == [(64.0, "out of memory")]
+    assert [(trial.x, trial.why) for trial in found.lost] == [(64.0, "out of memory")]
 
 
 def test_builds_and_sources_are_never_on_one_line() -> None:
@@ -48,7 +56,7 @@ def test_one_place_is_no_curve() -> None:
     assert setting_curves(alone, None, None) == []
 
 
-def test_depth_measured_beside_predicted() -> None:
+def test_depth_curves_have_measured_and_predicted_lines() -> None:
     prefill, decode = depth_curves(reports.speeds(GIVEN), None, 512)
     assert (prefill.key, decode.key) == ("prefill-depth", "decode-depth")
     assert [line.name for line in decode.lines] == ["decode", "predicted"]
@@ -76,12 +84,12 @@ def test_bandwidth_by_threads() -> None:
 @pytest.mark.parametrize(
     ("ys", "bend"),
     [
-        ([10, 20, 40, 41], 3),  # from the third on hardly more
-        ([10, 60, 95, 20, 100], 3),  # a cliff, whatever comes behind it
+        ([10, 20, 40, 41], 3),  # little is gained after the third
+        ([10, 60, 95, 20, 100], 3),  # a fall counts, whatever follows it
         ([100, 90, 50], 2),  # the steepest of two falls
-        ([100, 99, 98], None),  # it hardly depends
-        ([10, 20, 40], None),  # it still rises
-        ([1, 2], None),  # two points have no bend
+        ([100, 99, 98], None),  # nearly constant
+        ([10, 20, 40], None),  # still rising
+        ([1, 2], None),  # too few points
     ],
 )
 def test_the_knee(ys: list[float], bend: float | None) -> None:
@@ -91,7 +99,7 @@ def test_the_knee(ys: list[float], bend: float | None) -> None:
 @given(
     st.lists(st.floats(min_value=0.1, max_value=1e4), min_size=3, max_size=20), st.floats(min_value=0, max_value=0.2)
 )
-def test_behind_a_knee_it_falls_or_adds_little(ys: list[float], noise: float) -> None:
+def test_after_a_knee_speed_falls_or_rises_little(ys: list[float], noise: float) -> None:
     found = knee([Dot(x, y) for x, y in enumerate(ys)], noise)
     if found is not None:
         at = int(found)
@@ -107,17 +115,17 @@ def test_repeats_are_one_dot_within_their_spread(pairs: list[tuple[int, float]])
     assert all(dot.low is None or dot.high is None or dot.low <= dot.y <= dot.high for dot in found)
 
 
-def test_dials_in_words() -> None:
-    assert dial_words(TrialSettings(14, 16, 1, 512, 8192)) == (
+def test_settings_as_text() -> None:
+    assert settings_text(TrialSettings(14, 16, 1, 512, 8192)) == (
         "14 threads, 16 for prefill, 1 sequence, ubatch 512, context 8192"
     )
     odd = TrialSettings(2, 2, 8, 256, 0, "q8_0", "q8_0", flash_attention=False, repack=False, offload_min_batch=128)
-    assert dial_words(odd) == (
+    assert settings_text(odd) == (
         "2 threads, 8 sequences, ubatch 256, cache q8_0, no flash attention, no repack, offload from 128 rows"
     )
 
 
 def test_a_chart_in_a_sentence() -> None:
     found = curve("sequences", setting_curves(reports.speeds(GIVEN), reports.point(GIVEN), None))
-    assert curve_words(found) == "decode: most at 16, 91.2 tok/s; chosen: 16, 91.2 tok/s"
-    assert "the knee is at 8, with 92 % of that" in curve_words(replace(found, knee=8.0))
+    assert curve_text(found) == "decode: maximum 91.2 tok/s at 16; chosen: 16, with 91.2 tok/s"
+    assert "knee at 8, with 92 %" in curve_text(replace(found, knee=8.0))

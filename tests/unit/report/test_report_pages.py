@@ -1,4 +1,4 @@
-"""The page and the Markdown: whole, self-contained, honest about every figure, and safe whatever a model is called."""
+"""The page and the Markdown: complete, self-contained, with the origin of every figure, and safe for hostile names."""
 
 import re
 from dataclasses import replace
@@ -105,8 +105,9 @@ def test_figures_are_drawn_with_their_values() -> None:
 def test_gaps_are_on_both() -> None:
     bare = build_report(reports.asked(), Results(), reports.WHEN)
     command = f"tokenmill tune {reports.MODEL}"
-    assert f"no thread curve yet: {command}" in Reader(page(bare)).words
-    assert f"> no thread curve yet: `{command}`" in markdown(bare)
+    (gap,) = (gap for gap in bare.gap("curves") if "threads" in gap.words)
+    assert f"{gap.words}: {command}" in Reader(page(bare)).words
+    assert f"> {gap.words}: `{command}`" in markdown(bare)
 
 
 HOSTILE = [
@@ -153,7 +154,7 @@ def test_markdown_has_every_section_and_the_same_figures() -> None:
         "Threads and sequences",
         "Depth",
         "Reuse",
-        "Predicted against measured",
+        "Predicted and measured",
         "Soak and quality",
         "The commands",
     ):
@@ -200,11 +201,11 @@ def test_the_front_shows_what_each_trial_costs() -> None:
     assert (front.x_name, front.y_name) == ("threads", "decode")
     assert sum(trial.best for trial in front.trials) == 3
     assert [trial.x for trial in front.trials if trial.chosen] == [14.0]
-    assert "out of memory" not in str(front_chart(front, 530)), "what gave no figures is not on it"
+    assert "out of memory" not in str(front_chart(front, 530)), "failed trials are not on it"
     assert front_of(replace(FULL.point, trials=(), front=())) is None
 
 
-def test_runs_of_the_same_dials_are_one_dot() -> None:
+def test_runs_with_the_same_settings_are_one_dot() -> None:
     assert FULL.point is not None
     first = FULL.point.trials[0]
     again = replace(FULL.point, trials=(*FULL.point.trials, first, first))

@@ -1,4 +1,4 @@
-"""Markup is escaped, axes are readable, labels do not lie on each other."""
+"""Markup is escaped, axes are readable, labels do not overlap."""
 
 from itertools import pairwise
 
@@ -32,7 +32,7 @@ from tokenmill.report.svg import (
         ("na\u200bme", "na\\u200bme"),
     ],
 )
-def test_text_is_shown_and_never_obeyed(text: str, shown: str) -> None:
+def test_text_is_escaped(text: str, shown: str) -> None:
     assert joined(text) == shown
 
 
@@ -67,12 +67,12 @@ def test_escaping_once_is_enough() -> None:
         (0, (0, 1)),
     ],
 )
-def test_ticks_of_a_reader(high: float, ticks: tuple[float, ...]) -> None:
+def test_ticks_are_round_numbers(high: float, ticks: tuple[float, ...]) -> None:
     assert nice_ticks(high) == pytest.approx(ticks)
 
 
 @given(st.floats(min_value=1e-6, max_value=1e12))
-def test_ticks_begin_at_nothing_cover_all_and_are_few(high: float) -> None:
+def test_ticks_begin_at_0_and_cover_the_range_with_few_steps(high: float) -> None:
     ticks = nice_ticks(high)
     assert ticks[0] == 0
     assert ticks[-1] >= high * (1 - 1e-6)
@@ -104,13 +104,13 @@ def test_doublings_are_equally_wide() -> None:
     assert Scale(3, 3, 0, 100)(3) == 50
 
 
-def test_crowded_ticks_are_left_out_but_not_the_last() -> None:
+def test_crowded_ticks_are_dropped_except_the_last() -> None:
     scale = Scale(0, 100, 0, 100)
     assert thinned([1, 2, 50, 98, 100], scale, 20) == [2, 50, 100]
 
 
 @given(st.lists(st.floats(min_value=0, max_value=200), max_size=6))
-def test_labels_are_kept_apart_inside_the_plot(wanted: list[float]) -> None:
+def test_labels_do_not_overlap_and_stay_in_the_plot(wanted: list[float]) -> None:
     found = spread(wanted, 15, 0, 200)
     ordered = sorted(found)
     assert len(found) == len(wanted)
