@@ -60,7 +60,7 @@ def test_a_person_sees_it_in_80_columns() -> None:
     assert done.returncode == 0
     before_command = done.stdout.partition("run:")[0]
     assert max(len(line) for line in before_command.splitlines()) <= 80
-    for words in ("gpu0", "dram", "decode, tok/s", "estimated", "fits", "of decode is", "what helps most is"):
+    for words in ("gpu0", "dram", "decode, tok/s", "estimated", "fits", "% of decode time"):
         assert words in done.stdout
 
 
@@ -107,7 +107,7 @@ def test_comparison_in_one_table() -> None:
         (("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--engine", "ollama"), "ollama"),
         (("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--gpus", "7"), "epyc-9175f has no GPU 7"),
         (("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--gpus", "0", "--cpu-only"), "contradict"),
-        (("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--reserve-cores", "16"), "16 of 16 cores"),
+        (("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--reserve-cores", "16"), "--reserve-cores 16"),
         (("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--fit-margin", "9"), "fit_margin needs own_fit"),
         (("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--batch", "64", "--ubatch", "128"), "smaller than ubatch"),
         (("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--compare", "0"), "context of 0"),
@@ -118,7 +118,7 @@ def test_comparison_in_one_table() -> None:
         ),
         (
             ("llama-3.3-70b:Q4_K_M", "--machine", "epyc-7532-8x3090", "--engine", "vllm", "--tensor-parallel", "3"),
-            "cannot split the 64 heads",
+            "64 attention heads",
         ),
     ],
 )

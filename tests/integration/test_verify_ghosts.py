@@ -20,7 +20,7 @@ from tokenmill.model.synthetic.generate import SyntheticKind
 from tokenmill.native.llama.dry_run import ContextProjection, DryRun, project
 from tokenmill.native.verify import verify
 from tokenmill.planner.compute_graph.allocator import buffer_bytes
-from tokenmill.planner.compute_graph.llama_cpp import draw
+from tokenmill.planner.compute_graph.llama_cpp import build_graph
 from tokenmill.planner.memory.kv_cells import KvContext, kv_bytes, largest_batch, output_bytes
 from tokenmill.planner.memory.weights import is_repacked
 from tokenmill.units import KIB, MIB
@@ -62,7 +62,7 @@ def check(profile: Profile, context: KvContext, found: ContextProjection, *, com
     assert sum(buffer.model_bytes for buffer in found.buffers) == pytest.approx(loaded, rel=1e-6)
     assert sum(buffer.context_bytes for buffer in found.buffers) == sum(kv_bytes(profile, context))
     computed = sum(buffer.compute_bytes for buffer in found.buffers)
-    predicted = buffer_bytes(draw(profile, largest_batch(profile, context)).steps)
+    predicted = buffer_bytes(build_graph(profile, largest_batch(profile, context)).steps)
     assert predicted == pytest.approx(computed, rel=compute_share, abs=128 * KIB), context
     assert output_bytes(profile, context) == pytest.approx(found.output_bytes, abs=0.01 * MIB)
 

@@ -12,7 +12,7 @@ from tokenmill.launch.binding import HOST_TIERS
 from tokenmill.model.profile import TensorClass
 from tokenmill.planner.compute_graph.allocator import buffer_bytes
 from tokenmill.planner.compute_graph.engines import TRAITS
-from tokenmill.planner.compute_graph.llama_cpp import draw
+from tokenmill.planner.compute_graph.llama_cpp import build_graph
 from tokenmill.planner.memory.kv_cells import context_of, largest_batch
 from tokenmill.planner.plan import Plan
 from tokenmill.units import format_bytes
@@ -38,7 +38,7 @@ def compute_as_asked(plan: Plan, tier: str, asked: RequestedContext) -> int | No
     if not on_host and (devices | homes != {device}):
         return None
     context = context_of(plan.settings, unified=asked.unified is not False, outputs=asked.outputs)
-    sketch = draw(plan.profile, largest_batch(plan.profile, context), embed=on_host, head=True)
+    sketch = build_graph(plan.profile, largest_batch(plan.profile, context), embed=on_host, head=True)
     return buffer_bytes(sketch.steps)
 
 

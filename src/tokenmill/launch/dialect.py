@@ -9,7 +9,7 @@ from tokenmill.launch.layers import gpu_order, layer_flags
 from tokenmill.launch.tensor_patterns import patterns
 from tokenmill.planner.placement import usable_gpus
 from tokenmill.planner.plan import Command, Plan
-from tokenmill.planner.speed.offload import set_rows
+from tokenmill.planner.speed.offload import choose_min_batch
 from tokenmill.units import MIB
 
 DEVICE_NAMES = {"nvidia": "CUDA", "amd": "ROCm", "intel": "SYCL"}
@@ -141,7 +141,7 @@ def visible_gpus(plan: Plan) -> dict[str, str]:
 
 def offload_floor(plan: Plan) -> int | None:
     """The plan's threshold for moving host products to the GPU, see `planner.speed.offload`; None: not set."""
-    return set_rows(plan.machine, plan.profile, plan.settings, plan.placement, plan.settings.offload_min_batch)
+    return choose_min_batch(plan.machine, plan.profile, plan.settings, plan.placement, plan.settings.offload_min_batch)
 
 
 def _used_gpu_tiers(plan: Plan) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """Changes that make a plan fit, cheapest first.
 
-Tries the mildest value of every knob, then the next one; combines two knobs where no single one suffices.
+Tries the mildest change of every setting, then the next; combines two settings if no single one suffices.
 """
 
 from collections import deque
@@ -18,15 +18,15 @@ from tokenmill.planner.plan import Change, Ledger, Plan, Settings
 from tokenmill.planner.speed.forecast import decode_speed
 from tokenmill.units import format_bytes
 
-MOST_CHANGES = 3
-SHORTEST_CONTEXT = 4096
+MAX_CHANGES = 3
+MIN_CONTEXT = 4096
 Alternatives = Iterable[tuple[str, Profile]]
-"""Smaller quantisations of the same model, by name; called only when the requested one does not fit."""
+"""Names and profiles of smaller quantisations of the model; iterated only if the requested one does not fit."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A new value for one knob, or for each of two."""
+    """A new value of one setting, or of two."""
 
     what: str
     cost: float  # loss of usefulness: 0 none, 1 everything
@@ -40,8 +40,8 @@ _Fits = Callable[[Iterable[_Step]], Change | None]
 def changes_that_fit(
     machine: Machine, profile: Profile, goal: Goal, plan: Plan, alternatives: Alternatives
 ) -> Iterator[Change]:
-    """Yield at most three changes that make the plan fit, cheapest first."""
-    cheap = list(_knobs(goal, plan.settings, profile))
+    """Yield at most `MAX_CHANGES` changes that make the plan fit, cheapest first."""
+    cheap = list(_settings_steps(goal, plan.settings, profile))
     smaller = list[_Step]()
 
     def quants() -> Iterator[_Step]:
@@ -51,24 +51,24 @@ def changes_that_fit(
 
     disk = [] if goal.allow_disk else [[_Step("--allow-disk", 0.95, profile, {"allow_disk": True})]]
     fits = partial(_fitting, machine, goal)
-    found = list(islice(_in_turn([iter(knob) for knob in (*cheap, quants(), *disk)], fits), MOST_CHANGES))
-    found = found or list(islice(filter(None, map(fits, _pairs([*cheap, smaller], fits))), MOST_CHANGES))
+    found = list(islice(_in_turn([iter(steps) for steps in (*cheap, quants(), *disk)], fits), MAX_CHANGES))
+    found = found or list(islice(filter(None, map(fits, _pairs([*cheap, smaller], fits))), MAX_CHANGES))
     yield from sorted(found, key=lambda change: change.cost)
 
 
-def _in_turn(knobs: list[Iterator[_Step]], fits: _Fits) -> Iterator[Change]:
-    """Yield the steps that fit, round-robin: the mildest step of every knob, then the next."""
-    waiting = deque(knobs)
+def _in_turn(sources: list[Iterator[_Step]], fits: _Fits) -> Iterator[Change]:
+    """Yield the steps that fit, round-robin: the mildest step of every setting, then the next."""
+    waiting = deque(sources)
     while waiting:
-        knob = waiting.popleft()
-        change = fits(knob)
+        steps = waiting.popleft()
+        change = fits(steps)
         if change is not None:
             yield change
-            waiting.append(knob)  # resumes after this step
+            waiting.append(steps)  # resumes after this step
 
 
 def _fitting(machine: Machine, goal: Goal, steps: Iterable[_Step]) -> Change | None:
-    """The first step that fits; None if none does."""
+    """The first step that fits, as a change; None if no step fits."""
     for step in steps:
         draft = make_draft(machine, step.profile, replace(goal, **step.changed), None, even=False)
         if not draft.shortfalls:
@@ -76,8 +76,8 @@ def _fitting(machine: Machine, goal: Goal, steps: Iterable[_Step]) -> Change | N
     return None
 
 
-def _knobs(goal: Goal, settings: Settings, profile: Profile) -> Iterator[list[_Step]]:
-    """The values of every knob except the model's, mildest first; knobs in order of cost."""
+def _settings_steps(goal: Goal, settings: Settings, profile: Profile) -> Iterator[list[_Step]]:
+    """The steps of every setting, mildest first; settings in order of cost."""
     if settings.repack:
         yield [_Step("--no-repack", 0.03, profile, {"repack": False})]
     sizes = [size for size in (256, 128) if size < settings.ubatch]
@@ -92,23 +92,20 @@ def _knobs(goal: Goal, settings: Settings, profile: Profile) -> Iterator[list[_S
     yield [_Step(f"--sequences {count}", 0.3, profile, {"sequences": count}) for count in counts]
     lengths = [settings.context >> halvings for halvings in range(1, settings.context.bit_length())]
     yield [
-        _Step(f"--context {length}", 0.4, profile, {"context": length})
-        for length in lengths
-        if length >= SHORTEST_CONTEXT
+        _Step(f"--context {length}", 0.4, profile, {"context": length}) for length in lengths if length >= MIN_CONTEXT
     ]
 
 
-def _pairs(knobs: list[list[_Step]], fits: _Fits) -> Iterator[list[_Step]]:
-    """Pairs of knobs that fit when both are turned fully: the first fully, the second step by step."""
-    turned = [knob for knob in knobs if knob]
-    for first, second in combinations(turned, 2):
+def _pairs(sources: list[list[_Step]], fits: _Fits) -> Iterator[list[_Step]]:
+    """Pairs of settings that fit at their last steps: the first at its last step, the second step by step."""
+    for first, second in combinations(filter(None, sources), 2):
         steps = [_joined(first[-1], step) for step in second]
         if fits(steps[-1:]) is not None:
             yield steps
 
 
 def _joined(one: _Step, other: _Step) -> _Step:
-    """Both steps combined, with the model of `other`: quantisations are always the last knob."""
+    """Both steps combined, with the model of `other`, because quantisations always come last."""
     cost = min(1.0, one.cost + other.cost)
     return _Step(f"{one.what} and {other.what}", cost, other.profile, one.changed | other.changed)
 
@@ -116,7 +113,7 @@ def _joined(one: _Step, other: _Step) -> _Step:
 def _effect(machine: Machine, profile: Profile, draft: PlanDraft) -> str:
     speed = decode_speed(machine, profile, draft.settings, draft.placement, depth=0)
     words = f"weights {format_bytes(profile.bytes)}, KV {format_bytes(_item(draft.ledger, 'kv'))}"
-    return words if speed is None else f"{words}, {speed.tok_s:.3g} tok/s forecast"
+    return words if speed is None else f"{words}, {speed.tok_s:.3g} tok/s predicted"
 
 
 def _item(found: Ledger, item: str) -> int:

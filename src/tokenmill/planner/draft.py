@@ -1,4 +1,4 @@
-"""Drafts one candidate to run a model: settings, placement and ledger, without a forecast."""
+"""Drafts one candidate plan: settings, placement and ledger, without a forecast."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from tokenmill.planner.memory.ledger import ledger
 from tokenmill.planner.placement import assemble, host_tier, spill, usable_gpus
 from tokenmill.planner.plan import Decision, Ledger, Placement, Settings, Shortfall
 from tokenmill.planner.settings import choose_settings
-from tokenmill.planner.speed.offload import left_to_cards, set_rows
+from tokenmill.planner.speed.offload import choose_min_batch, offloaded_decode
 from tokenmill.planner.split import Layer, split
 from tokenmill.units import format_bytes
 
@@ -36,8 +36,8 @@ def make_draft(
 ) -> PlanDraft:
     """Draft a plan for one goal.
 
-    With `placement` given, only its bytes are counted. Without `even`, the search for a placement is faster and fills
-    the GPUs less evenly.
+    A given `placement` is kept and only its bytes are counted. With `even=False` the search for a placement is faster
+    but fills the GPUs less evenly.
     """
     gpus = usable_gpus(machine, goal)
     settings, decisions = choose_settings(machine, profile, goal, with_gpu=bool(gpus))
@@ -54,49 +54,51 @@ def make_draft(
     found = ledger(machine, costs, placement, goal)
     placement, found = _spilled(machine, costs, placement, goal, found)
     if not given or goal.offload_min_batch is not None:  # an existing placement is run with its own environment
-        rows = set_rows(machine, profile, settings, placement, goal.offload_min_batch)
+        rows = choose_min_batch(machine, profile, settings, placement, goal.offload_min_batch)
         settings = replace(settings, offload_min_batch=rows)
-        decisions = (*decisions, *_moved(machine, profile, settings, placement))
+        decisions = (*decisions, *_offload_decision(machine, profile, settings, placement))
     return PlanDraft(settings, placement, found, decisions, tuple(_shortfalls(machine, found)))
 
 
-def _moved(machine: Machine, profile: Profile, settings: Settings, placement: Placement) -> Iterator[Decision]:
-    """Why decoding copies experts from host memory to the GPU, if it does."""
-    found = left_to_cards(machine, profile, settings, placement)
+def _offload_decision(
+    machine: Machine, profile: Profile, settings: Settings, placement: Placement
+) -> Iterator[Decision]:
+    """The decision that decoding copies host experts to the GPU, if it does."""
+    found = offloaded_decode(machine, profile, settings, placement)
     if found is not None:
         yield Decision(
             "decoding",
             "experts copied to the GPU in every step",
-            f"{settings.sequences} sequences at once: {found.moved_tok_s:.3g} tok/s forecast so, "
-            f"{found.processors_tok_s:.3g} on the processors",
+            f"{found.gpu_tok_s:.3g} tok/s predicted for {settings.sequences} sequences, "
+            f"{found.cpu_tok_s:.3g} if the CPU computes the experts",
         )
 
 
 def _vllm_draft(
     machine: Machine, profile: Profile, goal: Goal, settings: Settings, decisions: tuple[Decision, ...]
 ) -> PlanDraft:
-    """vLLM's draft: it fills its share of the GPUs, so the number of tokens that fit is the result."""
+    """Draft a vLLM plan: vLLM fills its share of the GPUs, so the number of KV tokens is a result."""
     gpus = usable_gpus(machine, goal)
     if max(1, len(gpus)) < goal.tensor_parallel:
         raise UsageError(
-            f"vLLM needs {goal.tensor_parallel} of the GPUs that may be used, and there are {len(gpus)}",
+            f"--tensor-parallel {goal.tensor_parallel} needs {goal.tensor_parallel} GPUs, and {len(gpus)} can be used",
             hint=f"--tensor-parallel {max(1, len(gpus))}",
         )
     if profile.heads and profile.heads % goal.tensor_parallel:
         raise UsageError(
-            f"vLLM cannot split the {profile.heads} heads of {profile.name} over {goal.tensor_parallel} GPUs",
+            f"vLLM cannot split the {profile.heads} attention heads of {profile.name} over {goal.tensor_parallel} GPUs",
             hint="--tensor-parallel 1, 2, 4 or 8",
         )
     placement, found, tokens = vllm.place(machine, profile, settings, goal)
     needed = round(vllm.bytes_per_token(profile, settings) * settings.cells)
-    why = f"{settings.gpu_memory_utilization:.0%} of each GPU less weights and activations, in blocks of {vllm.BLOCK}"
+    why = f"{settings.gpu_memory_utilization:.0%} of each GPU minus weights and activations, in blocks of {vllm.BLOCK}"
     if not gpus:
-        why = f"what {settings.sequences} x {settings.context} tokens need, in blocks of {vllm.CPU_BLOCK}"
+        why = f"{settings.sequences} sequences of {settings.context} tokens, in blocks of {vllm.CPU_BLOCK}"
     decisions = (*decisions, Decision("kv tokens", str(tokens), why))
     shortfalls = list(_shortfalls(machine, found))
-    room = sum(row.bytes for row in found.full_context if row.item == "kv")
+    available = sum(row.bytes for row in found.full_context if row.item == "kv")
     if tokens < settings.cells and not shortfalls:
-        shortfalls.append(Shortfall(gpus[0], needed, min(room, needed - 1), "full_context"))
+        shortfalls.append(Shortfall(gpus[0], needed, min(available, needed - 1), "full_context"))
     return PlanDraft(settings, placement, found, decisions, tuple(shortfalls))
 
 
@@ -106,7 +108,7 @@ def _place(
     host = host_tier(machine)
     count = profile.layers
     if not gpus:
-        why = "--cpu-only" if goal.cpu_only else "no GPU may be used" if machine.gpus else "the machine has no GPU"
+        why = "--cpu-only" if goal.cpu_only else "the goal allows no GPU" if machine.gpus else "the machine has no GPU"
         return assemble(profile, host, [host] * count, host, frozenset()), (
             Decision("placement", f"all in {host}", why),
         )
@@ -114,7 +116,7 @@ def _place(
         return _own_fit(machine, goal, costs, gpus)
     layers = [Layer(costs.base(index), costs.experts(index)) for index in range(count)]
     every = range(count)
-    beside = {
+    overhead = {
         (head, staged): max(costs.runtime(len(gpus), machine.capability(gpu)) for gpu in gpus)
         + costs.growth(every)
         + costs.compute(every, head=head)
@@ -123,12 +125,14 @@ def _place(
         for head in (False, True)
         for staged in (False, True)
     }
-    room = [max(0, capacity(machine, gpu) - goal.gpu_margin_bytes) for gpu in gpus]
-    found = split(layers, room, lambda _card, head, staged: beside[head, staged], even=even)
+    available = [max(0, capacity(machine, gpu) - goal.gpu_margin_bytes) for gpu in gpus]
+    found = split(layers, available, lambda _card, head, staged: overhead[head, staged], even=even)
     if found.first:
         # Large batches of host layers are computed on the first GPU.
         lent = costs.lent(range(found.first))
-        found = split(layers, room, lambda card, head, staged: beside[head, staged] + (0 if card else lent), even=even)
+        found = split(
+            layers, available, lambda card, head, staged: overhead[head, staged] + (0 if card else lent), even=even
+        )
     devices = [host] * found.first
     resident: set[int] = set()
     for gpu, share in zip(gpus, found.shares, strict=True):
@@ -142,24 +146,26 @@ def _place(
 def _own_fit(
     machine: Machine, goal: Goal, costs: MemoryCosts, gpus: tuple[str, ...]
 ) -> tuple[Placement, tuple[Decision, ...]]:
-    """The engine's own automatic placement; known only for ik_llama.cpp."""
+    """The placement by the engine's own `--fit`; raises `UsageError` for engines other than ik_llama.cpp."""
     if not isinstance(costs, IkCosts):
         raise UsageError(
-            f"the own fit of {goal.engine} is not known here", hint="leave --own-fit out, or --engine ik_llama"
+            f"--own-fit cannot predict the placement of {goal.engine}", hint="omit it, or use --engine ik_llama"
         )
     sizes = fit_sizes(costs.profile, costs.settings, options=costs.options)
     free = [free_at_start(capacity(machine, gpu)) for gpu in gpus]
     found = own_fit(sizes, free, goal.fit_margin_bytes, options=costs.options)
-    if found.gives_up:
-        names = ", ".join(gpus[index] for index in found.gives_up)
+    if found.too_small:
+        names = ", ".join(gpus[index] for index in found.too_small)
         raise UsageError(
-            f"ik_llama.cpp's own fit refuses to start: {names} cannot hold their layers without experts",
-            hint="a smaller --fit-margin, a smaller --context, or no --own-fit",
+            f"ik_llama.cpp's --fit would refuse to start: the layers of {names} do not fit even without experts",
+            hint="use a smaller --fit-margin or --context, or omit --own-fit",
         )
     host = host_tier(machine)
     devices = [host if index is None else gpus[index] for index in found.layers]
     resident = frozenset(layer for held in found.experts for layer in held)
-    reason = "ik_llama.cpp deals whole layers out by free memory less its margin, then drops experts from the end"
+    reason = (
+        "ik_llama.cpp divides layers by free memory, then moves experts to the host until they fit, last layers first"
+    )
     return assemble(costs.profile, host, devices, gpus[found.head], resident), (
         Decision("placement", "the engine's own --fit", reason),
     )
@@ -167,14 +173,15 @@ def _own_fit(
 
 def _placement_reason(profile: Profile, first: int, held: int, host: str) -> Decision:
     having = sum(1 for layer in range(profile.layers) if _has_experts(profile, layer))
-    parts = [f"layers {first}-{profile.layers - 1} on GPUs" if first else "every layer's attention on GPUs"]
+    every = "attention of all layers on GPUs" if having else "all layers on GPUs"
+    parts = [f"layers {first}-{profile.layers - 1} on GPUs" if first else every]
+    reason = "the GPUs hold the whole model"
     if having:
-        parts.append(f"experts of {held} of {having} layers too, the others in {host}")
-    reason = "experts are read sparsely, everything else at every token: what is read most goes to the fastest memory"
+        parts.append(f"experts of {held} of {having} layers on GPUs, the others in {host}")
+    if held < having:
+        reason = "a token reads few of the experts but all other weights, so those go to the fastest memory first"
     if first:
-        reason = (
-            f"the GPUs cannot hold the attention of more than {profile.layers - first} layers with cache and buffers"
-        )
+        reason = f"the GPUs hold the attention, KV cache and buffers of at most {profile.layers - first} layers"
     return Decision("placement", "; ".join(parts), reason)
 
 
@@ -185,13 +192,13 @@ def _has_experts(profile: Profile, layer: int) -> bool:
 def _layout(
     machine: Machine, costs: MemoryCosts, placement: Placement, goal: Goal
 ) -> tuple[Settings, tuple[Decision, ...]]:
-    """Choose mmap and repacking so that only one copy of the weights is kept where two do not fit."""
+    """Choose mmap and repacking; keep only one copy of the weights if two do not fit."""
     settings = costs.settings
     if goal.mmap is not None and goal.repack is not None:
         return settings, ()
     decisions = []
     host = host_tier(machine)
-    room = capacity(machine, host)
+    available = capacity(machine, host)
     mapped = replace(settings, mmap=True if goal.mmap is None else goal.mmap)
     is_open = goal.mmap is None and settings.repack
 
@@ -200,22 +207,27 @@ def _layout(
 
     if goal.mmap is None and costs.moves_to_gpu and _streams(costs, placement):
         read = replace(settings, mmap=False)
-        if peak(read) <= room:
-            reason = "experts cross PCIe several times faster from pinned memory than from a mapped file"
+        if peak(read) <= available:
+            reason = "experts are copied to the GPU several times faster from pinned memory than from a mapped file"
             return read, (Decision("mmap", "off", reason),)
     total = peak(mapped)
-    if total <= room:
+    if total <= available:
         settings = mapped
         if goal.mmap is None:
-            decisions.append(Decision("mmap", "on", "the file's pages survive a restart, so the next load is warm"))
-    elif is_open and goal.repack is None and _beyond_host(machine, goal) and peak(replace(settings, mmap=False)) > room:
+            decisions.append(Decision("mmap", "on", "the file stays in the page cache, so the next load is faster"))
+    elif (
+        is_open
+        and goal.repack is None
+        and _slower_tiers(machine, goal)
+        and peak(replace(settings, mmap=False)) > available
+    ):
         settings = replace(mapped, repack=False)
-        reason = f"what {host} cannot hold is read from the mapped file, and that cannot be rewritten"
+        reason = f"weights that exceed {host} are read from the mapped file, which cannot be repacked"
         decisions.append(Decision("repack", "off", reason))
     elif is_open:
         settings = replace(settings, mmap=False)
         decisions.append(
-            Decision("mmap", "off", f"mapped and repacked weights together need {format_bytes(total)} in {host}")
+            Decision("mmap", "off", f"mapped file and repacked copy together need {format_bytes(total)} of {host}")
         )
     return settings, tuple(decisions)
 
@@ -249,26 +261,26 @@ def _spilled(
     over = found.needed(host, "load_peak") - capacity(machine, host)
     if over <= 0:
         return placement, found
-    further = _beyond_host(machine, goal)
-    if not further or not costs.settings.mmap:
+    slower = _slower_tiers(machine, goal)
+    if not slower or not costs.settings.mmap:
         return placement, found
-    moved = spill(costs.profile, placement, host, over, [(name, capacity(machine, name)) for name in further])
+    moved = spill(costs.profile, placement, host, over, [(name, capacity(machine, name)) for name in slower])
     return moved, ledger(machine, costs, moved, goal)
 
 
-def _beyond_host(machine: Machine, goal: Goal) -> list[str]:
-    """Slower memories from which a mapped file is read in place: PMem with a file system, then disk."""
+def _slower_tiers(machine: Machine, goal: Goal) -> list[str]:
+    """Tiers from which a mapped file is read in place: PMem with a file system, then disk if the goal allows it."""
     host = host_tier(machine)
-    further = [tier.name for tier in machine.tiers() if tier.kind == "pmem" and tier.name != host]
-    return [*further, "disk"] if goal.allow_disk and machine.disk is not None else further
+    pmem = [tier.name for tier in machine.tiers() if tier.kind == "pmem" and tier.name != host]
+    return [*pmem, "disk"] if goal.allow_disk and machine.disk is not None else pmem
 
 
 def _shortfalls(machine: Machine, found: Ledger) -> Iterator[Shortfall]:
     moments: tuple[Literal["load_peak", "full_context"], ...] = ("load_peak", "full_context")
     for tier in machine.tiers():
-        room = capacity(machine, tier.name)
+        available = capacity(machine, tier.name)
         for moment in moments:
             needed = found.needed(tier.name, moment)
-            if needed > room:
-                yield Shortfall(tier.name, needed, room, moment)
+            if needed > available:
+                yield Shortfall(tier.name, needed, available, moment)
                 break

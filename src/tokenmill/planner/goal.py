@@ -1,4 +1,4 @@
-"""What the user wants of a model on a machine. The planner chooses every field that is None and records why."""
+"""The requirements of a plan. The planner chooses a value for every field that is None and records the reason."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,8 +9,9 @@ from tokenmill.units import GIB, MIB
 DialectName = Literal[
     "llama.cpp", "llama.cpp-2025", "ik_llama", "ik_llama-2026-04", "ik_llama-2026-03", "ik_llama-2025", "vllm"
 ]
-"""Engines as the planner distinguishes them; no date means the current version. llama.cpp-2025 stored K and V of a
-latent cache separately; ik_llama.cpp's `--fit` came in March 2026 and stopped counting its compute buffer in April.
+"""Engines and the versions that the planner distinguishes; a name without a date is the current version.
+llama.cpp-2025 stored K and V of a latent cache separately; ik_llama.cpp added `--fit` in March 2026, and since April it
+no longer counts the compute buffer.
 """
 
 
@@ -37,18 +38,18 @@ class Goal:
     mlock: bool = False
     repack: bool | None = None
     flash_attention: bool = True
-    allow_disk: bool = False  # experts that exceed all memory may stay on disk, read at every use
+    allow_disk: bool = False  # experts that exceed all memory may stay on disk and are read from there at every use
     own_fit: bool = False  # let the engine place layers by its own rule
     fit_margin_bytes: tuple[int, ...] = ()  # margin of `own_fit`: one value, or one per GPU
     ik: IkOptions | None = None  # ik_llama.cpp's options; None: the defaults of its version
     moe_cache_bytes: int = 0  # device cache for host experts, if the build supports it
     full_windows: bool = False  # sliding windows keep the whole context so that sequences can share it
-    unified: bool | None = None  # one cache for all sequences; None: only where sliding windows are shared
+    unified: bool | None = None  # one cache for all sequences; None: only with one sequence or `full_windows`
     offload_min_batch: int | None = None  # rows from which llama.cpp moves products with host experts to the GPU
-    output_rows: int | None = None  # rows of logits kept concurrently; None: a whole micro-batch (safe upper bound)
+    output_rows: int | None = None  # rows of logits per micro-batch; None: every token of it (upper bound)
     gpu_memory_utilization: float = 0.9  # vLLM
     tensor_parallel: int = 1  # vLLM
 
 
 OS_RESERVE_BYTES = 4 * GIB  # kernel, page tables of a mapped model, shells and services of an idle server
-OS_RESERVE_SHARE = 0.05  # upper limit on small machines, as a share of memory
+OS_RESERVE_SHARE = 0.05  # the reserve is never more than this share of memory

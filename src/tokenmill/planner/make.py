@@ -1,7 +1,7 @@
 """`make(machine, profile, goal)` returns a `Plan`. Pure.
 
-Memory comes first: the first context and cache type that fit. Then the micro-batch and the number of sequences are
-chosen by forecast speed. Every choice that the goal left open is recorded with its reason.
+It takes the first context and cache type that fit in memory, then the micro-batch and number of sequences with the
+best predicted speed. Every choice that the goal leaves open is recorded as a `Decision` with its reason.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,10 +20,10 @@ from tokenmill.planner.speed.calibration import Calibration
 from tokenmill.planner.speed.forecast import decode_speed, forecast, prefill_speed
 from tokenmill.units import format_bytes, format_gb_s
 
-UBATCHES = (512, 1024, 2048, 4096, 256, 128)  # the engines' default first
-SEQUENCES = (1, 2, 4, 8, 16)  # more trigger the offload cliff of engines that keep experts on the host
+UBATCHES = (512, 1024, 2048, 4096, 256, 128)  # candidates, in order of preference; 512 is the engines' default
+SEQUENCES = (1, 2, 4, 8, 16)  # candidates; with more, engines start to copy host experts to the GPU in every step
 JOB_PROMPT, JOB_OUTPUT = 4096, 512  # reference job for comparing settings: a document in, a page out
-WORTH = 1.03  # a setting must be faster by this factor to justify its memory
+MIN_SPEEDUP = 1.03  # a setting must be faster by this factor to justify its memory
 
 
 def make(
@@ -35,14 +35,17 @@ def make(
     alternatives: Alternatives = (),
     calibration: Calibration | None = None,
 ) -> Plan:
-    """Plan a model on a machine; with `placement` given, only count its bytes.
+    """Plan a model on a machine; a given `placement` is kept and only its bytes are counted.
 
-    `calibration` corrects the forecast by this machine's recorded runs. Raises `UsageError` for a missing GPU.
+    `alternatives` are smaller quantisations to suggest if the plan does not fit. `calibration` corrects the forecast by
+    this machine's recorded runs. Raises `UsageError` for a missing GPU.
     """
-    absent = sorted(set(goal.gpus or ()) - {gpu.index for gpu in machine.gpus})
-    if absent and not goal.cpu_only:
-        there = ", ".join(str(gpu.index) for gpu in machine.gpus) or "none"
-        raise UsageError(f"{machine.name} has no GPU {', '.join(map(str, absent))}", hint=f"its GPUs: {there}")
+    missing = sorted(set(goal.gpus or ()) - {gpu.index for gpu in machine.gpus})
+    if missing and not goal.cpu_only:
+        available = ", ".join(str(gpu.index) for gpu in machine.gpus) or "none"
+        raise UsageError(
+            f"{machine.name} has no GPU {', '.join(map(str, missing))}", hint=f"available GPUs: {available}"
+        )
     best = _choose(machine, profile, goal, placement, calibration)
     plan = _finished(machine, profile, goal, best, calibration)
     if plan.fits:
@@ -66,13 +69,13 @@ def _choose(
         fitting = [draft for draft in drafts if not draft.shortfalls]
         if not fitting:
             continue
-        best = _soonest(machine, profile, fitting, calibration)
+        best = _fastest(machine, profile, fitting, calibration)
         settled = replace(asked, ubatch=best.settings.ubatch)
         sequences, why = _sequences(machine, profile, settled, placement, calibration)
         draft = make_draft(machine, profile, replace(settled, sequences=sequences), placement)
         size = () if goal.ubatch is not None else (_ubatch_reason(machine, profile, draft, calibration),)
         return replace(draft, decisions=(*draft.decisions, *reasons, *size, *why))
-    assert first is not None  # noqa: S101  there is always something to try
+    assert first is not None  # noqa: S101  there is always an option
     return first
 
 
@@ -85,10 +88,12 @@ def _memory_options(profile: Profile, goal: Goal) -> Iterator[tuple[Goal, tuple[
         for kind in ("f16", "q8_0") if open_type else (goal.cache_type_k,):
             reasons = []
             if goal.context is None:
-                why = "where batch work lives; --context asks for more" if context == longest else "longer does not fit"
-                reasons.append(Decision("context", str(context), why))
+                why = "the default" if context == DEFAULT_CONTEXT else "the longest that the model was trained for"
+                if context < longest:
+                    why = f"{2 * context} tokens do not fit in memory"
+                reasons.append(Decision("context", str(context), f"{why}; set another with --context"))
             if open_type:
-                why = "exact, and it fits" if kind == "f16" else "half the size of f16, which does not fit"
+                why = "full precision fits" if kind == "f16" else "f16 does not fit; q8_0 needs half its memory"
                 reasons.append(Decision("cache type", str(kind), why))
             asked = replace(goal, context=context)
             yield replace(asked, cache_type_k=kind, cache_type_v=kind) if open_type else asked, tuple(reasons)
@@ -97,19 +102,19 @@ def _memory_options(profile: Profile, goal: Goal) -> Iterator[tuple[Goal, tuple[
 def _ubatches(goal: Goal) -> tuple[int, ...]:
     if goal.ubatch is not None:
         return (goal.ubatch,)
-    most = min(goal.context or DEFAULT_CONTEXT, goal.batch or max(UBATCHES))
-    return tuple(size for size in UBATCHES if size <= most) or (most,)
+    largest = min(goal.context or DEFAULT_CONTEXT, goal.batch or max(UBATCHES))
+    return tuple(size for size in UBATCHES if size <= largest) or (largest,)
 
 
-def _soonest(
+def _fastest(
     machine: Machine, profile: Profile, drafts: Sequence[PlanDraft], calibration: Calibration | None
 ) -> PlanDraft:
-    """The draft that finishes the reference job first; an earlier one if the gain does not justify the memory."""
+    """The draft that finishes the reference job first; a later draft must be faster by `MIN_SPEEDUP`."""
     best = drafts[0]
     least = _job_seconds(machine, profile, drafts[0], calibration)
     for draft in drafts[1:]:
         seconds = _job_seconds(machine, profile, draft, calibration)
-        if seconds is not None and least is not None and seconds * WORTH < least:
+        if seconds is not None and least is not None and seconds * MIN_SPEEDUP < least:
             best = draft
             least = seconds
     return best
@@ -118,11 +123,11 @@ def _soonest(
 def _sequences(
     machine: Machine, profile: Profile, goal: Goal, placement: Placement | None, calibration: Calibration | None
 ) -> tuple[int, tuple[Decision, ...]]:
-    """The largest number of sequences whose last doubling adds a tenth and displaces no expert layer."""
+    """Double the number of sequences while that adds 10 % to the speed and moves no experts off the GPUs."""
     if goal.sequences is not None or goal.engine == "vllm":
         return goal.sequences or 1, ()
     chosen = 1
-    most = 0
+    most_held = 0
     rates = dict[int, float]()
     for count in SEQUENCES:
         draft = make_draft(machine, profile, replace(goal, sequences=count), placement, even=False)
@@ -131,14 +136,16 @@ def _sequences(
             machine, profile, draft.settings, draft.placement, depth=depth, sequences=count, calibration=calibration
         )
         held = sum(home.startswith("gpu") for home in draft.placement.homes)
-        if speed is None or draft.shortfalls or (rates and (held < most or speed.tok_s < 1.1 * rates[chosen])):
+        if speed is None or draft.shortfalls or (rates and (held < most_held or speed.tok_s < 1.1 * rates[chosen])):
             break
-        most = max(most, held)
+        most_held = max(most_held, held)
         chosen, rates[count] = count, speed.tok_s
     if not rates:
-        return 1, (Decision("sequences", "1", "the forecast cannot tell whether more would pay"),)
-    why = f"{rates[chosen]:.3g} tok/s together" + (f", one alone {rates[1]:.3g}" if chosen > 1 else "")
-    return chosen, (Decision("sequences", str(chosen), f"{why}; twice as many add less than a tenth or do not fit"),)
+        return 1, (Decision("sequences", "1", "no decode forecast to compare others; set it with --sequences"),)
+    why = f"{rates[chosen]:.3g} tok/s in total" + (f", {rates[1]:.3g} with one sequence" if chosen > 1 else "")
+    if chosen < SEQUENCES[-1]:
+        why += f"; {2 * chosen} add less than 10 % or do not fit"
+    return chosen, (Decision("sequences", str(chosen), why),)
 
 
 def _job_seconds(machine: Machine, profile: Profile, draft: PlanDraft, calibration: Calibration | None) -> float | None:
@@ -155,9 +162,9 @@ def _job_seconds(machine: Machine, profile: Profile, draft: PlanDraft, calibrati
 def _ubatch_reason(machine: Machine, profile: Profile, draft: PlanDraft, calibration: Calibration | None) -> Decision:
     ubatch = draft.settings.ubatch
     seconds = _job_seconds(machine, profile, draft, calibration)
-    reason = "the engine's default; the forecast cannot tell a better one here"
+    reason = "the engine's default; no forecast to compare other sizes"
     if seconds is not None:
-        reason = f"does a job of {JOB_PROMPT} tokens in and {JOB_OUTPUT} out soonest: {seconds:.0f} s forecast"
+        reason = f"fastest for {JOB_PROMPT} prompt and {JOB_OUTPUT} output tokens: {seconds:.0f} s predicted"
     return Decision("ubatch", str(ubatch), reason)
 
 
@@ -185,7 +192,9 @@ def _corrections(calibration: Calibration | None) -> Iterator[Decision]:
     if calibration is None:
         return
     for tier, rate in calibration.tier_gb_s.items():
-        yield Decision(f"{tier} rate", format_gb_s(rate), "what decoding on this machine has shown; it states none")
+        yield Decision(
+            f"{tier} rate", format_gb_s(rate), "reached while decoding; measure it with tokenmill probe --measure"
+        )
     for kind, correction in (("decode", calibration.decode), ("prefill", calibration.prefill)):
         if correction is not None:
             yield Decision(f"{kind} forecast", f"times {1 / correction.factor:.2f}", correction.grounds)
@@ -196,15 +205,15 @@ def _warnings(machine: Machine, draft: PlanDraft) -> Iterator[str]:
         tier = next(tier for tier in machine.tiers() if tier.name == row.tier)
         if draft.ledger.total(row.tier) > (tier.capacity_bytes or 0):
             yield (
-                f"{format_bytes(row.bytes)} of the mapped file do not fit in {row.tier} with their repacked copies:"
-                " they are dropped, and read again at every start"
+                f"{row.tier} cannot keep {format_bytes(row.bytes)} of the mapped file next to the repacked copy:"
+                " every start reads them from disk again; --no-repack avoids the copy"
             )
     if any(home == "disk" for home in draft.placement.homes):
-        yield "experts are read from disk at every token: expect the disk's speed, not the memory's"
+        yield "some experts stay on disk, so decoding runs at the disk's speed; a smaller quantisation avoids that"
     if host_tier(machine) != "pmem" and any(home == "pmem" for home in draft.placement.homes):
         spaces = machine.pmem.namespaces if machine.pmem else ()
-        mounts = ", ".join(space.mount for space in spaces if space.mount) or "a DAX file system on it"
-        yield f"experts are read from persistent memory in place: the model file must lie there ({mounts})"
+        mounts = ", ".join(space.mount for space in spaces if space.mount) or "a DAX file system there"
+        yield f"some experts are read from persistent memory in place: put the model file on {mounts}"
     for tier in machine.tiers():
         if tier.capacity_bytes is None and tier.kind != "disk":
-            yield f"the size of {tier.name} is unknown: it counts as nothing"
+            yield f"the size of {tier.name} is unknown and counts as 0; state it in the machine file"

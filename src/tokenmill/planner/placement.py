@@ -46,7 +46,7 @@ def _home(tensor: Tensor, host: str, layers: Sequence[str], head: str, resident:
     if tensor.layer is None:
         return head
     if tensor.layer >= len(layers):
-        return host  # multi-token prediction is not used
+        return host  # multi-token prediction layers are not used
     if tensor.cls is EXPERTS and tensor.layer not in resident:
         return host
     return layers[tensor.layer]
@@ -55,36 +55,36 @@ def _home(tensor: Tensor, host: str, layers: Sequence[str], head: str, resident:
 def spill(
     profile: Profile, placement: Placement, host: str, over_bytes: int, tiers: Sequence[tuple[str, int]]
 ) -> Placement:
-    """Move `over_bytes` of whole layers' host experts, last layers first, to `tiers` (name, free bytes)."""
+    """Move at least `over_bytes` of host experts, whole layers, last first, to `tiers` (name, free bytes)."""
     homes = list(placement.homes)
     groups: dict[int, list[int]] = {}
     for index, tensor in enumerate(profile.tensors):
         if tensor.cls is EXPERTS and tensor.layer is not None and homes[index] == host:
             groups.setdefault(tensor.layer, []).append(index)
-    room = dict(tiers)
+    free = dict(tiers)
     for layer in sorted(groups, reverse=True):
         if over_bytes <= 0:
             break
         size = sum(profile.tensors[index].bytes for index in groups[layer])
-        target = next((name for name, left in room.items() if left >= size), None)
+        target = next((name for name, left in free.items() if left >= size), None)
         if target is None:
             break
         for index in groups[layer]:
             homes[index] = target
-        room[target] -= size
+        free[target] -= size
         over_bytes -= size
     return Placement(tuple(homes), placement.layers, placement.head)
 
 
 UNKNOWN = "plan"
-"""Fingerprint of CPU-only placements, and of old records that did not store a placement."""
+"""Fingerprint of CPU-only placements and of old records without a placement."""
 
 STEP = 10  # percent
 _IDLE = (TensorClass.EMBEDDING, TensorClass.MTP)
 
 
 def fingerprint(profile: Profile, placement: Placement) -> str:
-    """A short name that similar placements share; `UNKNOWN` if no GPU is used."""
+    """A short name shared by similar placements; `UNKNOWN` if no GPU is used."""
     if not placement.gpus:
         return UNKNOWN
     sums: dict[str, Counter[str]] = {"experts": Counter(), "rest": Counter()}

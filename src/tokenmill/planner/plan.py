@@ -1,10 +1,10 @@
-"""The planner's result: placement, memory use, forecast and the reason of every choice.
+"""The planner's result: placement, memory use, forecast and the reason for every choice.
 
-tiers of a machine               what a plan puts there
-  gpu0 gpu1 ...   weights of whole layers, their KV, compute buffers, staging of host experts, runtime
-  dram            experts that no GPU holds, embeddings, repack copies, prompt cache, host buffers, reserve
-  pmem            the same where DRAM is only its cache, or experts beyond DRAM
-  disk            experts beyond all memory, read through the page cache at every use
+tier            contents
+gpu0 gpu1 ...   weights of whole layers, their KV, compute buffers, staging of host experts, runtime
+dram            experts that no GPU holds, embeddings, repack copies, prompt cache, host buffers, reserve
+pmem            the same where DRAM is only its cache, or experts beyond DRAM
+disk            experts beyond all memory, read through the page cache at every use
 """
 
 import re
@@ -25,7 +25,7 @@ Confidence = Literal["measured", "calibrated", "estimated"]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Engine settings: a goal with every choice made."""
+    """Engine settings: a goal without open choices."""
 
     engine: DialectName
     context: int  # tokens per sequence
@@ -44,7 +44,7 @@ class Settings:
     ik: IkOptions | None = None  # ik_llama.cpp only
     moe_cache_bytes: int = 0
     full_windows: bool = False
-    unified: bool = True  # one KV cache for all sequences; False: one each, as llama-server's slots have
+    unified: bool = True  # one KV cache for all sequences; False: one per sequence, the default of llama-server
     offload_min_batch: int | None = None  # GGML_OP_OFFLOAD_MIN_BATCH; None: the engine's default
     output_rows: int | None = None
     gpu_memory_utilization: float = 0.9
@@ -130,7 +130,7 @@ class Command:
 
     argv: tuple[str, ...]
     env: dict[str, str]
-    notes: tuple[str, ...] = ()  # why flags are set or omitted
+    notes: tuple[str, ...] = ()  # reasons why flags are set or omitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +205,8 @@ class Shortfall:
 class Change:
     """A change that makes a plan fit, and its effect."""
 
-    what: str  # for example: context 32768 -> 16384
-    effect: str  # for example: saves 2.1 GiB on gpu0
+    what: str  # for example: --context 16384
+    effect: str  # for example: weights 310 GiB, KV 2.1 GiB, 14.2 tok/s predicted
     cost: float  # loss of usefulness: 0 none, 1 everything; cheapest changes come first
 
 
@@ -267,15 +267,15 @@ class Plan:
 _KINDS = (
     (r"pcie", "copying experts over PCIe", "a wider PCIe link, or GPU memory that holds them"),
     (r"(dram|pmem|disk) ", "reading weights and cache from host memory", "GPU memory, or faster host memory"),
-    (r"processors", "the processors' arithmetic", "more or newer cores, or GPU memory for what they compute"),
-    (r"gpu\d+ (weights|experts|attention)", "the GPUs' own work", "a faster GPU, or a second for a larger share"),
-    (r"", "hops, launches and other fixed costs", "fewer GPUs with more memory each"),
+    (r"processors", "arithmetic on the CPU", "more or newer cores, or GPU memory for the weights they compute with"),
+    (r"gpu\d+ (weights|experts|attention)", "work on the GPUs", "a faster GPU, or one more to hold a larger share"),
+    (r"", "transfers, launches and other fixed costs", "fewer GPUs with more memory each"),
 )
 """(pattern of the term's name, its meaning, what reduces it)."""
 
 
-def to_buy(name: str, speed: Speed) -> str | None:
-    """The largest kind of cost and what would reduce it; None without a forecast."""
+def upgrade_advice(name: str, speed: Speed) -> str | None:
+    """One sentence on the largest kind of cost and the upgrade that reduces it; None without a forecast."""
     total = sum(term.seconds for term in speed.terms)
     if total <= 0:
         return None
@@ -284,4 +284,4 @@ def to_buy(name: str, speed: Speed) -> str | None:
         kind = next(kind for kind in _KINDS if re.match(kind[0], term.name))
         shares[kind] += term.seconds / total
     (_, what, remedy), share = max(shares.items(), key=lambda item: item[1])
-    return f"{share:.0%} of {name} is {what}: what helps most is {remedy}"
+    return f"{share:.0%} of {name} time is {what}; the best upgrade is {remedy}"

@@ -13,7 +13,7 @@ _COLUMNS = ("memory", "weights", "KV", "compute", "other", "used", "of")
 
 
 def as_text(plan: Plan) -> str:
-    """A text of at most 80 columns: facts, a table of memories, and speeds."""
+    """The plan in at most 80 columns: facts, a table of memories, speeds, suggested changes and warnings."""
     lines = [f"{label:<8} {value}" for label, value in _facts(plan)]
     rows = [_COLUMNS, *_memory(plan)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
@@ -79,7 +79,7 @@ def _speeds(plan: Plan) -> Iterator[tuple[str, str]]:
     if forecast.prefill_tok_s is not None:
         yield "prefill", f"{forecast.prefill_tok_s:.3g} tok/s (predicted)"
     if forecast.decode_tok_s is None:
-        yield "speed", "unknown: tokenmill probe --measure measures this machine's memory bandwidth"
+        yield "speed", "unknown; tokenmill probe --measure measures the memory bandwidth of this machine"
 
 
 def _aligned(row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:

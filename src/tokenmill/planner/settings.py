@@ -1,4 +1,4 @@
-"""Chooses the settings that a goal leaves open and that need no placement: context, threads, batches, cache types."""
+"""Chooses the open settings that do not depend on the placement: context, threads, batch sizes, cache types."""
 
 from tokenmill.config import MAX_THREADS
 from tokenmill.errors import UsageError
@@ -14,7 +14,10 @@ DEFAULT_CONTEXT = 32768
 def choose_settings(
     machine: Machine, profile: Profile, goal: Goal, *, with_gpu: bool
 ) -> tuple[Settings, tuple[Decision, ...]]:
-    """Choose all settings except how the weights are held in host memory."""
+    """Choose all settings except mmap and repacking, which depend on the placement.
+
+    Raises `UsageError` for values that the engine or the model does not support.
+    """
     decisions = []
     context = goal.context or min(DEFAULT_CONTEXT, profile.training_context or DEFAULT_CONTEXT)
     if profile.training_context and context > profile.training_context:
@@ -65,7 +68,7 @@ def _check_cache_type(kind: str | None, engine: str) -> None:
     known = [name for name in CACHE_TYPES if (name == "fp8") == (engine == "vllm") or name in ("f16", "bf16")]
     known = [name for name in known if name != "q6_0" or engine.startswith("ik_llama")]
     if kind is not None and kind not in known:
-        raise UsageError(f"{engine} has no cache type {kind!r}", hint=f"known: {', '.join(known)}")
+        raise UsageError(f"{engine} has no cache type {kind!r}", hint=f"use one of {', '.join(known)}")
 
 
 def _cache_type_v(profile: Profile, goal: Goal) -> str:
@@ -80,20 +83,20 @@ def _cache_type_v(profile: Profile, goal: Goal) -> str:
 def _threads(machine: Machine, goal: Goal, *, with_gpu: bool) -> tuple[int, str]:
     cores = machine.cpu.cores
     if goal.threads is not None:
-        return goal.threads, "as asked for"
+        return goal.threads, "--threads"
     if cores is None:
-        return 8, "the number of cores is unknown: set --threads"
+        return 8, "a default, because the number of cores is unknown; set --threads"
     allowed = min(cores, int(machine.limits.cgroup_cpus or cores) or 1)
     if goal.reserve_cores >= allowed:
         raise UsageError(
-            f"{goal.reserve_cores} of {allowed} cores cannot be kept free: none would be left",
-            hint=f"--reserve-cores {max(0, allowed - 1)} or fewer",
+            f"--reserve-cores {goal.reserve_cores} leaves no core for the engine, which can use {allowed}",
+            hint=f"reserve at most {max(0, allowed - 1)}",
         )
     threads = allowed - goal.reserve_cores
-    words = f"{allowed} physical cores"
+    reason = f"{allowed} physical cores"
     if goal.reserve_cores:
-        words += f" less {goal.reserve_cores} kept for the pipeline"
+        reason += f" minus {goal.reserve_cores} for --reserve-cores"
     elif with_gpu and allowed > 8:
         threads -= 1
-        words += " less one that feeds the GPU"
-    return min(threads, MAX_THREADS), words + "; hyper-threads add nothing to memory-bound work"
+        reason += " minus one for the GPU driver"
+    return min(threads, MAX_THREADS), reason + "; hyper-threads do not speed up memory-bound work"

@@ -36,7 +36,7 @@ Overhead = Callable[[int, bool, bool], int]
 
 @dataclass(frozen=True, slots=True)
 class CardShare:
-    """The layers of one GPU."""
+    """The run of layers of one GPU."""
 
     start: int
     stop: int
@@ -60,7 +60,7 @@ class CardSplit:
 def split(layers: Sequence[Layer], capacities: Sequence[int], overhead: Overhead, *, even: bool = True) -> CardSplit:
     """Divide `layers` over GPUs of these capacities; deterministic.
 
-    Without `even` the GPUs hold as much but are not equally full, which is ten times faster to find.
+    With `even=False` only the first two objectives count, which is ten times faster.
     """
     search = _Search(tuple(layers), tuple(capacities), overhead)
     first = _smallest(0, len(layers), lambda start: search.score(start, 0) is not None)
@@ -71,7 +71,7 @@ def split(layers: Sequence[Layer], capacities: Sequence[int], overhead: Overhead
 
 
 _Kind = tuple[int, int, int, int, int]  # capacity, then overhead: plain, staging, with output, with output staging
-_Score = tuple[int, float]  # layers' experts held, evenness (higher is more even)
+_Score = tuple[int, float]  # number of layers whose experts are held, evenness (higher is better)
 
 
 class _Search:
@@ -94,11 +94,11 @@ class _Search:
         self.base = [0, *accumulate(layer.base_bytes for layer in layers)]
 
     def score(self, first: int, margin: int) -> _Score | None:
-        """Best score of layers `first` and up if every used GPU keeps `margin` bytes free; None: impossible."""
+        """Best score for the layers from `first` on if every used GPU keeps `margin` bytes free; None: impossible."""
         return self._table(first, margin)[0][first][0]
 
     def shares(self, first: int, margin: int) -> tuple[CardShare, ...]:
-        """The best split."""
+        """The split with the best score."""
         tables = self._table(first, margin)
         start = first
         shares = []
@@ -111,7 +111,7 @@ class _Search:
         return tuple(shares)
 
     def _table(self, first: int, margin: int) -> list[list[tuple[_Score | None, int]]]:
-        """For every GPU and first remaining layer: the best score, and the end of that GPU's run."""
+        """For every GPU and first remaining layer, the best score and the end of that GPU's run."""
         count = len(self.layers)
         done: list[tuple[_Score | None, int]] = [(None, count)] * count + [((0, 0.0), count)]
         tables = [done]
@@ -121,7 +121,7 @@ class _Search:
             table: list[tuple[_Score | None, int]] = [(None, start) for start in range(count)]
             table.append(((0, 0.0), count))
             for start in range(first, count):
-                best, where = rest[start][0], start  # leaves the GPU empty
+                best, where = rest[start][0], start  # the GPU stays empty
                 for stop in range(start + 1, count + 1):
                     held = self._held(kind, start, stop, margin)
                     if held is None:
@@ -137,27 +137,27 @@ class _Search:
             tables.insert(0, table)
         return tables
 
-    @cache  # noqa: B019  lives as long as one search; cards of one kind share it
+    @cache  # noqa: B019  lives as long as one search; equal GPUs share entries
     def _held(self, kind: _Kind, start: int, stop: int, margin: int) -> tuple[int, int] | None:
-        """Expert layers that a GPU holds with these layers, and bytes used; None if the layers alone do not fit."""
-        capacity, plain, staging, head_plain, head_staging = kind
+        """Number of these layers whose experts fit on the GPU, and bytes used; None if the layers alone do not fit."""
+        capacity, plain, staging, output_plain, output_staging = kind
         if stop == len(self.layers):
-            plain = head_plain
-            staging = head_staging
+            plain = output_plain
+            staging = output_staging
         base = self.base[stop] - self.base[start]
-        room = capacity - margin - base
+        left = capacity - margin - base
         sizes = self._runs(start, stop)[1]
         whole = plain + (sizes[-1] if sizes else 0)
-        if whole <= room:
+        if whole <= left:
             return len(sizes), base + whole
-        if staging > room or not sizes:
+        if staging > left or not sizes:
             return None
-        held = bisect_right(sizes, room - staging)
+        held = bisect_right(sizes, left - staging)
         return held, base + staging + (sizes[held - 1] if held else 0)
 
 
 class _Runs:
-    """Layers with experts in every run, smallest first, and their running total."""
+    """The layers with experts of any run, smallest first, and their running total of bytes."""
 
     def __init__(self, experts: tuple[int, ...]) -> None:
         self._experts = experts
@@ -176,7 +176,7 @@ _runs = lru_cache(maxsize=4)(_Runs)  # the same model is divided repeatedly with
 
 
 def _largest_margin(search: _Search, first: int, most: int) -> int:
-    """Largest margin on every used GPU that costs no expert layer."""
+    """Largest margin on all used GPUs that moves no experts to the host."""
     wanted = search.score(first, 0)
     low = 0
     high = most // FINEST_BYTES + 1
@@ -191,7 +191,7 @@ def _largest_margin(search: _Search, first: int, most: int) -> int:
 
 
 def _smallest(low: int, high: int, holds: Callable[[int], bool]) -> int | None:
-    """Smallest number in low..high that satisfies the monotonic predicate `holds`; None if there is none."""
+    """Smallest number from `low` to `high` for which the monotonic predicate `holds`; None if even `high` fails."""
     if holds(low):
         return low
     if not holds(high):

@@ -1,7 +1,7 @@
-"""vLLM's memory: it reserves a share of every GPU at start and uses what weights and activations leave for KV.
+"""vLLM's memory. At start vLLM reserves a share of every GPU; KV gets the rest after weights and activations.
 
-So the plan computes the number of tokens that fit, not the memory that a context needs. Without GPUs vLLM runs on
-the CPU with an explicit KV size, computed from the context.
+Therefore the plan computes the number of KV tokens that fit, not the memory that a context needs. Without GPUs vLLM
+runs on the CPU with an explicit KV size, computed from the context.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Blocks:
 
 
 def bytes_per_token(profile: Profile, settings: Settings) -> float:
-    """KV bytes of one token over all layers and GPUs; windows and chunks keep the full context."""
+    """KV bytes of one token in all layers; sliding windows and chunks keep the full context."""
     kind = "fp8" if settings.cache_type_k.startswith("fp8") else "f16"
     return sum(layer.bytes_per_token(kind, kind) for layer in profile.cache)
 
@@ -51,7 +51,7 @@ def place(machine: Machine, profile: Profile, settings: Settings, goal: Goal) ->
     host = host_tier(machine)
     home = gpus[0]
     placement = assemble(profile, host, [home] * profile.layers, home, frozenset(range(profile.layers)))
-    # vLLM keeps embeddings on the GPU, too.
+    # unlike the other engines, vLLM keeps embeddings on the GPU
     homes = tuple(
         home if tensor.cls is TensorClass.EMBEDDING else old
         for tensor, old in zip(profile.tensors, placement.homes, strict=True)
@@ -79,11 +79,11 @@ def _on_processors(machine: Machine, profile: Profile, settings: Settings, goal:
     """Place the model in host memory, with KV for every sequence at full context."""
     host = host_tier(machine)
     placement = assemble(profile, host, [host] * profile.layers, host, frozenset())
-    # vLLM reserves one block
     tokens = settings.sequences * -(-settings.context // CPU_BLOCK) * CPU_BLOCK
+    kv_bytes = round(bytes_per_token(profile, settings) * (tokens + CPU_BLOCK))  # vLLM reserves one block for itself
     rows = (
         LedgerRow(host, "weights", profile.bytes),
-        LedgerRow(host, "kv", round(bytes_per_token(profile, settings) * (tokens + CPU_BLOCK))),
+        LedgerRow(host, "kv", kv_bytes),
         LedgerRow(host, "runtime", CPU_HOST_BYTES),
         LedgerRow(host, "reserve", os_reserve(machine) + goal.reserve_ram_bytes),
     )
@@ -91,7 +91,7 @@ def _on_processors(machine: Machine, profile: Profile, settings: Settings, goal:
 
 
 def _kv_shards(profile: Profile, shards: int) -> int:
-    """Number of shards of the KV heads; a latent cache is replicated on every GPU."""
+    """Number of GPUs over which KV heads are divided; a latent cache is replicated on every GPU."""
     if any(layer.kind == "latent" for layer in profile.cache):
         return 1
     return min(shards, profile.kv_heads or shards)

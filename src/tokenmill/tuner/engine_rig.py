@@ -22,7 +22,7 @@ from tokenmill.native.launching import Tell, hold, start
 from tokenmill.native.worker_config import INTERACTIVE_SLOTS, goal_for, sequences_for
 from tokenmill.planner.make import make
 from tokenmill.planner.plan import Plan
-from tokenmill.planner.speed.offload import set_rows
+from tokenmill.planner.speed.offload import choose_min_batch
 from tokenmill.tuner.point import TrialSettings
 from tokenmill.tuner.search.forecasts import fits
 from tokenmill.tuner.search.space import Space, start_for
@@ -56,7 +56,7 @@ def plan_at(plan: Plan, dials: TrialSettings, *, native: bool) -> Plan:
     """The plan with other settings and its own placement."""
     asked = plan.goal.offload_min_batch if dials.offload_min_batch is None else dials.offload_min_batch
     settings = replace(plan.settings, sequences=dials.sequences, mmap=dials.mmap)
-    rows = set_rows(plan.machine, plan.profile, settings, plan.placement, asked)
+    rows = choose_min_batch(plan.machine, plan.profile, settings, plan.placement, asked)
     goal = replace(
         plan.goal,
         threads=dials.threads,

@@ -1,4 +1,4 @@
-"""Compute buffers as measured where no dry run in CI can go: on a GPU, with and without experts on the host."""
+"""Compute buffers against measurements on a GPU, with and without experts on the host."""
 
 from dataclasses import replace
 
@@ -8,7 +8,8 @@ from tokenmill.model import catalog
 from tokenmill.model.describe import describe
 from tokenmill.model.profile import LayerCache, Profile, Tensor, TensorClass
 from tokenmill.planner.compute_graph.allocator import buffer_bytes
-from tokenmill.planner.compute_graph.llama_cpp import MicroBatch, draw
+from tokenmill.planner.compute_graph.builder import MicroBatch
+from tokenmill.planner.compute_graph.llama_cpp import build_graph
 from tokenmill.units import MIB
 
 
@@ -27,18 +28,18 @@ MEASURED = [(8192, 384, 3232, 64), (32768, 408, 3256, 88), (131072, 504, 3352, 1
 @pytest.mark.parametrize(("context", "resident", "staged", "host"), MEASURED)
 def test_the_buffers_of_an_h200(context: int, resident: int, staged: int, host: int) -> None:
     model, batch = kimi_slice(), MicroBatch(512, context)
-    drawn = (
-        draw(model, batch, embed=False),
-        draw(model, batch, embed=False, staged=range(5)),
-        draw(model, batch, layers=(), head=False),
+    graphs = (
+        build_graph(model, batch, embed=False),
+        build_graph(model, batch, embed=False, staged=range(5)),
+        build_graph(model, batch, layers=(), head=False),
     )
-    assert [buffer_bytes(sketch.steps) // MIB for sketch in drawn] == [resident, staged, host]
+    assert [buffer_bytes(graph.steps) // MIB for graph in graphs] == [resident, staged, host]
 
 
 def test_a_second_gpu_gets_only_the_hidden_state() -> None:
     model, batch = kimi_slice(), MicroBatch(512, 8192)
-    first = draw(model, batch, range(3), embed=False, head=False)
-    second = draw(model, batch, range(3, 5), embed=False)
+    first = build_graph(model, batch, range(3), embed=False, head=False)
+    second = build_graph(model, batch, range(3, 5), embed=False)
     assert list(first.inputs) == ["mixed_embd", "rows", "mixed_slots", "hidden", "positions", "k_cells", "mask"]
     assert list(second.inputs) == ["hidden", "positions", "k_cells", "mask", "outputs"]
 
@@ -46,7 +47,7 @@ def test_a_second_gpu_gets_only_the_hidden_state() -> None:
 def test_a_pipeline_keeps_four_of_every_input() -> None:
     model = kimi_slice()
     one, four = (
-        buffer_bytes(draw(model, MicroBatch(512, 131072, copies=copies), range(3, 5), embed=False).steps)
+        buffer_bytes(build_graph(model, MicroBatch(512, 131072, copies=copies), range(3, 5), embed=False).steps)
         for copies in (1, 4)
     )
     assert four - one >= 3 * 131072 * 512 * 2  # three more masks
@@ -54,7 +55,9 @@ def test_a_pipeline_keeps_four_of_every_input() -> None:
 
 def test_few_outputs_save_the_logits() -> None:
     model = kimi_slice()
-    all_of_them, one = (buffer_bytes(draw(model, MicroBatch(512, 8192, outputs=count)).steps) for count in (None, 1))
+    all_of_them, one = (
+        buffer_bytes(build_graph(model, MicroBatch(512, 8192, outputs=count)).steps) for count in (None, 1)
+    )
     assert all_of_them - one > 100 * MIB
 
 
@@ -91,6 +94,6 @@ def odd(tensors: dict[str, tuple[int, ...]], cache: LayerCache) -> Profile:
         ({"something_new": (64, 64)}, LayerCache("full", 64, 64)),
     ],
 )
-def test_layers_nobody_listed_are_drawn_too(tensors: dict[str, tuple[int, ...]], cache: LayerCache) -> None:
-    size = buffer_bytes(draw(odd(tensors, cache), MicroBatch(32, 256)).steps)
+def test_unlisted_architectures_get_a_graph(tensors: dict[str, tuple[int, ...]], cache: LayerCache) -> None:
+    size = buffer_bytes(build_graph(odd(tensors, cache), MicroBatch(32, 256)).steps)
     assert size >= 32 * 4 * max(shape[1] for name, shape in tensors.items() if len(shape) == 2 and name != "ffn_up")

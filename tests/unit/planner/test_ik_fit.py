@@ -30,7 +30,7 @@ def test_one_margin_leaves_the_last_card_fullest() -> None:
     assert [found.layers.count(gpu) for gpu in range(8)] == [8, 8, 8, 7, 8, 7, 8, 7]
     assert found.head == 7
     assert found.experts == ((1,), (8,), (16,), (24,), (31,), (39,), (46,), (54,))
-    assert not found.gives_up
+    assert not found.too_small
 
 
 @pytest.mark.parametrize("margins", [[12000], [12000] * 7 + [12550]], ids=["one", "a list, of which one is read"])
@@ -62,7 +62,7 @@ def test_the_same_margin_promises_too_much_since_the_compute_buffer_is_not_count
 def test_too_little_for_even_the_attention() -> None:
     asked = fit_sizes(KIMI, settings(102400, 256, "q6_0"), options=IK_SPRING_2026)
     found = own_fit(asked, [2 * GIB] * 2, [512 * MIB], options=IK_SPRING_2026)
-    assert found.gives_up == (0, 1)
+    assert found.too_small == (0, 1)
 
 
 def test_everything_fits() -> None:
@@ -109,4 +109,4 @@ def test_whatever_it_does_it_stays_in_order_and_in_its_memory(
             if found.layers[layer] == gpu
         ) + (sizes.head if found.head == gpu else 0)
         tight = needed > sum(max(0, max(0, r - margin_mib * MIB) - sizes.compute) for r in free)
-        assert taken <= max(0, room - margin_mib * MIB) or gpu in found.gives_up or not tight
+        assert taken <= max(0, room - margin_mib * MIB) or gpu in found.too_small or not tight

@@ -201,9 +201,9 @@ def test_more_context_never_takes_less() -> None:
 
 
 @given(st.integers(1, 128), st.integers(1, 1024), st.integers(0, 4096))
-def test_heads_at_once_divide_the_heads_and_keep_the_bound(heads: int, kilocells: int, amb_mib: int) -> None:
+def test_head_groups_divide_the_heads_and_keep_the_bound(heads: int, kilocells: int, amb_mib: int) -> None:
     latent = Latent(heads, 128, 64, 128, 512)
-    together = latent.heads_at_once(kilocells * 1024, amb_mib)
+    together = latent.heads_per_group(kilocells * 1024, amb_mib)
     assert heads % together == 0
     if amb_mib and together > 1:
         # the engine compares whole MiB, rounded down twice

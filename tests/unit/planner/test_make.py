@@ -182,8 +182,9 @@ def test_disk_only_where_allowed() -> None:
 
 
 def test_too_long_a_context_is_refused() -> None:
-    with pytest.raises(UsageError, match="trained for 262144 tokens"):
+    with pytest.raises(UsageError, match="262144") as refused:
         plan("kimi-k2.5:Q4_K_S", "epyc-9175f", context=1_000_000)
+    assert refused.value.hint == "--context 262144"
 
 
 def test_vllm_is_read_the_other_way_round() -> None:
@@ -205,8 +206,9 @@ def test_vllm_without_gpus_takes_what_the_context_needs() -> None:
     per_token = sum(layer.bytes_per_token("f16", "f16") for layer in found.profile.cache)
     assert found.ledger.of("dram", "kv") == round(per_token * 32 * (3 * 313 + 1))  # whole blocks, and vLLM's own
     assert not plan("qwen3-32b:BF16", box(64), engine="vllm", context=10_000).fits
-    with pytest.raises(UsageError, match="vLLM needs 2 of the GPUs"):
+    with pytest.raises(UsageError) as refused:
         plan("qwen3-32b:BF16", box(512), engine="vllm", tensor_parallel=2)
+    assert refused.value.hint == "--tensor-parallel 1"
 
 
 def test_two_copies_are_not_made_where_one_fits() -> None:

@@ -21,7 +21,7 @@ from tokenmill.planner.goal import DialectName, Goal
 from tokenmill.planner.make import make
 from tokenmill.planner.plan import Plan
 from tokenmill.planner.speed.forecast import decode_speed
-from tokenmill.planner.speed.offload import rows_in_force, set_rows, there
+from tokenmill.planner.speed.offload import choose_min_batch, compare_offload, effective_min_batch
 from tokenmill.tuner.point import Aim, Figures, Trial
 from tokenmill.tuner.search.forecasts import forecaster
 from tokenmill.tuner.search.search import Search
@@ -58,8 +58,8 @@ def hybrid(sequences: int | None = None, *, mmap: bool = False, context: int = 1
 def test_the_threshold_stays_where_copying_pays(sequences: int, mmap: bool, rows: int | None) -> None:
     plan = hybrid()
     settings = replace(plan.settings, sequences=sequences, mmap=mmap)
-    assert set_rows(plan.machine, plan.profile, settings, plan.placement) == rows
-    assert set_rows(plan.machine, plan.profile, settings, plan.placement, 96) == 96, "who asks is given it"
+    assert choose_min_batch(plan.machine, plan.profile, settings, plan.placement) == rows
+    assert choose_min_batch(plan.machine, plan.profile, settings, plan.placement, 96) == 96, "a requested value is kept"
 
 
 def test_fewer_rows_than_pay_stay_with_the_processors() -> None:
@@ -68,33 +68,34 @@ def test_fewer_rows_than_pay_stay_with_the_processors() -> None:
     cpu = replace(plan.machine.cpu, cores=48)
     wide = replace(plan.machine, cpu=cpu)
     settings = replace(plan.settings, sequences=224, threads=40, threads_batch=40)
-    rows = set_rows(wide, plan.profile, settings, plan.placement)
+    rows = choose_min_batch(wide, plan.profile, settings, plan.placement)
     assert rows is not None
     assert 32 < rows <= 224
     below, above = (
-        there(wide, plan.profile, replace(settings, sequences=count), plan.placement) for count in (rows // 2, rows)
+        compare_offload(wide, plan.profile, replace(settings, sequences=count), plan.placement)
+        for count in (rows // 2, rows)
     )
     assert below is not None
-    assert below.moved_tok_s < below.processors_tok_s
+    assert below.gpu_tok_s < below.cpu_tok_s
     assert above is not None
-    assert above.moved_tok_s >= above.processors_tok_s
+    assert above.gpu_tok_s >= above.cpu_tok_s
 
 
 def test_nothing_is_known_of_a_machine_without_figures() -> None:
     plan = hybrid()
     bare = replace(plan.machine, measured=None, dram=replace(plan.machine.dram, nominal_gb_s=None))
     settings = replace(plan.settings, sequences=224)
-    assert there(bare, plan.profile, settings, plan.placement) is None
-    assert set_rows(bare, plan.profile, settings, plan.placement) == 256
+    assert compare_offload(bare, plan.profile, settings, plan.placement) is None
+    assert choose_min_batch(bare, plan.profile, settings, plan.placement) == 256
 
 
 def test_a_plan_says_that_the_gpu_decodes_and_why() -> None:
     goal = replace(goal_for(Goal(context=1024, sequences=224, mmap=False, repack=False)), gpu_margin_bytes=130 << 30)
     plan = make(h200(), slice_profile(), goal)
-    assert rows_in_force(plan.profile, plan.settings, plan.placement) == 32
+    assert effective_min_batch(plan.profile, plan.settings, plan.placement) == 32
     (decision,) = [each for each in plan.decisions if each.name == "decoding"]
     assert "copied to the GPU" in decision.value
-    assert "224 sequences at once" in decision.reason
+    assert "224 sequences" in decision.reason
     few = make(h200(), slice_profile(), replace(goal, sequences=8))
     assert not [each for each in few.decisions if each.name == "decoding"]
 
@@ -108,10 +109,10 @@ def test_what_was_measured_agrees() -> None:
     assert tok_s[16] < tok_s[64] < tok_s[224]
     plan = hybrid(context=848)
     for count in (64, 224):
-        found = there(plan.machine, plan.profile, replace(plan.settings, sequences=count), plan.placement)
+        found = compare_offload(plan.machine, plan.profile, replace(plan.settings, sequences=count), plan.placement)
         assert found is not None
         assert found.pays
-        assert found.moved_tok_s == pytest.approx(tok_s[count], rel=0.15)
+        assert found.gpu_tok_s == pytest.approx(tok_s[count], rel=0.15)
 
 
 def test_a_tuning_looks_at_many_sequences_only_where_it_may_pay() -> None:

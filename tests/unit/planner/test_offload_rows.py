@@ -10,7 +10,7 @@ from tokenmill.planner.goal import DialectName, Goal
 from tokenmill.planner.make import make
 from tokenmill.planner.plan import Plan, Speed
 from tokenmill.planner.speed.forecast import decode_speed, prefill_speed
-from tokenmill.planner.speed.offload import rows_in_force, set_rows
+from tokenmill.planner.speed.offload import choose_min_batch, effective_min_batch
 
 KIMI = "kimi-k2.5:Q4_K_S"
 
@@ -40,9 +40,9 @@ def streamed(speed: Speed | None) -> bool:
 def test_rows_by_sequences(sequences: int, asked: int | None, rows: int | None, in_force: int) -> None:
     plan = hybrid(8)
     settings = replace(plan.settings, sequences=sequences)
-    assert set_rows(plan.machine, plan.profile, settings, plan.placement, asked) == rows
+    assert choose_min_batch(plan.machine, plan.profile, settings, plan.placement, asked) == rows
     set_so = replace(settings, offload_min_batch=rows)
-    assert rows_in_force(plan.profile, set_so, plan.placement) == in_force
+    assert effective_min_batch(plan.profile, set_so, plan.placement) == in_force
 
 
 def test_nothing_is_set_where_nothing_moves() -> None:
@@ -52,7 +52,7 @@ def test_nothing_is_set_where_nothing_moves() -> None:
         hybrid(32, engine="ik_llama"),
     ):
         assert plan.settings.offload_min_batch is None
-        assert rows_in_force(plan.profile, plan.settings, plan.placement) is None
+        assert effective_min_batch(plan.profile, plan.settings, plan.placement) is None
 
 
 def test_a_plan_of_many_sequences_forecasts_no_cliff_that_it_has_moved() -> None:

@@ -1,8 +1,9 @@
-"""Sizes of compute buffers, found by replaying the graphs that an engine builds.
+"""Sizes of compute buffers, computed by replaying the allocations of an engine's graphs.
 
-builder    records intermediate results in the order of computation
-llama_cpp  the graphs of llama.cpp; ik_llama and ik_attention those of ik_llama.cpp
-allocator  packs them into one buffer by ggml's rules
-ik_memory  ik_llama.cpp's per-device buffers and its --fit
-engines    what the engines and their versions allocate differently
+builder                 records the operations of a graph in order
+llama_cpp               the graphs of llama.cpp
+ik_llama, ik_attention  the graphs of ik_llama.cpp
+allocator               packs the results into one buffer by ggml's rules
+ik_memory, ik_options   ik_llama.cpp's memory and its --fit; the options that affect them
+engines                 differences between engines and versions
 """

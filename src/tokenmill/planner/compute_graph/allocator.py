@@ -1,8 +1,8 @@
 """Replays how ggml's graph allocator packs the intermediate results of one graph into one buffer.
 
-The size of a compute buffer is not the largest sum of live tensors: blocks are reused best-fit, a hole that is
-one page too small is skipped, and an unread view keeps its source alive. Replaying the same rules gives the exact
-size. Main entry point: `buffer_bytes`. Independent of any model.
+A compute buffer is larger than the largest sum of live tensors: blocks are reused best-fit, a hole that is one page
+too small is skipped, and an unread view keeps its source alive. Replaying the same rules gives the exact size.
+`buffer_bytes` is the entry point. Independent of models.
 """
 
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ ALIGNMENT = 128  # CUDA's; with the CPU's 32 the total differs by less than a pa
 
 @dataclass(frozen=True, slots=True)
 class GraphOp:
-    """One operation: what it writes and reads, and whether it may overwrite an input."""
+    """One operation: its result, its inputs, and the rules for allocating the result."""
 
     bytes: int
-    reads: tuple[int, ...] = ()  # indices of earlier steps
-    view_of: int | None = None  # allocates nothing and aliases that step, which must not be a view
-    in_place: bool = False  # may overwrite the first read of its size that has no other reader, but not through a view
+    reads: tuple[int, ...] = ()  # inputs, as indices of earlier steps
+    view_of: int | None = None  # aliases this step, which must not be a view, and allocates nothing
+    in_place: bool = False  # may overwrite the first input of its size that has no other reader and no view
     external: bool = False  # writes into memory outside the buffer (the cache)
     keep: bool = False  # a result of the whole graph, never freed
-    is_input: bool = False  # filled before the graph runs, placed before everything else
+    is_input: bool = False  # filled before the graph runs, and allocated before all other steps
 
 
 @dataclass(slots=True)
@@ -58,14 +58,14 @@ class _Buffer:
 
 
 class _Replay:
-    """State of one pass over a graph's steps."""
+    """State of one replay of a graph."""
 
     def __init__(self, steps: Sequence[GraphOp], alignment: int) -> None:
         self.steps = steps
         self.alignment = alignment
-        self.arena = _Buffer()
+        self.buffer = _Buffer()
         self.place: dict[int, tuple[int, int]] = {}  # step -> offset, bytes
-        self.readers, self.views = [0] * len(steps), [0] * len(steps)  # not yet executed
+        self.readers, self.views = [0] * len(steps), [0] * len(steps)  # those not yet executed
         for step in steps:
             for read in step.reads:
                 self.readers[read] += 1
@@ -84,7 +84,7 @@ class _Replay:
                     self.place[index] = self.place.pop(read)
                     return
         size = -(-step.bytes // self.alignment) * self.alignment
-        self.place[index] = self.arena.take(size), size
+        self.place[index] = self.buffer.take(size), size
 
     def has_read(self, read: int) -> None:
         """Record that a step was read once; free it after its last read."""
@@ -98,7 +98,7 @@ class _Replay:
             self.views[owner] -= 1
         unused = self.readers[owner] == 0 and self.views[owner] == 0
         if unused and owner in self.place and not self.steps[owner].keep:
-            self.arena.give_back(*self.place.pop(owner))
+            self.buffer.give_back(*self.place.pop(owner))
 
 
 def buffer_bytes(steps: Sequence[GraphOp], alignment: int = ALIGNMENT) -> int:
@@ -112,4 +112,4 @@ def buffer_bytes(steps: Sequence[GraphOp], alignment: int = ALIGNMENT) -> int:
             replay.allocate(index)
         for read in step.reads:
             replay.has_read(read)
-    return replay.arena.peak
+    return replay.buffer.peak

@@ -1,6 +1,6 @@
-"""Records the operations of a graph, with the sizes of their results, in order of computation.
+"""Records the operations of a graph and the sizes of their results, in order of computation.
 
-`GraphBuilder` collects the steps that `allocator.buffer_bytes` replays. Knows no model and no engine.
+`allocator.buffer_bytes` replays the steps that `GraphBuilder` collects. Independent of models and engines.
 """
 
 from dataclasses import dataclass, field
@@ -25,14 +25,14 @@ class MicroBatch:
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
     mixes_embeddings: bool = True  # reserves an input for embeddings in addition to tokens (since 2026)
-    casts_mask: bool = False  # the mask is created in 32 bits and cast once (until 2025)
+    casts_mask: bool = False  # creates the mask in 32 bits and casts it once (until 2025)
     fuses: bool = False  # CUDA sums a token's experts in one kernel that reads the unweighted results
     copies: int = 1  # copies of every input; llama.cpp makes 4 when it pipelines whole models over several GPUs
 
 
 @dataclass(slots=True)
 class GraphBuilder:
-    """A graph under construction; every method appends a step and returns its handle."""
+    """A graph under construction; every method appends a step and returns its index."""
 
     batch: MicroBatch
     tokens: int  # rows of the steps added next; the last layer computes only the requested outputs

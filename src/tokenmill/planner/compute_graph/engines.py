@@ -1,4 +1,4 @@
-"""Differences between engines in what they allocate: one row per dialect. Estimates are marked as such."""
+"""Differences between engines in memory use: one row per engine version. Estimates are marked as such."""
 
 from dataclasses import dataclass
 
@@ -9,18 +9,16 @@ from tokenmill.units import GIB, MIB
 
 @dataclass(frozen=True, slots=True)
 class EngineTraits:
-    """Memory behaviour of one dialect."""
+    """Memory use of one engine version."""
 
     stores_latent_v: bool = False  # stores V of a latent cache separately from K
     graph_of_2025: bool = False  # creates the mask in 32 bits, reserves no input for embeddings
-    offload_rows: int | None = (
-        32  # rows from which a product with host weights moves to the GPU together with the weights
-    )
+    offload_rows: int | None = 32  # batch size from which host weights are copied to the GPU and computed there
     repacks: bool = True  # copies host weights into the layout of its kernels
     runtime_bytes: int = 512 * MIB  # driver context, kernels and workspaces on an unmeasured GPU: estimated
     process_bytes: int = GIB  # the server, its vocabulary and HTTP buffers: estimated
     ik: IkOptions | None = None  # ik_llama.cpp's options in that version
-    loads_mtp: bool = False  # loads multi-token-prediction layers although ordinary decoding does not use them
+    loads_mtp: bool = False  # loads multi-token prediction layers, although ordinary decoding does not use them
 
 
 TRAITS: dict[DialectName, EngineTraits] = {

@@ -1,11 +1,11 @@
-"""Attention as ik_llama.cpp computes it. The latent kind with `-mla 3` dominates memory.
+"""Attention as ik_llama.cpp computes it. Latent attention with `-mla 3` needs the most memory.
 
-For a prompt, K and V are expanded from the latent cache for a group of attention heads at a time:
+For a prompt, K and V are expanded from the latent cache for one group of attention heads after another:
 
-  cache -> both (K without rope, and V; 32 bit) -> k_nope, v (16 bit) -> k (with rope) -> attended -> next heads
+  cache -> both (K without rope, and V; 32 bit) -> k_nope, v (16 bit) -> k (with rope) -> attended -> next group
 
-`-amb` limits the size of `both`, and with it all the others. Single tokens stay in the latent space and need little.
-Follows src/graphs/build_deepseek2.cpp of 2026, and the order of 2025 where the options select it.
+`-amb` limits the size of `both` and thereby of all the others. Single tokens are computed in the latent space and need
+little memory. Follows src/graphs/build_deepseek2.cpp of 2026, or the order of 2025 if the options select it.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from tokenmill.planner.compute_graph.builder import F16, F32, GraphBuilder
 from tokenmill.planner.compute_graph.ik_options import IkOptions
 from tokenmill.units import MIB
 
-LEAST_PROMPT = 128  # tokens from which K and V are expanded
+MIN_EXPANDED_TOKENS = 128  # batch size from which K and V are expanded
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class Latent:
         """Elements of K (without rope) and V of one attention head."""
         return self.nope + self.v
 
-    def heads_at_once(self, cells: int, amb_mib: int) -> int:
-        """Attention heads expanded together: the largest equal share whose 32-bit result fits `-amb`, at least one."""
+    def heads_per_group(self, cells: int, amb_mib: int) -> int:
+        """Attention heads expanded together: the largest equal group whose 32-bit result fits `-amb`, at least one."""
         whole_mib = self.heads * self.expanded * cells * F32 // MIB
         if amb_mib <= 0 or whole_mib <= amb_mib:
             return self.heads
@@ -65,7 +65,7 @@ class Attention:
     cells: int
     cache_type: str  # of K
     flash: bool
-    gpu: bool  # without a GPU, expanded tensors keep the cache's type
+    gpu: bool  # False: expanded tensors keep the cache's type
     positions: int
     mask: int  # as created, before any cast
     half_mask_bytes: int
@@ -75,7 +75,7 @@ class Attention:
 
     def expands(self) -> bool:
         """Whether this batch is large enough that K and V are expanded."""
-        return self.options.mla > 1 and self.flash and self.graph.tokens >= LEAST_PROMPT
+        return self.options.mla > 1 and self.flash and self.graph.tokens >= MIN_EXPANDED_TOKENS
 
     def ordinary(self, cache: LayerCache, width: int, normed: int) -> int:
         """Ordinary attention; each token has `width` elements of query."""
@@ -90,12 +90,12 @@ class Attention:
         return graph.add("attended", width, graph.view(graph.add("kqv", width, self._scores(graph.view(q)))))
 
     def latent(self, sizes: Latent, rank: int, normed: int) -> int:
-        """Attention through the latent cache; `rank` is that of compressed queries, 0 for none."""
+        """Latent attention; `rank` is that of compressed queries, or 0 if they are not compressed."""
         query, rotated = self._query(sizes, rank, normed)
         return self._expanded(sizes, query, rotated) if self.expands() else self._absorbed(sizes, query, rotated)
 
     def _query(self, sizes: Latent, rank: int, normed: int) -> tuple[int, int]:
-        """Queries and their rotated part; depending on the version, the token's own row is stored before or after."""
+        """Queries and their rotated part. Some versions store the token's own cache row before them, others after."""
         graph = self.graph
         width = sizes.heads * (sizes.nope + sizes.rope)
         if not self.options.by_groups:
@@ -120,7 +120,7 @@ class Attention:
         cells = self.cells
         joined = graph.add("q", sizes.heads * (sizes.nope + sizes.rope), rotated, graph.view(query))
         queries = graph.view(joined)
-        together = sizes.heads_at_once(cells, self.options.amb_mib)
+        together = sizes.heads_per_group(cells, self.options.amb_mib)
         done: list[int] = []
         waiting: list[tuple[int, int]] = []
         ropes: int | None = None

@@ -1,6 +1,6 @@
 """Graphs of ik_llama.cpp for one micro-batch on one device, detailed enough to size its buffers.
 
-A GPU receives its inputs at the start of its part of the graph: hidden state, positions, mask. Replayed by
+A GPU receives its inputs (hidden state, positions, mask) at the start of its part of the graph. Replayed by
 `allocator`, these graphs reproduce the published buffers of Kimi-K2, DeepSeek-R1, Qwen3-235B and MiniMax-M2.5 to the
 page. Not modelled: `-sm graph`, sliding windows (ik keeps the full context), recurrent and prediction layers.
 """
@@ -79,7 +79,7 @@ def _computed(
     *,
     copied: bool,
 ) -> int:
-    """Products on this device; `copied` experts arrive right before use, up and gate together when they are fused."""
+    """Products on this device; `copied` experts arrive right before use, up and gate together if they are fused."""
     inner, embed, _ = tensors["ffn_down_exps"].shape
     names = [name for name in ("ffn_up_exps", "ffn_gate_exps", "ffn_gate_up_exps") if name in tensors]
     rounds = [names] if options.fmoe or options.muge else [[name] for name in names]
@@ -94,7 +94,7 @@ def _computed(
 
 PAD_CELLS = 256  # the cache size is a multiple of this
 PAD_MASK_ROWS = 64
-LEAST_ROWS = 32  # rows per expert from which host experts are copied to a GPU
+MIN_OFFLOAD_ROWS = 32  # rows per expert from which host experts are copied to a GPU
 
 
 def cells_of(settings: Settings) -> int:
@@ -102,13 +102,13 @@ def cells_of(settings: Settings) -> int:
     return -(-settings.cells // PAD_CELLS) * PAD_CELLS
 
 
-def experts_travel(profile: Profile, settings: Settings, options: IkOptions) -> bool:
-    """Whether a full micro-batch has host experts copied to the GPU instead of computed on the host."""
+def copies_experts(profile: Profile, settings: Settings, options: IkOptions) -> bool:
+    """Whether host experts are copied to the GPU for a full micro-batch instead of computed on the host."""
     mixture = profile.experts or Experts(1, 1)
-    return not options.rtr and settings.ubatch * mixture.used >= LEAST_ROWS * mixture.count
+    return not options.rtr and settings.ubatch * mixture.used >= MIN_OFFLOAD_ROWS * mixture.count
 
 
-def draw(
+def build_gpu_graph(
     profile: Profile,
     settings: Settings,
     layers: Sequence[int],
@@ -118,13 +118,13 @@ def draw(
     staged: Collection[int] = (),
     options: IkOptions,
 ) -> GraphBuilder:
-    """The graph of one GPU; experts of `staged` layers live in host memory, the `first` GPU receives the embeddings."""
+    """Build the graph of one GPU; experts of `staged` layers live on the host, the `first` GPU gets the embeddings."""
     graph = _builder(settings)
-    away: ExpertsAre = "copied" if experts_travel(profile, settings, options) else "on_host"
+    away: ExpertsAre = "copied" if copies_experts(profile, settings, options) else "on_host"
     hidden = graph.add("hidden", profile.embedding_length or 0)
     positions = graph.add("positions", 1)
     whole, half = _mask_bytes(settings, options)
-    # other GPUs receive the mask that the first one converted
+    # the other GPUs receive the mask converted by the first
     mask = graph.block("mask", whole if first or not settings.flash_attention else half)
     attention = Attention(
         graph,
@@ -143,8 +143,8 @@ def draw(
     return graph
 
 
-def draw_processors(profile: Profile, settings: Settings, options: IkOptions) -> GraphBuilder:
-    """The graph of a model without any GPU."""
+def build_cpu_graph(profile: Profile, settings: Settings, options: IkOptions) -> GraphBuilder:
+    """Build the graph of a machine without GPUs."""
     graph = _builder(settings)
     hidden = _looked_up(graph, profile, settings, options)
     whole, half = _mask_bytes(settings, options)
@@ -166,15 +166,15 @@ def draw_processors(profile: Profile, settings: Settings, options: IkOptions) ->
     return graph
 
 
-def draw_host(profile: Profile, settings: Settings, *, hosted: bool, options: IkOptions) -> GraphBuilder:
-    """The host's graph next to GPUs: embeddings, inputs and, if `hosted`, experts with too few rows to be copied."""
+def build_host_graph(profile: Profile, settings: Settings, *, hosted: bool, options: IkOptions) -> GraphBuilder:
+    """Build the host's graph next to GPUs: embeddings, inputs and, if `hosted`, experts not copied to a GPU."""
     graph = _builder(settings)
     embed = profile.embedding_length or 0
     mixture = profile.experts
     graph.store(graph.view(_looked_up(graph, profile, settings, options)))
     graph.store(graph.inputs["positions"], graph.inputs["mask"])
     stacks = [tensors["ffn_down_exps"] for tensors in by_layer(profile).values() if "ffn_down_exps" in tensors]
-    if hosted and mixture and stacks and not experts_travel(profile, settings, options):
+    if hosted and mixture and stacks and not copies_experts(profile, settings, options):
         for _ in range(2):  # the second layer shows what the first one leaves allocated
             normed = graph.add("normed", embed)
             chosen = graph.add("chosen", mixture.used)
@@ -211,7 +211,7 @@ def _looked_up(graph: GraphBuilder, profile: Profile, settings: Settings, option
 def _body(
     profile: Profile, attention: Attention, hidden: int, layers: Iterable[tuple[int, ExpertsAre]], *, head: bool
 ) -> None:
-    """Layers, then the logits of every token: the engine reserves for the worst case."""
+    """Add the layers and, with `head`, the logits of every token, for which the engine always reserves memory."""
     graph = attention.graph
     table = by_layer(profile)
     embed = profile.embedding_length or 0

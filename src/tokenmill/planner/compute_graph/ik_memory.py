@@ -1,7 +1,7 @@
 """Bytes that ik_llama.cpp allocates in addition to the file's weights: cache, buffers, runtime, growth.
 
-Cache and buffers are computed and match the engine's own log to the page. The CUDA runtime's share is fitted: the
-remainder that nvidia-smi showed on two machines with RTX 3090 cards.
+Cache and buffers match the engine's log to the page. The memory of the CUDA runtime is fitted to the remainder that
+nvidia-smi showed on two machines with RTX 3090.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,8 +12,8 @@ from tokenmill.model.profile import Profile, Tensor, TensorClass
 from tokenmill.model.tensor_types import BY_NAME, cache_bytes
 from tokenmill.planner.compute_graph.allocator import buffer_bytes
 from tokenmill.planner.compute_graph.builder import F16, F32
-from tokenmill.planner.compute_graph.ik_attention import LEAST_PROMPT, latent_of
-from tokenmill.planner.compute_graph.ik_llama import cells_of, draw, draw_host, draw_processors
+from tokenmill.planner.compute_graph.ik_attention import MIN_EXPANDED_TOKENS, latent_of
+from tokenmill.planner.compute_graph.ik_llama import build_cpu_graph, build_gpu_graph, build_host_graph, cells_of
 from tokenmill.planner.compute_graph.ik_options import IkOptions
 from tokenmill.planner.compute_graph.layer_tensors import by_layer
 from tokenmill.planner.plan import Settings
@@ -22,14 +22,14 @@ from tokenmill.units import MIB
 TODAY = IkOptions()
 HOST_ALIGNMENT = 32
 
-# Context, kernels, cuBLAS: what three RTX 3090 held beyond all buffers in July 2025 (ik discussion 258), minus the pool
-# of 54 K tokens.
+# Context, kernels, cuBLAS: memory of three RTX 3090 in July 2025 (ik discussion 258), minus all buffers and the pool of
+# 54 K tokens.
 CONTEXT_BYTES = 470 * MIB
-# NCCL's communicators and everything else that grows with the number of GPUs: the remainder on eight RTX 3090 in March
-# 2026, equal on seven of them to 7 MiB. llama.cpp's documentation mentions several hundred MB with two GPUs.
+# NCCL communicators and everything else that grows with the number of GPUs: the remainder on eight RTX 3090 in March
+# 2026, within 7 MiB on seven of them. llama.cpp's documentation mentions several hundred MB with two GPUs.
 NCCL_PAIR_BYTES = 300 * MIB
 NCCL_NEXT_BYTES = 116 * MIB
-# An RTX 3090 of 24576 MiB reports 24124 MiB to CUDA, and less once a context is open: the amount --fit sees as free.
+# An RTX 3090 of 24576 MiB reports 24124 MiB to CUDA, and less once a context is open, which is what --fit starts from.
 DRIVER_BYTES = 452 * MIB
 BEFORE_FIT_BYTES = DRIVER_BYTES + CONTEXT_BYTES
 
@@ -45,24 +45,26 @@ def ik_compute_bytes(
     options: IkOptions = TODAY,
 ) -> int:
     """Compute buffer of a GPU that computes `layers`; the experts of `staged` layers live in host memory."""
-    sketch = draw(profile, settings, layers, head=head, first=first, staged=frozenset(staged), options=options)
-    return buffer_bytes(sketch.steps)
+    graph = build_gpu_graph(
+        profile, settings, layers, head=head, first=first, staged=frozenset(staged), options=options
+    )
+    return buffer_bytes(graph.steps)
 
 
 def ik_host_compute_bytes(
     profile: Profile, settings: Settings, *, hosted: bool = True, options: IkOptions = TODAY
 ) -> int:
     """Host compute buffer of a machine with GPUs; `hosted` when experts live in host memory."""
-    return buffer_bytes(draw_host(profile, settings, hosted=hosted, options=options).steps, HOST_ALIGNMENT)
+    return buffer_bytes(build_host_graph(profile, settings, hosted=hosted, options=options).steps, HOST_ALIGNMENT)
 
 
 def ik_cpu_compute_bytes(profile: Profile, settings: Settings, *, options: IkOptions = TODAY) -> int:
     """Compute buffer of a machine without GPUs."""
-    return buffer_bytes(draw_processors(profile, settings, options).steps, HOST_ALIGNMENT)
+    return buffer_bytes(build_cpu_graph(profile, settings, options).steps, HOST_ALIGNMENT)
 
 
 def ik_kv_bytes(profile: Profile, settings: Settings, layers: Sequence[int], *, options: IkOptions = TODAY) -> int:
-    """Cache of the given layers. A latent cache stores only K, in the type of K; the type of V is ignored."""
+    """Cache bytes of the given layers; a latent cache stores only K and ignores the type of V."""
     table = by_layer(profile)
     return sum(
         round(kv_row_bytes(profile, settings, layer, table.get(layer, {}), options) * cells_of(settings))
@@ -83,15 +85,15 @@ def kv_row_bytes(
         k = latent.heads * (latent.nope + latent.rope)
         v = latent.heads * latent.v
     elif latent is not None and (settings.flash_attention or options.mla > 1):
-        v = 0  # otherwise stored a second time, transposed
+        v = 0  # else the latent is stored a second time, transposed
     return cache_bytes(settings.cache_type_k, k) + cache_bytes(settings.cache_type_v, v) + cache.indexer_elements * F16
 
 
 def ik_derived_bytes(profile: Profile, layers: Sequence[int], *, options: IkOptions = TODAY) -> int:
-    """Bytes of weights that are derived from those in the file, on the device of their layer.
+    """Bytes of weights that the engine derives from the file's, on the device of their layer.
 
-    Files made with llama.cpp have attn_k_b and attn_v_b; expanding needs attn_kv_b, their join in Q8_0. Older files
-    have only the join; attention in the latent space needs the parts.
+    Files made with llama.cpp contain attn_k_b and attn_v_b; expanding K and V needs both joined as attn_kv_b, in Q8_0.
+    Older files contain only attn_kv_b; attention in the latent space needs the two parts.
     """
     table = by_layer(profile)
     return sum(_derived_layer(profile, layer, table.get(layer, {}), options.mla) for layer in layers)
@@ -113,7 +115,7 @@ def _derived_layer(profile: Profile, layer: int, tensors: Mapping[str, Tensor], 
 
 
 def ik_runtime_bytes(gpus: int, *, options: IkOptions = TODAY) -> int:
-    """Runtime bytes of each of `gpus` GPUs beyond all of the above; measured for 3 and 8, interpolated between."""
+    """Bytes of the CUDA runtime and NCCL on each of `gpus` GPUs; measured for 3 and 8, interpolated between."""
     if gpus < 2 or not options.nccl:
         return CONTEXT_BYTES
     return CONTEXT_BYTES + NCCL_PAIR_BYTES + NCCL_NEXT_BYTES * (gpus - 2)
@@ -122,11 +124,11 @@ def ik_runtime_bytes(gpus: int, *, options: IkOptions = TODAY) -> int:
 def ik_growth_bytes_per_token(
     profile: Profile, settings: Settings, layers: Sequence[int], *, options: IkOptions = TODAY
 ) -> int:
-    """Bytes that each further token of context adds to a GPU's pool, which never shrinks.
+    """Bytes that each further token of context adds to a GPU's scratch pool, which never shrinks.
 
-    Expanding K and V multiplies a weight with the cache, which is not in 32 bits: cuBLAS does it in 16, so the pool
-    holds the product in 16 bits and the cache's rows twice (copied, then in 16 bits). Attention on a quantised cache
-    converts the cache first. The largest layer counts, because layers take turns.
+    Expanding K and V multiplies a weight with the cache. cuBLAS computes that in 16 bits, so the pool holds the product
+    in 16 bits and two copies of the cache's rows, one of them in 16 bits. Attention with a quantised cache converts the
+    cache first. The largest layer counts, because the layers run one after another.
     """
     table = by_layer(profile)
     return max((_growth_layer(profile, settings, layer, table.get(layer, {}), options) for layer in layers), default=0)
@@ -142,14 +144,14 @@ def _growth_layer(
     if latent is None or options.mla == 0:
         return (0 if plain_k else cache.k_elements * F16) + (0 if plain_v else cache.v_elements * F16)
     straight = 0 if plain_k else (cache.k_elements + cache.v_elements) * F16
-    if options.mla == 1 or not settings.flash_attention or settings.ubatch < LEAST_PROMPT:
+    if options.mla == 1 or not settings.flash_attention or settings.ubatch < MIN_EXPANDED_TOKENS:
         return straight
-    rows = latent.heads_at_once(cells_of(settings), options.amb_mib) * latent.expanded
+    rows = latent.heads_per_group(cells_of(settings), options.amb_mib) * latent.expanded
     return max(straight, rows * F16 + latent.lora * (F32 + (0 if plain_k else F16)))
 
 
 def ik_load_extra_bytes(profile: Profile, *, options: IkOptions = TODAY) -> int:
-    """Temporary host memory of the load: `-muge` copies up and gate of a layer, then joins them."""
+    """Bytes of host memory used temporarily by `-muge`, which copies up and gate of a layer and joins them."""
     if not options.muge:
         return 0
     pairs = [
@@ -165,7 +167,7 @@ DEFAULT_MARGIN_BYTES = 1024 * MIB
 
 @dataclass(frozen=True, slots=True)
 class FitSizes:
-    """The engine's own estimate of all sizes in bytes, as it prints it before loading."""
+    """Sizes in bytes as the engine estimates and prints them before loading."""
 
     layers: tuple[int, ...]  # weights, derived weights and cache
     experts: tuple[int, ...]  # the part of `layers` that can go to host memory
@@ -175,16 +177,16 @@ class FitSizes:
 
 @dataclass(frozen=True, slots=True)
 class OwnFit:
-    """The placement that the engine chooses by itself."""
+    """The placement that the engine's `--fit` chooses."""
 
-    layers: tuple[int | None, ...]  # GPU of each layer; None: the processors
+    layers: tuple[int | None, ...]  # GPU of each layer; None: the CPU
     head: int  # GPU of the output
     experts: tuple[tuple[int, ...], ...]  # per GPU, the layers whose experts it holds
-    gives_up: tuple[int, ...] = ()  # GPUs that cannot hold their layers without experts: the engine refuses to start
+    too_small: tuple[int, ...] = ()  # GPUs that cannot hold their layers even without experts; the engine then exits
 
 
 def fit_sizes(profile: Profile, settings: Settings, *, options: IkOptions = TODAY) -> FitSizes:
-    """The engine's estimate, which counts derived attention weights five times too large."""
+    """The engine's estimates, in which derived attention weights are five times too large."""
     table = {layer: tensors for layer, tensors in by_layer(profile).items() if layer < profile.layers}
     outside = {tensor.name: tensor.bytes for tensor in profile.tensors if tensor.layer is None}
     layers = [0] * profile.layers
@@ -217,13 +219,13 @@ def _estimates(
     elif joined is not None:
         derived = (joined.bytes // 2) * ((k_b is None) + (v_b is None))
     if options.mla == 3 and v_b is not None:
-        together = latent.heads_at_once(settings.cells, options.amb_mib)
+        together = latent.heads_per_group(settings.cells, options.amb_mib)
         compute = max(compute, 2 * latent.v * together * settings.cells * F32)
     return derived, compute
 
 
 def _widest(profile: Profile, tensors: Mapping[str, Tensor]) -> int:
-    """Rows of up, gate and down together: of all chosen experts, the shared expert or the dense layer."""
+    """Sum of the rows of up, gate and down: the largest of all chosen experts, the shared expert or the dense layer."""
     used = profile.experts.used if profile.experts else 1
     widths = {"_exps": 0, "_shexp": 0, "": 0}
     for name, tensor in tensors.items():
@@ -256,7 +258,7 @@ def own_fit(
         return _kept(sizes, homes, [set() for _ in memory])
     if not any(sizes.experts):
         return _from_the_end(sizes, memory)
-    gives_up = []
+    too_small = []
     dropped = [set[int]() for _ in memory]
     for gpu, room in enumerate(memory):
         mine = [item for item, home in enumerate(homes) if home == gpu]
@@ -267,8 +269,8 @@ def own_fit(
             used -= sizes.experts[layer]
             dropped[gpu].add(layer)
         if used > room:
-            gives_up.append(gpu)
-    return _kept(sizes, homes, dropped, tuple(gives_up))
+            too_small.append(gpu)
+    return _kept(sizes, homes, dropped, tuple(too_small))
 
 
 def _dealt(sizes: FitSizes, memory: Sequence[int]) -> list[int]:
@@ -290,16 +292,18 @@ def _dealt(sizes: FitSizes, memory: Sequence[int]) -> list[int]:
     return homes
 
 
-def _kept(sizes: FitSizes, homes: Sequence[int], dropped: Sequence[set[int]], gives_up: tuple[int, ...] = ()) -> OwnFit:
+def _kept(
+    sizes: FitSizes, homes: Sequence[int], dropped: Sequence[set[int]], too_small: tuple[int, ...] = ()
+) -> OwnFit:
     held = tuple(
         tuple(layer for layer, size in enumerate(sizes.experts) if size and homes[layer] == gpu and layer not in gone)
         for gpu, gone in enumerate(dropped)
     )
-    return OwnFit(tuple(homes[:-1]), homes[-1], held, gives_up)
+    return OwnFit(tuple(homes[:-1]), homes[-1], held, too_small)
 
 
 def _from_the_end(sizes: FitSizes, memory: Sequence[int]) -> OwnFit:
-    """Placement of a model without experts: the last GPU is filled first, the first layers may stay on the host."""
+    """Placement of a model without experts: GPUs are filled from the last, the first layers may stay on the host."""
     items = (*sizes.layers, sizes.head)
     room = list(memory)
     homes: list[int | None] = [None] * len(items)
@@ -312,5 +316,5 @@ def _from_the_end(sizes: FitSizes, memory: Sequence[int]) -> OwnFit:
         room[gpu] -= items[item]
         homes[item] = gpu
     head = homes[-1]
-    gives_up = () if head is not None else tuple(range(len(room)))
-    return OwnFit(tuple(homes[:-1]), len(room) - 1 if head is None else head, tuple(() for _ in room), gives_up)
+    too_small = () if head is not None else tuple(range(len(room)))
+    return OwnFit(tuple(homes[:-1]), len(room) - 1 if head is None else head, tuple(() for _ in room), too_small)

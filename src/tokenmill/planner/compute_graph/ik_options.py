@@ -2,7 +2,7 @@
 
 Dates are those of its pull requests: 16-bit mask (autumn 2025), attention computed per group of attention heads
 (ik#1211, January 2026), `--fit` (ik#1501, March 2026), `-ts` respected (ik#1540, three days later),
-`--gpu-fit-margin` (ik#1872, May 2026), `-amb 256` by default (ik#2312, August 2026).
+`--gpu-fit-margin` (ik#1872, May 2026), default `-amb 256` (ik#2312, August 2026).
 """
 
 from dataclasses import dataclass
@@ -10,20 +10,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class IkOptions:
-    """Flags that affect memory and the behaviour of a build; the defaults are those of the current version."""
+    """Flags and build properties that affect memory; the defaults are those of the current version."""
 
-    mla: int = (
-        3  # 3: prompts expand K and V from the latent cache, single tokens do not; 1: never expand; 0: no latent cache
-    )
+    mla: int = 3  # 3: only prompts expand K and V from the latent cache; 1: never expanded; 0: no latent cache
     amb_mib: int = 256  # maximum size of one expansion, in MiB; 0: no limit
-    fmoe: bool = True  # up and gate of the experts in one operation, so both are copied together
+    fmoe: bool = True  # one operation computes up and gate of the experts, so both are copied together
     muge: bool = False  # up and gate merged into one tensor while loading
     rtr: bool = False  # host tensors are repacked while loading; GPUs cannot read them afterwards
     fused_sum: bool = True  # experts are weighted and summed in one operation
-    half_mask: bool = True  # the mask is created in 16 bits, not created in 32 and converted by the first GPU
+    half_mask: bool = True  # the mask is created in 16 bits; False: in 32, and the first GPU converts it
     by_groups: bool = True  # attention finishes one group of attention heads before the next is expanded
     nccl: bool = True  # built with NCCL, whose communicators take memory on every GPU from the start
-    fit_counts_compute: bool = False  # --fit subtracts the compute buffer from free memory, not only the margin
+    fit_counts_compute: bool = False  # --fit subtracts the compute buffer and the margin from free memory
     fit_margin_each: bool = True  # one margin per GPU; older builds read only 12000 of "12000,12550"
 
 

@@ -1,17 +1,16 @@
-"""Tensors of a model by layer and short name: the input of every graph."""
+"""Tensors of a model by layer and short name, from which every graph is built."""
 
 from tokenmill.model.profile import Profile, Tensor
 
 TensorTable = dict[int, dict[str, Tensor]]
-_KEPT = 4  # the same few models (and their quantisations) are looked up repeatedly
-_kept: list[
-    tuple[tuple[Tensor, ...], TensorTable]
-] = []  # compared by identity: hashing a thousand tensors costs as much as sorting them
+_MAX_CACHED = 4
+# Keys are compared by identity: hashing a thousand tensors takes as long as building their table.
+_cached: list[tuple[tuple[Tensor, ...], TensorTable]] = []
 
 
 def by_layer(profile: Profile) -> TensorTable:
     """Tensors of each layer by short name: `attn_q`, `ffn_down_exps`. The result is shared; do not modify it."""
-    for tensors, table in _kept:
+    for tensors, table in _cached:
         if tensors is profile.tensors:
             return table
     table = {}
@@ -19,6 +18,6 @@ def by_layer(profile: Profile) -> TensorTable:
         if tensor.layer is not None:
             short = tensor.name.split(f"{tensor.layer}.", 1)[1].removesuffix(".weight")
             table.setdefault(tensor.layer, {})[short] = tensor
-    _kept.insert(0, (profile.tensors, table))
-    del _kept[_KEPT:]
+    _cached.insert(0, (profile.tensors, table))
+    del _cached[_MAX_CACHED:]
     return table

@@ -1,8 +1,8 @@
 """Graphs of llama.cpp for one micro-batch, detailed enough to size its buffers.
 
-The operations follow from the tensor table (is there a query norm, is there an expert stack), so unlisted
-architectures come out close, too. Order matters, because the allocator replays it. Follows the graphs of llama.cpp
-b11549; ordinary, windowed and latent attention match to the page, recurrent layers and the index of sparse
+The operations are derived from the tensor table (for example, a query norm or a stack of experts), so the sizes of
+unlisted architectures are close, too. The order of operations matters, because the allocator replays it. Follows
+llama.cpp b11549; ordinary, windowed and latent attention match to the page, recurrent layers and the index of sparse
 attention are approximate.
 """
 
@@ -13,7 +13,7 @@ from tokenmill.model.tensor_types import cache_bytes
 from tokenmill.planner.compute_graph.builder import F16, F32, I32, I64, GraphBuilder, MicroBatch
 from tokenmill.planner.compute_graph.layer_tensors import by_layer
 
-MOST_FUSED = 15  # experts per token that CUDA sums in one kernel: ggml's MOE_WEIGHTED_REDUCTION_MAX_EXPERTS
+MAX_FUSED_EXPERTS = 15  # experts per token that CUDA sums in one kernel: ggml's MOE_WEIGHTED_REDUCTION_MAX_EXPERTS
 
 
 def dense(graph: GraphBuilder, tensors: Mapping[str, Tensor], normed: int, suffix: str = "") -> int:
@@ -31,7 +31,7 @@ def dense(graph: GraphBuilder, tensors: Mapping[str, Tensor], normed: int, suffi
 
 
 def experts(graph: GraphBuilder, profile: Profile, tensors: Mapping[str, Tensor], normed: int, *, stage: bool) -> int:
-    """Routed experts, summed per token, plus the shared one; `stage` copies each expert tensor to the device first."""
+    """Routed experts, summed per token, plus the shared expert; `stage` first copies each stack to the device."""
     mixture = profile.experts or Experts(1, 1)
     (inner, embed, _), used = tensors["ffn_down_exps"].shape, mixture.used
     before = profile.architecture == "llama4"  # weights the experts' inputs, not their outputs
@@ -41,7 +41,7 @@ def experts(graph: GraphBuilder, profile: Profile, tensors: Mapping[str, Tensor]
         read = graph.add("weighted", embed * used, graph.add("repeated", embed * used, read), weights, in_place=True)
     joined = _joined(graph, tensors, inner * used, read, order, stage=stage)
     made = result = _times(graph, tensors, "ffn_down_exps", embed * used, joined, order, stage=stage)
-    fuses = graph.batch.fuses and not before and 2 <= used <= MOST_FUSED
+    fuses = graph.batch.fuses and not before and 2 <= used <= MAX_FUSED_EXPERTS
     if not before:
         result = graph.add("moe_weighted", embed * used, result, weights, in_place=not fuses)
     total = _added_up(graph, result, embed, used)
@@ -56,7 +56,7 @@ def experts(graph: GraphBuilder, profile: Profile, tensors: Mapping[str, Tensor]
 def _routed(
     graph: GraphBuilder, tensors: Mapping[str, Tensor], mixture: Experts, normed: int, *, by_logits: bool
 ) -> tuple[int, int]:
-    """Chosen experts of each token and their weights; `by_logits` when they are chosen before the sigmoid."""
+    """Chosen experts of each token and their weights; `by_logits` chooses them before the sigmoid."""
     count = mixture.count
     used = mixture.used
     logits = graph.add("logits", count, normed)
@@ -114,13 +114,11 @@ def _added_up(graph: GraphBuilder, result: int, embed: int, used: int) -> int:
     return total
 
 
-__all__ = ["GraphBuilder", "MicroBatch", "draw"]
-
 HADAMARD = 64  # smallest side of the matrices that rotate the inputs of a quantised cache
 _EXACT_CACHE_TYPES = ("f32", "f16", "bf16")
 
 
-def draw(
+def build_graph(
     profile: Profile,
     batch: MicroBatch,
     layers: Sequence[int] | None = None,
@@ -129,11 +127,12 @@ def draw(
     head: bool = True,
     staged: Collection[int] = (),
 ) -> GraphBuilder:
-    """The part of the graph that one device computes.
+    """Build the part of the graph that one device computes.
 
-    `layers` are those it computes; `embed` adds the embedding lookup (without it the hidden state is copied from
-    another device), `head` the output matrix. Experts of `staged` layers live in host memory and are copied to the
-    device, one tensor at a time, while they are used. With a GPU, the host's own buffer is `draw(..., layers=())`.
+    `layers` are those of the device, None all. `embed` adds the embedding lookup, without which the hidden state is
+    copied from another device; `head` adds the output matrix. Experts of `staged` layers live in host memory and are
+    copied to the device, one tensor at a time, when they are used. Next to a GPU, the host's own buffer is that of
+    `layers=()`.
     """
     table = by_layer(profile)
     graph = GraphBuilder(batch, batch.tokens)
@@ -151,8 +150,8 @@ def draw(
 def _embedded(graph: GraphBuilder, width: int, *, looked_up: bool, used: bool) -> int:
     """Token ids to hidden state.
 
-    Since 2026 every batch also reserves an input for embeddings: they are copied and mixed with looked-up rows into a
-    tensor that a text batch never reads and that therefore stays allocated, on the device of the first layer.
+    Since 2026 every batch also reserves an input for embeddings. They are copied and mixed with looked-up rows into a
+    tensor on the device of the first layer, which stays allocated because a text batch never reads it.
     """
     tokens = graph.tokens
     if not graph.batch.mixes_embeddings:
@@ -180,7 +179,7 @@ def _embedded(graph: GraphBuilder, width: int, *, looked_up: bool, used: bool) -
 
 
 def _all_inputs(graph: GraphBuilder, profile: Profile) -> None:
-    """Inputs that the host keeps for the layers of GPUs."""
+    """Add the inputs that the host holds for the layers of GPUs."""
     _positions(graph)
     for cache in profile.cache:
         if cache.kind not in ("recurrent", "none"):
@@ -267,7 +266,7 @@ def _attention(
     made = {}
     for name in order:
         turn = _turn(graph, profile, cache, of_v=name == "attn_v")
-        # Llama 4's full-attention layers use no positions; their queries are scaled instead.
+        # Llama 4's full-attention layers use no positions, but scale their queries
         rope = name == "attn_q" or not (profile.architecture == "llama4" and cache.span_tokens is None)
         made[name] = _projected(graph, tensors, name, sizes[name], normed, fused, turn, rope=rope)
     to_k, to_v, mask = _cache_inputs(graph, cache)
@@ -285,7 +284,7 @@ def _attention(
 
 
 def _mixed(graph: GraphBuilder, tensors: Mapping[str, Tensor], embed: int, normed: int) -> int:
-    """Recurrent layers, approximated: all projections of the hidden state together, then their sum."""
+    """Recurrent layers, approximated as all projections of the hidden state and their sum."""
     sizes = [
         tensor.shape[1]
         for name, tensor in tensors.items()
@@ -296,7 +295,7 @@ def _mixed(graph: GraphBuilder, tensors: Mapping[str, Tensor], embed: int, norme
 
 
 def _turn(graph: GraphBuilder, profile: Profile, cache: LayerCache, *, of_v: bool) -> int | None:
-    """The Hadamard matrix that rotates inputs of a quantised cache to spread outliers; None if there is no rotation."""
+    """The Hadamard matrix that rotates inputs of a quantised cache to spread outliers; None without rotation."""
     cache_type = graph.batch.cache_type_v if of_v else graph.batch.cache_type_k
     head = (cache.v_elements if of_v else cache.k_elements) // (profile.kv_heads or 1)
     if cache_type in _EXACT_CACHE_TYPES or head == 0 or head % HADAMARD:
@@ -317,7 +316,7 @@ def _projected(
     *,
     rope: bool,
 ) -> int:
-    """One of Q, K and V: projection, bias, norm per attention head, position, rotation."""
+    """Build Q, K or V: projection, bias, norm per attention head, position, rotation."""
     result = graph.add(name, size, normed) if fused is None else graph.view(fused)
     if f"{name}.bias" in tensors:
         result = graph.add(name, size, result, in_place=True)
@@ -332,7 +331,7 @@ def _projected(
 def _latent(
     graph: GraphBuilder, profile: Profile, tensors: Mapping[str, Tensor], cache: LayerCache, normed: int
 ) -> int:
-    """Latent attention: queries are projected into the compressed space, values out of it."""
+    """Latent attention, which projects queries into the compressed space and values out of it."""
     heads = profile.heads or 1
     lora = cache.v_elements
     width = cache.k_elements

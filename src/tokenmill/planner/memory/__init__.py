@@ -1,7 +1,7 @@
 """Bytes per memory tier.
 
-costs     bytes of a model under given settings, item by item
-kv_cells  cells of the KV cache and their size
-ledger    every item by tier, in steady state and at the load peak
-weights   copies of weights that engines make: repacked layouts, scratch pools
+costs     bytes of each part of a model under given settings
+kv_cells  number and size of KV cells
+ledger    bytes per tier and item, at the load peak, after loading and at full context
+weights   weights that the CPU backend repacks, and scratch memory of products with weights
 """

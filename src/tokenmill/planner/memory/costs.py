@@ -1,7 +1,7 @@
-"""Memory cost of each part of a model under given settings; `place` and `ledger` add them up.
+"""Memory cost of each part of a model under given settings; `draft` and `ledger` add them up.
 
-KV is counted in whole cells. Compute buffers are replayed (`compute_graph`) over a few typical layers, which gives
-the same size as all layers in a fraction of the time. Knows engines, not machines.
+KV is counted in whole cells. Compute buffers are computed from the graph of a few typical layers (`compute_graph`),
+which is as large as that of all layers and much faster to replay. Depends on the engine, not on the machine.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from functools import cache
 from tokenmill.model.profile import Profile, Tensor, TensorClass
 from tokenmill.planner.compute_graph.allocator import buffer_bytes
 from tokenmill.planner.compute_graph.engines import TRAITS, EngineTraits
-from tokenmill.planner.compute_graph.ik_llama import experts_travel
+from tokenmill.planner.compute_graph.ik_llama import copies_experts
 from tokenmill.planner.compute_graph.ik_memory import (
     ik_compute_bytes,
     ik_cpu_compute_bytes,
@@ -23,7 +23,7 @@ from tokenmill.planner.compute_graph.ik_memory import (
     ik_runtime_bytes,
 )
 from tokenmill.planner.compute_graph.ik_options import IkOptions
-from tokenmill.planner.compute_graph.llama_cpp import draw
+from tokenmill.planner.compute_graph.llama_cpp import build_graph
 from tokenmill.planner.memory.kv_cells import KvContext, context_of, kv_bytes, largest_batch, output_bytes
 from tokenmill.planner.memory.weights import CONTEXT_BYTES, pool_bytes
 from tokenmill.planner.plan import Settings
@@ -53,7 +53,7 @@ class MemoryCosts:
         return self.kv[layer] + weights + self.derived(layer) + self.expert_cache(1)
 
     def expert_cache(self, layers: int) -> int:
-        """A GPU's cache for host experts, divided over the GPUs in proportion to their layers."""
+        """Bytes of the device cache for host experts, which is divided over the GPUs in proportion to their layers."""
         return -(-self.settings.moe_cache_bytes * layers // self.profile.layers) if self.profile.layers else 0
 
     def experts(self, layer: int) -> int:
@@ -62,7 +62,7 @@ class MemoryCosts:
 
     @property
     def head(self) -> int:
-        """Bytes of the output weights; a tied output is a second copy of the embedding."""
+        """Bytes of the output weights; a tied output counts as a second copy of the embedding."""
         outside = [tensor for tensor in self.profile.tensors if tensor.layer is None]
         tied = self.profile.tied_output
         return sum(t.bytes for t in outside if t.cls is not TensorClass.EMBEDDING or tied)
@@ -78,7 +78,7 @@ class MemoryCosts:
         return self._device(self._typical(layers), False, head, False)
 
     def staging(self, layers: Sequence[int], *, head: bool, staged: Sequence[int]) -> int:
-        """Bytes that copying the experts of `staged` layers from the host adds to that."""
+        """Bytes added to `compute` if the experts of `staged` layers are copied from the host."""
         if not any(self.experts(layer) for layer in staged) or not self.moves_to_gpu:
             return 0
         largest = max(
@@ -89,14 +89,14 @@ class MemoryCosts:
 
     @property
     def lends_host_layers(self) -> bool:
-        """Whether the first GPU computes large batches of host layers."""
+        """Whether the first GPU computes large batches of the host's layers."""
         return self.moves_to_gpu
 
     def lent(self, layers: Sequence[int]) -> int:
-        """Bytes on the first GPU for the cache of host layers and, if they have no experts, their largest matrix."""
+        """Bytes on the first GPU for copies of the host layers' cache and, without experts, their largest matrix."""
         if not layers or not self.lends_host_layers:
             return 0
-        # K and V of a latent cache are two views of one tensor; both are copied.
+        # K and V of a latent cache are two views of one tensor, and both are copied
         twice = max(self.kv[layer] * (2 if self.profile.cache[layer].kind == "latent" else 1) for layer in layers)
         if any(self.experts(layer) for layer in layers):
             return twice
@@ -120,12 +120,12 @@ class MemoryCosts:
         return CONTEXT_BYTES.get(capability or "", self.traits.runtime_bytes) + pool_bytes(self.profile, self.context)
 
     def growth(self, layers: Sequence[int], tokens: int | None = None) -> int:
-        """Bytes beyond the buffers of a GPU with these layers at `tokens` of context; None: full context."""
+        """Bytes by which a GPU with these layers outgrows its buffers at `tokens` of context; None: full context."""
         return 0
 
     @property
     def load_extra(self) -> int:
-        """Temporary host memory for rewriting tensors during the load."""
+        """Bytes of host memory used temporarily to rewrite tensors during the load."""
         return 0
 
     def _kv(self) -> tuple[int, ...]:
@@ -145,14 +145,14 @@ class MemoryCosts:
         old = self.traits.graph_of_2025
         found = largest_batch(self.profile, self.context)
         batch = replace(found, mixes_embeddings=not old, casts_mask=old, fuses=not (embed or old))
-        sketch = draw(self.profile, batch, layers, embed=embed, head=head, staged=layers if staged else ())
-        return buffer_bytes(sketch.steps)
+        graph = build_graph(self.profile, batch, layers, embed=embed, head=head, staged=layers if staged else ())
+        return buffer_bytes(graph.steps)
 
     def _kind(self, layer: int) -> object:
         return self.profile.cache[layer], tuple((tensor.cls, tensor.shape) for tensor in self.tensors[layer])
 
     def _typical(self, layers: Sequence[int]) -> tuple[int, ...]:
-        """The first and last layer of each kind; their buffer is as large as that of all layers."""
+        """The first two layers of each kind and the model's edges; their buffer is as large as that of all layers."""
         kinds: dict[object, list[int]] = {}
         for layer in layers:
             kinds.setdefault(self._kinds[layer], []).append(layer)
@@ -161,7 +161,7 @@ class MemoryCosts:
 
 
 class IkCosts(MemoryCosts):
-    """Costs of ik_llama.cpp, which has its own graphs and cache."""
+    """Costs of ik_llama.cpp, whose graphs and cache differ from llama.cpp's."""
 
     def __init__(self, profile: Profile, settings: Settings) -> None:
         self.options = settings.ik or TRAITS[settings.engine].ik or IkOptions()
@@ -170,7 +170,7 @@ class IkCosts(MemoryCosts):
     @property
     def moves_to_gpu(self) -> bool:
         """Whether a full micro-batch's products with host experts are computed on the GPU."""
-        return experts_travel(self.profile, self.settings, self.options)
+        return copies_experts(self.profile, self.settings, self.options)
 
     @property
     def lends_host_layers(self) -> bool:
@@ -182,7 +182,7 @@ class IkCosts(MemoryCosts):
         return ik_derived_bytes(self.profile, (layer,), options=self.options)
 
     def runtime(self, gpus: int, capability: str | None = None) -> int:
-        """Driver context and, with several GPUs, communicators; fitted to two reports."""
+        """Driver context and, with several GPUs, NCCL communicators; fitted to two reports."""
         return ik_runtime_bytes(gpus, options=self.options)
 
     def growth(self, layers: Sequence[int], tokens: int | None = None) -> int:
@@ -193,7 +193,7 @@ class IkCosts(MemoryCosts):
 
     @property
     def load_extra(self) -> int:
-        """Merging up and gate briefly keeps both copies."""
+        """Bytes used temporarily while up and gate are merged."""
         return ik_load_extra_bytes(self.profile, options=self.options)
 
     def _kv(self) -> tuple[int, ...]:

@@ -5,7 +5,7 @@
   window   span x sequences + micro-batch, padded,        span + micro-batch, padded, for each
            never more than the full one                   never more than the full one
 
-Valid for llama.cpp since late 2025 (windows padded to 256; latent caches store only K). Covers no other engine.
+Valid for llama.cpp since late 2025, which pads windows to 256 cells and stores only K of latent caches.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class KvContext:
     flash_attention: bool = True
     unified: bool = True  # one cache for all sequences; --kv-unified
     full_windows: bool = False  # sliding windows keep the whole context; --swa-full
-    outputs: int | None = None  # tokens of a batch with logits; None: all. llama-server keeps one per sequence
+    outputs: int | None = None  # tokens of a batch with logits; None: all; llama-server: one per sequence
 
     @property
     def size(self) -> int:
@@ -40,7 +40,7 @@ class KvContext:
 
     @property
     def streams(self) -> int:
-        """Separate caches."""
+        """Number of separate caches."""
         return 1 if self.unified else self.sequences
 
     @property
@@ -80,14 +80,14 @@ def cells(context: int, sequences: int, ubatch: int, span: int | None, unified: 
 
 
 def kv_bytes(profile: Profile, context: KvContext) -> tuple[int, ...]:
-    """Bytes of each layer's cache, all streams together, recurrent state included."""
-    # A transposed V has the same width in every layer.
+    """Bytes of each layer's cache over all streams, including recurrent state."""
+    # without flash attention V is stored transposed, with the same width in every layer
     widest = 0 if context.flash_attention else max((layer.v_elements for layer in profile.cache), default=0)
     return tuple(_layer_bytes(layer, context, widest) for layer in profile.cache)
 
 
 def output_bytes(profile: Profile, context: KvContext) -> int:
-    """Bytes of the host's logits buffer, allocated at start: one row per sequence."""
+    """Bytes of the host's logits buffer, which has one row per sequence."""
     return (profile.vocabulary or 0) * context.sequences * F32
 
 

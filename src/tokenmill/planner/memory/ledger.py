@@ -1,7 +1,7 @@
 """Bytes per tier and item of a placement: at the load peak, after loading, and with a full context.
 
-Weights are sums over the tensor table; the rest comes from `costs`. Figures that cannot be computed (driver contexts,
-the process) are estimates from `engines.EngineTraits` and are named `runtime`; memory kept free is named `reserve`.
+Weights are sums over the tensor table; the other items come from `costs`. `runtime` is the estimated memory of driver
+contexts and the process (`EngineTraits`); `reserve` is memory kept free.
 """
 
 from tokenmill.hardware.machine import Machine
@@ -13,7 +13,7 @@ from tokenmill.planner.placement import host_tier, os_reserve
 from tokenmill.planner.plan import Item, Ledger, LedgerRow, Placement
 from tokenmill.units import MIB
 
-FIRST_PROMPT_TOKENS = 8192  # `after_load` includes a first request, because users look at memory after one
+FIRST_PROMPT_TOKENS = 8192  # `after_load` includes a first request, after which users compare it with nvidia-smi
 UPLOAD_BYTES = 4 * 64 * MIB  # pinned buffers for uploading unmapped weights to a GPU
 LedgerRows = list[tuple[str, Item, int]]
 
@@ -32,7 +32,7 @@ def ledger(machine: Machine, costs: MemoryCosts, placement: Placement, goal: Goa
     repack = _repacked(machine, costs, placement, host)
     rows += _host(costs, placement, host, os_reserve(machine) + goal.reserve_ram_bytes, repack)
     loaded = _joined(rows)
-    # Mapped pages of repacked weights are not read again before the next start.
+    # the mapped pages of repacked weights are not needed again before the next start
     dropped = [LedgerRow(host, "weights", repack)] if repack and costs.settings.mmap else []
     peak = _load_peak(costs, placement, host, loaded, repack)
     return Ledger(peak, loaded, _joined([*rows, *growth]), tuple(dropped))
@@ -93,7 +93,7 @@ def _host(costs: MemoryCosts, placement: Placement, host: str, reserve: int, rep
     return [
         (host, "kv", sum(costs.kv[layer] for layer in layers)),
         (host, "compute", costs.host_compute(computed, head=not placement.head.startswith("gpu"))),
-        # With mmap, the file's pages stay in memory next to the repacked copy; without, each tensor is freed.
+        # with mmap the file's pages stay in memory in addition to the repacked copy; without, each tensor is freed
         (host, "repack", repack if settings.mmap else 0),
         (host, "prompt_cache", settings.cache_ram_bytes),
         (host, "runtime", costs.process),
@@ -118,7 +118,7 @@ def _repacked(machine: Machine, costs: MemoryCosts, placement: Placement, host: 
 def _load_peak(
     costs: MemoryCosts, placement: Placement, host: str, loaded: tuple[LedgerRow, ...], repack: int
 ) -> tuple[LedgerRow, ...]:
-    """Bytes at the load peak; weights in transit count in the memory where they wait."""
+    """Rows at the load peak: those after loading, plus weights that wait in host memory to be copied."""
     settings = costs.settings
     waiting = costs.load_extra
     if not settings.mmap:
@@ -129,7 +129,7 @@ def _load_peak(
 
 
 def _joined(rows: LedgerRows) -> tuple[LedgerRow, ...]:
-    """One row per tier and item in order of first appearance, without empty ones."""
+    """One row per tier and item, in order of first appearance, without empty rows."""
     sums: dict[tuple[str, Item], int] = {}
     for tier, item, size in rows:
         sums[tier, item] = sums.get((tier, item), 0) + size

@@ -1,7 +1,7 @@
-"""Weights that llama.cpp's CPU backend repacks into a layout interleaved for vector instructions.
+"""Weights that llama.cpp's CPU backend repacks while loading, and scratch memory of products with weights.
 
-They are repacked while the model loads; with mmap the file's pages remain in memory as well. The instructions that
-llama.cpp was *built* for decide, which in a wheel are fewer than the CPU has.
+Repacked weights are interleaved for vector instructions; with mmap the file's pages remain in memory as well. Which
+weights are repacked depends on the instructions that llama.cpp was *built* for, in a wheel fewer than the CPU has.
 Source: ggml/src/ggml-cpu/repack.cpp of b11549. AMX builds use a separate buffer and are not covered.
 """
 
@@ -18,7 +18,7 @@ _AVX2 = frozenset({"avx2"})
 _AVX512 = frozenset({"avx512f"})
 _DOT = frozenset({"neon", "dotprod"})
 _I8MM = frozenset({"neon", "i8mm"})
-# Type -> (sufficient instructions, divisor of the number of rows).
+# type -> alternatives of (required instructions, divisor of the number of rows)
 _KERNELS: dict[str, tuple[tuple[frozenset[str], int], ...]] = {
     "Q4_0": ((_AVX2, 8), (_I8MM, 4), (_DOT, 4)),
     "Q4_K": ((_AVX2, 8), (_I8MM, 8), (_DOT, 8)),
@@ -40,9 +40,9 @@ def repacked(tensor_type: str, shape: tuple[int, ...], isa: Collection[str] = WH
 
 
 def is_repacked(tensor: Tensor, isa: Collection[str] = WHEEL_ISA) -> bool:
-    """Whether this tensor is repacked: a matrix that is multiplied with, or a stack of experts.
+    """Whether this tensor is repacked, which applies to matrices of products and stacks of experts.
 
-    Multi-token prediction layers are not: by default llama.cpp leaves them on disk.
+    Multi-token prediction layers are not repacked, because llama.cpp leaves them on disk by default.
     """
     unused = tensor.cls in (TensorClass.EMBEDDING, TensorClass.NORM, TensorClass.MTP)
     stacked = len(tensor.shape) == 3 and tensor.cls is not TensorClass.ROUTED_EXPERTS
@@ -55,7 +55,7 @@ _HALF = 2
 _WHOLE = ("F32", "F64")
 _HALVES = ("F16", "BF16")
 
-# Driver context, kernels and workspaces by compute capability: the rest of the driver's figure for the process.
+# Driver context, kernels and workspaces by compute capability: memory of the process minus all computed items.
 CONTEXT_BYTES = {
     "8.6": 470 * MIB,  # three RTX 3090, ik_llama.cpp, July 2025: see ik_memory
     "9.0": 690 * MIB,  # H200, driver 580, llama.cpp b11549, 2026-11-15

@@ -1,7 +1,8 @@
 """Plans over several hosts: llama.cpp's RPC workers, and vLLM on Ray.
 
-hosts     the hosts, the network between them, and their shares of the layers
-make      the plan
-forecast  its speed, including the network's part of a step
-worker    one RPC worker; vllm the same for vLLM
+hosts     values of a plan and the share of each host
+make      the entry point; plans llama.cpp with RPC workers
+vllm      plans vLLM on Ray
+worker    the share of one RPC worker
+forecast  speed, including the network terms of a step
 """

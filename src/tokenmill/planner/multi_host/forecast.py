@@ -1,7 +1,7 @@
 """Forecasts the speed of a model over several hosts from the terms of each host and those of the network.
 
-A host's terms are the single-machine forecast of its part. Loading is single-threaded: a thread reads a tensor,
-hashes it if it is large, copies it into a message and sends it, one after the other.
+A host's terms are the single-machine forecast of its part. Loading is single-threaded: for one tensor after another, a
+thread reads it, hashes it if it is large, copies it into a message and sends it.
 """
 
 from collections import defaultdict
@@ -14,19 +14,21 @@ from tokenmill.planner.memory.kv_cells import PAD
 from tokenmill.planner.multi_host.hosts import HostShare
 from tokenmill.planner.plan import Confidence, Forecast, Speed, Term
 from tokenmill.planner.speed.forecast import forecast
+from tokenmill.planner.speed.load_time import load_time
+from tokenmill.planner.speed.rates import standard
 from tokenmill.units import format_bytes, format_seconds
 
 STATE_BYTES = 4  # llama.cpp's activations are F32
 TENSOR_BYTES = 296  # size of one tensor description on the wire (rpc_tensor)
-# Tensors in one layer's graph, nodes and their inputs: counted for a dense model, inferred from the bytes on the wire
-# for one mixture-of-experts model with a latent cache.
+# Tensors in one layer's graph, including inputs: counted for a dense model, inferred from the bytes on the wire for a
+# mixture-of-experts model with a latent cache.
 DENSE_TENSORS = 43
 MIXTURE_TENSORS = 90
-STEP_MESSAGES = 7  # inputs, graph and result, each with a description and its sizes
+STEP_MESSAGES = 7  # inputs, graph and result with their descriptions and sizes
 MESSAGE_BYTES = TENSOR_BYTES + 32
 GRAPH_TOKENS = PAD  # decoding sends the graph again when the cache grows by a page
-INSIDE_TRIPS = 3  # round trips that move a state between two devices of one worker: refused copy, get, set
-INSIDE_MESSAGES = 4  # the same plus the next graph
+INSIDE_TRIPS = 3  # round trips to move a state between two devices of one worker: refused copy, get, set
+INSIDE_MESSAGES = 4  # the same messages plus the next graph
 MESSAGE_S = 60e-6  # CPU time of one message at both ends: 45 to 115 us on a busy virtual machine, see docs/hosts.md
 HALF_BYTES = 2  # vLLM's activations
 GIGA = 1e9
@@ -52,8 +54,8 @@ def rpc_terms(
 ) -> list[Term]:
     """Network terms of one worker in a step of `tokens` tokens that attend to `cells` cells.
 
-    `graph`: tensors in its graph; `takes`: states sent to it per token; `inside`: transfers of a state between
-    that worker's own devices.
+    `graph` is the number of tensors in its graph, `takes` the number of states sent to it per token, `inside` the
+    number of transfers of a state between its own devices.
     """
     padded = -(-cells // PAD) * PAD
     mask = tokens * padded * mask_bytes
@@ -71,7 +73,7 @@ def rpc_terms(
 
 
 def stage_terms(link: NetworkLink, *, embedding: int, tokens: int) -> list[Term]:
-    """vLLM: the transfer from one pipeline stage to the next."""
+    """Terms of the transfer from one vLLM pipeline stage to the next."""
     return [
         _term("link states", 2.0 * tokens * embedding * HALF_BYTES, link),
         Term("link round trips", link.one_way_s),
@@ -79,7 +81,7 @@ def stage_terms(link: NetworkLink, *, embedding: int, tokens: int) -> list[Term]
 
 
 def reduce_terms(link: NetworkLink, *, embedding: int, layers: int, tokens: int, hosts: int) -> list[Term]:
-    """vLLM: two all-reduces per layer and one for the embedding, on a ring of `hosts` hosts."""
+    """Terms of vLLM's all-reduces on a ring of hosts: two per layer and one for the embedding."""
     if hosts < 2:
         return []
     sums = 2 * layers + 1
@@ -97,12 +99,12 @@ def _term(name: str, count: float, link: NetworkLink) -> Term:
 NEVER = 1 << 30  # offload threshold of a worker: it never copies weights to its GPUs
 HASHED_BYTES = 10 << 20  # larger tensors are hashed before sending, in case the worker has them on disk
 HASH_GB_S = 0.88  # FNV-1a, bytewise: measured, see docs/hosts.md
-HANDLED_GB_S = 0.5  # copies into the message, out of it and into place: measured CPU time, see docs/hosts.md
-ENGINE = "engine"  # term of the engine's own work in a step; only the main host has it
+HANDLED_GB_S = 0.5  # copying tensors into and out of messages: measured CPU time, see docs/hosts.md
+ENGINE = "engine"  # term of the engine's own work in a step; counted on the head host only
 
 
 def rpc_forecast(fleet: Fleet, profile: Profile, shares: Sequence[HostShare]) -> Forecast:
-    """Forecast for llama.cpp with RPC servers."""
+    """Forecast the speed and load time of llama.cpp with RPC servers."""
     alone = {
         share.host.name: forecast(
             share.host.machine,
@@ -124,7 +126,7 @@ def rpc_forecast(fleet: Fleet, profile: Profile, shares: Sequence[HostShare]) ->
     def decode(key: tuple[int, int, int | None], parts: list[tuple[str, Speed]]) -> Speed:
         depth, sequences, _ = key
         terms = summed([*named(parts, head), *linked(sequences, depth + 1, prefill=False)])
-        return Speed(sequences / _seconds(terms), depth, sequences, terms, surest(parts))
+        return Speed(sequences / _seconds(terms), depth, sequences, terms, lowest_confidence(parts))
 
     def prefill(key: tuple[int, int, int | None], parts: list[tuple[str, Speed]]) -> Speed:
         depth, _, ubatch = key
@@ -134,7 +136,7 @@ def rpc_forecast(fleet: Fleet, profile: Profile, shares: Sequence[HostShare]) ->
             for term in linked(tokens, depth + tokens, prefill=True)
         ]
         terms = summed([*named(parts, head), *sent])
-        return Speed(1 / _seconds(terms), depth, 1, terms, surest(parts), ubatch=ubatch)
+        return Speed(1 / _seconds(terms), depth, 1, terms, lowest_confidence(parts), ubatch=ubatch)
 
     cold, warm, bound, notes = _load(fleet, shares, alone)
     return Forecast(
@@ -143,7 +145,7 @@ def rpc_forecast(fleet: Fleet, profile: Profile, shares: Sequence[HostShare]) ->
         load_cold_s=cold,
         load_warm_s=warm,
         load_bound_by=bound,
-        notes=(*_own_notes(alone), *notes),
+        notes=(*_host_notes(shares, alone), *notes),
     )
 
 
@@ -177,7 +179,7 @@ def joined(
 
 
 def named(parts: Iterable[tuple[str, Speed]], head: str) -> list[Term]:
-    """Prefix every host's terms with its name; only the main host keeps the engine's own work."""
+    """Prefix every host's terms with its name; only the head host keeps the engine's own work."""
     return [
         Term(f"{name} {term.name}", term.seconds, term.bytes, term.gb_s)
         for name, speed in parts
@@ -199,8 +201,8 @@ def summed(terms: Iterable[Term]) -> tuple[Term, ...]:
     )
 
 
-def surest(parts: Iterable[tuple[str, Speed]]) -> Confidence:
-    """The lowest confidence of all hosts; the stated link speed is trusted."""
+def lowest_confidence(parts: Iterable[tuple[str, Speed]]) -> Confidence:
+    """The lowest confidence of all hosts; the link speed is taken as given."""
     return "calibrated" if all(speed.confidence != "estimated" for _, speed in parts) else "estimated"
 
 
@@ -208,17 +210,19 @@ def _seconds(terms: Iterable[Term]) -> float:
     return sum(term.seconds for term in terms)
 
 
-def _own_notes(alone: dict[str, Forecast]) -> Iterable[str]:
-    for name, found in alone.items():
-        for note in found.notes:
-            if "load" not in note:  # notes on the whole load replace those of each host
-                yield f"{name}: {note}"
+def _host_notes(shares: Sequence[HostShare], alone: dict[str, Forecast]) -> Iterable[str]:
+    """Notes of every host except those on loading, which `_load` replaces."""
+    for share in shares:
+        load = load_time(share.host.machine, share.part, share.settings, share.placement, standard())
+        for note in alone[share.host.name].notes:
+            if note not in load.notes:
+                yield f"{share.host.name}: {note}"
 
 
 def _load(
     fleet: Fleet, shares: Sequence[HostShare], alone: dict[str, Forecast]
 ) -> tuple[float | None, float | None, str | None, list[str]]:
-    """Seconds of a cold and a warm load, what limits it, and notes."""
+    """Seconds of a cold and a warm load, the part that takes longest, and notes."""
     own = alone[fleet.head.name]
     sizes = [tensor.bytes for share in shares if share.host != fleet.head for tensor in share.part.tensors]
     sent = sum(sizes)
@@ -232,24 +236,26 @@ def _load(
     shares_of = {
         "the network": network_s,
         "hashing and copying": handled_s,
-        own.load_bound_by or "the head": (cold or warm or 0.0) - sending_s,
+        own.load_bound_by or "the head host": (cold or warm or 0.0) - sending_s,
     }
     bound = max(shares_of, key=lambda name: shares_of[name]) if cold or warm else None
     notes = []
     if sent:
         notes.append(
-            f"{format_bytes(sent)} of weights cross the network at every load: {format_seconds(network_s)}, and"
+            f"every load sends {format_bytes(sent)} of weights over the network: {format_seconds(network_s)}, plus"
             f" {format_seconds(handled_s)} of hashing and copying"
         )
         notes.append(
-            f"workers keep tensors over 10 MiB on their disks (--cache): later loads send {format_bytes(sent - large)}"
+            f"with --cache the workers keep tensors over 10 MiB on disk: later loads send {format_bytes(sent - large)}"
         )
     if cold is None:
-        notes.append("no forecast of a cold load: unknown is the head's disk rate; tokenmill probe --measure tells")
+        notes.append(
+            "no forecast of a cold load: the head host's disk rate is unknown; tokenmill probe --measure measures it"
+        )
     return cold, warm, bound, notes
 
 
 def disk_gb_s(machine: Machine) -> float | None:
-    """Read rate of the model's disk: measured, else as stated; None if unknown."""
+    """Read rate of the model's disk: measured, else nominal; None if unknown."""
     measured = machine.measured.gb_s("disk") if machine.measured else None
     return measured if measured is not None else machine.disk.nominal_gb_s if machine.disk else None

@@ -1,7 +1,7 @@
 """Values of a plan over several hosts, and the partial profile of a model that each host gets.
 
 A host's memories are tiers named HOST/TIER. Each host has one contiguous run of layers; embeddings and output stay
-on the main host (`head`), which reads the files and serves requests.
+on the head host, which reads the files and serves requests.
 """
 
 from collections.abc import Iterable, Iterator
@@ -24,12 +24,12 @@ class HostShare:
     host: FleetHost
     first: int  # index of its first layer
     count: int
-    part: Profile  # the host's layers, numbered from 0; the main host's with embeddings and output
+    part: Profile  # the host's layers, numbered from 0; the head host's with embeddings and output
     settings: Settings
     placement: Placement  # of `part`, in this host's own tiers
     ledger: Ledger  # in this host's own tiers
     hops: int = 0  # transfers of a token's state between this worker's own devices
-    takes: int = 1  # states per token sent to it: two if the main host's CPU computed the previous layer
+    takes: int = 1  # states per token sent to it: two if the head host's CPU computed the previous layer
 
     @property
     def weights_bytes(self) -> int:
@@ -44,10 +44,8 @@ class HostsPlan:
     fleet: Fleet
     profile: Profile
     goal: Goal
-    settings: Settings  # those of the main host
-    shares: tuple[
-        HostShare, ...
-    ]  # in the order in which a token passes through them; hosts without layers are left out
+    settings: Settings  # those of the head host
+    shares: tuple[HostShare, ...]  # hosts with layers, in the order in which a token passes through them
     ledger: Ledger  # tiers are named HOST/TIER
     forecast: Forecast
     decisions: tuple[Decision, ...]
@@ -62,19 +60,19 @@ class HostsPlan:
 
     @property
     def head(self) -> HostShare:
-        """The head's share."""
+        """The head host's share."""
         return next(share for share in self.shares if share.host == self.fleet.head)
 
     @property
     def workers(self) -> tuple[HostShare, ...]:
-        """All other hosts in the fleet's order, which is the engines' numbering."""
+        """Shares of the other hosts in the fleet's order, in which the engines number them."""
         order = [host.name for host in self.fleet.hosts]
         others = [share for share in self.shares if share.host != self.fleet.head]
         return tuple(sorted(others, key=lambda share: order.index(share.host.name)))
 
     @property
     def head_plan(self) -> Plan:
-        """The main host's share as a single-machine plan."""
+        """The head host's share as a single-machine plan."""
         head = self.head
         return Plan(
             head.host.machine,
@@ -123,7 +121,7 @@ def _shifted(tensor: Tensor, by: int) -> Tensor:
     return replace(tensor, layer=layer, name=tensor.name.replace(f".{tensor.layer}.", f".{layer}.", 1))
 
 
-def of_fleet(shares: Iterable[HostShare]) -> Ledger:
+def merged_ledger(shares: Iterable[HostShare]) -> Ledger:
     """Merge all hosts' ledgers, with tiers renamed to HOST/TIER."""
     found = tuple(shares)
 
@@ -137,19 +135,19 @@ def of_fleet(shares: Iterable[HostShare]) -> Ledger:
     return Ledger(joined("load_peak"), joined("after_load"), joined("full_context"), joined("page_cache"))
 
 
-def lacking(share: HostShare) -> Iterator[Shortfall]:
-    """Yield what a host's memories lack for its share, with tiers named HOST/TIER."""
+def shortfalls_of(share: HostShare) -> Iterator[Shortfall]:
+    """Yield the shortfalls of a host's memories for its share, with tiers named HOST/TIER."""
     machine = share.host.machine
     moments: tuple[Moment, ...] = ("load_peak", "full_context")
     for tier in machine.tiers():
-        room = capacity(machine, tier.name)
+        available = capacity(machine, tier.name)
         for moment in moments:
             needed = share.ledger.needed(tier.name, moment)
-            if needed > room:
-                yield Shortfall(f"{share.host.name}/{tier.name}", needed, room, moment)
+            if needed > available:
+                yield Shortfall(f"{share.host.name}/{tier.name}", needed, available, moment)
                 break
 
 
-def in_words(shares: Iterable[HostShare]) -> str:
-    """`a: layers 0-29; b: layers 30-60`."""
+def layer_ranges(shares: Iterable[HostShare]) -> str:
+    """The layers of each host: `a: layers 0-29; b: layers 30-60`."""
     return "; ".join(f"{share.host.name}: layers {share.first}-{share.first + share.count - 1}" for share in shares)

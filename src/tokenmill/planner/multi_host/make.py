@@ -1,9 +1,9 @@
 """Plans a model over several hosts: `make_over(fleet, profile, goal)` returns a `HostsPlan`. Pure.
 
 With llama.cpp's RPC servers a token passes through the hosts in turn, so their times add up: the fastest host gets
-as many layers as it holds, then the next; hosts that are not needed are left out. If the GPUs of the main host
-(`head`) compute all its layers, they come last, next to the output; otherwise they come first, and the last layer's
-state is sent back.
+as many layers as it holds, then the next, until all layers are placed; the other hosts are left out. If the GPUs of
+the head host compute all its layers, these are the model's last, next to the output; otherwise they are its first, and
+the state of the model's last layer is sent back.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from tokenmill.planner.compute_graph.engines import TRAITS
 from tokenmill.planner.draft import capacity, make_draft
 from tokenmill.planner.goal import Goal
 from tokenmill.planner.multi_host.forecast import rpc_forecast, worker_terms
-from tokenmill.planner.multi_host.hosts import HostShare, HostsPlan, in_words, lacking, of_fleet, part_of
+from tokenmill.planner.multi_host.hosts import HostShare, HostsPlan, layer_ranges, merged_ledger, part_of, shortfalls_of
 from tokenmill.planner.multi_host.vllm import make_staged
 from tokenmill.planner.multi_host.worker import worker_share
 from tokenmill.planner.placement import host_tier, os_reserve, usable_gpus
@@ -41,17 +41,19 @@ def make_over(
     if goal.engine == "vllm":
         return make_staged(fleet, profile, goal, layers=layers, pipeline_parallel=pipeline_parallel)
     if pipeline_parallel is not None:
-        raise UsageError("--pipeline-parallel is vLLM's", hint="--engine vllm, or leave it out")
+        raise UsageError("--pipeline-parallel works with vLLM only", hint="use --engine vllm, or omit it")
     if TRAITS[goal.engine].ik is not None or goal.engine != "llama.cpp":
-        raise UsageError(f"{goal.engine} is not planned over several hosts", hint="--engine llama.cpp or --engine vllm")
+        raise UsageError(
+            f"cannot plan {goal.engine} over several hosts", hint="use --engine llama.cpp or --engine vllm"
+        )
     if goal.own_fit:
-        raise UsageError("over several hosts the engine's own fit is not known", hint="leave --own-fit out")
+        raise UsageError("--own-fit works on a single host only", hint="omit it")
     asked = _settled(profile, goal)
     if layers is None:
         counts, why = _counts(fleet, profile, asked)
     else:
         counts = dict(zip((host.name for host in fleet.hosts), layers, strict=True))
-        why = "as asked for"
+        why = "--layers"
     order = _order(fleet, profile, asked, counts[fleet.head.name])
     shares = _shares(fleet, order, profile, asked, counts)
     return _finished(fleet, profile, asked, shares, why)
@@ -64,7 +66,7 @@ def _settled(profile: Profile, goal: Goal) -> Goal:
 
 
 def _order(fleet: Fleet, profile: Profile, goal: Goal, count: int) -> tuple[FleetHost, ...]:
-    """Order of the hosts: the main host last if its GPUs compute all its layers; CPU layers must be a model's first."""
+    """Order of the hosts: the head host last if its GPUs compute all its layers, else first, for its CPU layers."""
     head = fleet.head
     workers = fleet.hosts[1:]
     share = _share(fleet, head, profile, goal, profile.layers - count, count)
@@ -83,42 +85,42 @@ def _share(fleet: Fleet, host: FleetHost, profile: Profile, goal: Goal, first: i
 
 
 def _counts(fleet: Fleet, profile: Profile, goal: Goal) -> tuple[dict[str, int], str]:
-    """Layers per host, fastest first, each as many as it holds; at least one for the main host."""
-    most = {host.name: _most(fleet, host, profile, goal) for host in fleet.hosts}
-    pace = {host.name: _seconds_per_layer(fleet, host, profile, goal, most[host.name]) for host in fleet.hosts}
+    """Layers per host and the reason: the fastest hosts hold as many as fit, the head host at least one."""
+    limits = {host.name: _max_layers(fleet, host, profile, goal) for host in fleet.hosts}
+    pace = {host.name: _seconds_per_layer(fleet, host, profile, goal, limits[host.name]) for host in fleet.hosts}
     head = fleet.head.name
-    # among equally fast hosts the main host comes first, because its layers need no network
+    # among equally fast hosts the head host comes first, because its layers need no network
     ranked = sorted((host.name for host in fleet.hosts), key=lambda name: (pace[name], name != head))
-    counts = dict.fromkeys(most, 0)
+    counts = dict.fromkeys(limits, 0)
     left = profile.layers
     for name in ranked:
-        kept = 0 if name == head else int(counts[head] == 0)  # one layer for the main host
-        counts[name] = max(0, min(most[name], left - kept))
+        kept = 0 if name == head else int(counts[head] == 0)  # one layer for the head host
+        counts[name] = max(0, min(limits[name], left - kept))
         if name == head:
             counts[name] = max(1, counts[name])
         left -= counts[name]
-    why = "a token passes through all hosts in turn: the fastest has all it holds, then the next"
+    why = "a token passes through the hosts in turn, so the fastest host gets as many layers as fit, then the next"
     if counts[head] == profile.layers:
-        why = f"{head} holds everything: other hosts would only add their network"
+        why = f"{head} holds the whole model; more hosts would only add network time"
     if left > 0:
-        widest = max(most, key=lambda name: (most[name], name))
-        counts[widest] += left
-        why = f"all hosts together hold {profile.layers - left} of {profile.layers} layers"
+        largest = max(limits, key=lambda name: (limits[name], name))
+        counts[largest] += left
+        why = f"all hosts together hold only {profile.layers - left} of {profile.layers} layers"
     return counts, why
 
 
-def _most(fleet: Fleet, host: FleetHost, profile: Profile, goal: Goal) -> int:
-    """Largest number of last layers that a host holds; a mixture's first layers are never larger."""
+def _max_layers(fleet: Fleet, host: FleetHost, profile: Profile, goal: Goal) -> int:
+    """Number of layers that a host holds, counted from the model's end, where layers are never smaller."""
 
     def holds(count: int) -> bool:
         share = _share(fleet, host, profile, goal, profile.layers - count, count)
-        return not any(lacking(share))
+        return not any(shortfalls_of(share))
 
     low = 0
     high = profile.layers
     step = 1
     count = _guess(host, profile, goal)
-    while low < high:  # start from an estimate, then bisect: a draft takes tens of milliseconds
+    while low < high:  # bisect from an estimate, because a draft takes tens of milliseconds
         if holds(count):
             low = count
         else:
@@ -132,15 +134,16 @@ def _most(fleet: Fleet, host: FleetHost, profile: Profile, goal: Goal) -> int:
 def _guess(host: FleetHost, profile: Profile, goal: Goal) -> int:
     """Estimate how many layers a host holds from their sizes alone; at least 1."""
     tiers = (*usable_gpus(host.machine, goal), host_tier(host.machine))
-    room = sum(capacity(host.machine, tier) for tier in tiers) - os_reserve(host.machine) - goal.reserve_ram_bytes
+    available = sum(capacity(host.machine, tier) for tier in tiers)
+    available -= os_reserve(host.machine) + goal.reserve_ram_bytes
     cache = profile.cache_bytes((goal.context or 0) * (goal.sequences or 1)) if profile.layers else 0
-    return max(1, min(profile.layers, int(0.97 * room * profile.layers / (profile.bytes + cache))))
+    return max(1, min(profile.layers, int(0.97 * available * profile.layers / (profile.bytes + cache))))
 
 
 def _seconds_per_layer(fleet: Fleet, host: FleetHost, profile: Profile, goal: Goal, count: int) -> float:
     """Seconds per layer on a full host, network included; infinite if a fact is unknown.
 
-    The main host is treated like a worker, without embeddings and output, which it always has.
+    The head host is treated like a worker, without embeddings and output, which it always has.
     """
     if not count:
         return float("inf")
@@ -167,7 +170,7 @@ def _shares(
 
 
 def _with_message(share: HostShare, profile: Profile) -> Ledger:
-    """The main host's ledger plus the message that carries the largest tensor during the load."""
+    """The head host's ledger plus the message that carries the largest tensor during the load."""
     largest = max((tensor.bytes for tensor in profile.tensors if tensor.layer is not None), default=0)
     row = LedgerRow(host_tier(share.host.machine), "staging", largest)
     return replace(share.ledger, load_peak=(*share.ledger.load_peak, row))
@@ -176,9 +179,9 @@ def _with_message(share: HostShare, profile: Profile) -> Ledger:
 def _finished(fleet: Fleet, profile: Profile, goal: Goal, shares: tuple[HostShare, ...], why: str) -> HostsPlan:
     used = {share.host.name for share in shares}
     idle = [host.name for host in fleet.hosts if host.name not in used]
-    decisions = [Decision("placement", in_words(shares), why)]
+    decisions = [Decision("placement", layer_ranges(shares), why)]
     if idle:
-        decisions.append(Decision("left out", ", ".join(idle), "the others hold the model and are faster without"))
+        decisions.append(Decision("left out", ", ".join(idle), "the other hosts hold the model and are faster alone"))
     settings = next(share.settings for share in shares if share.host == fleet.head)
     return HostsPlan(
         fleet,
@@ -186,26 +189,27 @@ def _finished(fleet: Fleet, profile: Profile, goal: Goal, shares: tuple[HostShar
         goal,
         settings,
         shares,
-        of_fleet(shares),
+        merged_ledger(shares),
         rpc_forecast(fleet, profile, shares),
         tuple(decisions),
-        tuple(lack for share in shares for lack in lacking(share)),
+        tuple(lack for share in shares for lack in shortfalls_of(share)),
         tuple(_warnings(fleet, shares)),
     )
 
 
 def _warnings(fleet: Fleet, shares: Sequence[HostShare]) -> Iterator[str]:
     if len(shares) > 1:
-        yield "llama.cpp's RPC server knows no password and no encryption: private network, firewall or tunnel only"
+        yield "llama.cpp's RPC server has no authentication or encryption: use a private network or a tunnel"
     for share in shares:
         if share.hops and share.host != fleet.head:
             yield (
-                f"{share.host.name} passes every token {share.hops} times between its own devices, each time by way of"
-                " the head: more GPU memory there would save that"
+                f"{share.host.name} moves every token {share.hops} times between its own devices, each time through the"
+                " head host; more GPU memory on it avoids that"
             )
         for tier in share.host.machine.tiers():
             if tier.capacity_bytes is None and tier.kind != "disk":
-                yield f"the size of {share.host.name}/{tier.name} is unknown: it counts as nothing"
+                name = f"{share.host.name}/{tier.name}"
+                yield f"the size of {name} is unknown and counts as 0; state it in the machine file"
 
 
 def _check_layers(fleet: Fleet, profile: Profile, layers: Sequence[int]) -> None:
@@ -213,7 +217,9 @@ def _check_layers(fleet: Fleet, profile: Profile, layers: Sequence[int]) -> None
         raise UsageError(
             f"--layers {','.join(map(str, layers))} does not divide {profile.layers} layers over"
             f" {len(fleet.hosts)} hosts",
-            hint=f"one number for each host, the head first, together {profile.layers}",
+            hint=f"give one number per host, the head host first, with a sum of {profile.layers}",
         )
     if min(layers) < 0 or layers[0] < 1:
-        raise UsageError("--layers: the head needs a layer at least", hint="give it 1")
+        raise UsageError(
+            f"--layers {','.join(map(str, layers))} leaves the head host without layers", hint="give it at least 1"
+        )

@@ -1,11 +1,11 @@
 """Plans vLLM over several hosts: tensor parallel within a stage, pipeline parallel between stages, on Ray.
 
-  hosts            stages                                   what crosses the network
-  a: gpu0..gpu3    layers of the first half, each over 4    state and residual, once for a stage
+  hosts            stages                                   sent over the network
+  a: gpu0..gpu3    layers of the first half, each over 4    state and residual, once per stage
   b: gpu0..gpu3    layers of the second half, each over 4
-  a + b: 8 GPUs    one stage, each layer over 8             two sums in every layer
+  a + b: 8 GPUs    one stage, each layer over 8             two all-reduces per layer
 
-Stages get equal runs of layers, as in vLLM; a remainder goes one each to stages other than the last.
+Stages get equal runs of layers, as in vLLM; the stages before the last get one layer of the remainder each.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,13 +19,13 @@ from tokenmill.planner.multi_host.forecast import (
     ENGINE,
     disk_gb_s,
     joined,
+    lowest_confidence,
     named,
     reduce_terms,
     stage_terms,
     summed,
-    surest,
 )
-from tokenmill.planner.multi_host.hosts import HostShare, HostsPlan, in_words, lacking, of_fleet, part_of
+from tokenmill.planner.multi_host.hosts import HostShare, HostsPlan, layer_ranges, merged_ledger, part_of, shortfalls_of
 from tokenmill.planner.placement import usable_gpus
 from tokenmill.planner.plan import Decision, Forecast, Shortfall, Speed, Term
 from tokenmill.planner.settings import DEFAULT_CONTEXT, choose_settings
@@ -41,7 +41,7 @@ def make_staged(
     tensor, pipeline, why = _parallel(fleet, profile, goal, pipeline_parallel)
     asked = replace(goal, context=context, sequences=goal.sequences or 1, tensor_parallel=tensor)
     if layers is not None:
-        raise UsageError("vLLM deals layers out by itself", hint="leave --layers out")
+        raise UsageError("vLLM divides the layers itself, so --layers has no effect", hint="omit --layers")
     spans = len(fleet.hosts) // pipeline  # hosts per stage
     counts = stage_layers(profile.layers, pipeline)
     shares: list[HostShare] = []
@@ -52,19 +52,20 @@ def make_staged(
             shares.append(share)
             tokens.append(held)
     settings = shares[0].settings
+    share_of_gpu = settings.gpu_memory_utilization
     decisions = [
         Decision("parallel", f"tensor {tensor}, pipeline {pipeline}", why),
-        Decision("placement", in_words(shares), "vLLM deals layers out evenly over its stages"),
-        Decision("kv tokens", str(min(tokens)), f"what {settings.gpu_memory_utilization:.0%} of the GPUs leave"),
+        Decision("placement", layer_ranges(shares), "vLLM divides layers evenly over its stages"),
+        Decision("kv tokens", str(min(tokens)), f"{share_of_gpu:.0%} of each GPU minus weights and activations"),
     ]
-    shortfalls = [lack for share in shares for lack in lacking(share)]
+    shortfalls = [lack for share in shares for lack in shortfalls_of(share)]
     if min(tokens) < settings.cells and not shortfalls:
         tightest = shares[tokens.index(min(tokens))]
         needed = round(bytes_per_token(tightest.part, settings) * settings.cells / tensor)
-        room = tightest.ledger.of("gpu0", "kv")
-        shortfalls.append(Shortfall(f"{tightest.host.name}/gpu0", needed, min(room, needed - 1), "full_context"))
+        available = tightest.ledger.of("gpu0", "kv")
+        shortfalls.append(Shortfall(f"{tightest.host.name}/gpu0", needed, min(available, needed - 1), "full_context"))
     warning = (
-        "Ray lets whoever reaches its ports run anything: private network or tunnel, and RAY_AUTH_MODE=token"
+        "anyone who reaches Ray's ports can run code: use a private network or a tunnel, and RAY_AUTH_MODE=token"
         " (Ray 2.52 or later)"
     )
     speed = _forecast(fleet, profile, shares, pipeline, spans)
@@ -74,7 +75,7 @@ def make_staged(
         asked,
         settings,
         tuple(shares),
-        of_fleet(shares),
+        merged_ledger(shares),
         speed,
         tuple(decisions),
         tuple(shortfalls),
@@ -84,7 +85,7 @@ def make_staged(
 
 
 def stage_layers(layers: int, stages: int) -> list[int]:
-    """Layers per stage as vLLM splits them; a remainder goes to the stages before the last, latest first."""
+    """Layers per stage as vLLM divides them; a remainder goes to the stages before the last, from the end."""
     counts = [layers // stages] * stages
     for extra in range(layers % stages):
         counts[-2 - extra] += 1
@@ -95,27 +96,27 @@ def _parallel(fleet: Fleet, profile: Profile, goal: Goal, pipeline: int | None) 
     cards = {host.name: len(usable_gpus(host.machine, goal)) for host in fleet.hosts}
     bare = [name for name, count in cards.items() if not count]
     if bare:
-        raise UsageError(f"vLLM over several hosts needs GPUs, and {bare[0]} has none", hint="--engine llama.cpp")
+        raise UsageError(f"vLLM over several hosts needs GPUs, but {bare[0]} has none", hint="use --engine llama.cpp")
     each = min(cards.values())
     hosts = len(fleet.hosts)
     if goal.tensor_parallel == 1 and pipeline is None:
         tensor = next(count for count in range(each, 0, -1) if _divides(profile, count))
-        return tensor, hosts, "one stage a host, every layer over its GPUs: sums stay off the network"
+        return tensor, hosts, "one stage per host, so that all-reduces stay off the network"
     tensor = goal.tensor_parallel if goal.tensor_parallel > 1 or pipeline != 1 else each * hosts
     if not _divides(profile, tensor):
         raise UsageError(
-            f"vLLM cannot split the {profile.heads} heads of {profile.name} over {tensor} GPUs",
+            f"vLLM cannot split the {profile.heads} attention heads of {profile.name} over {tensor} GPUs",
             hint="--tensor-parallel 1, 2, 4 or 8",
         )
     stages = pipeline or (hosts if tensor <= each else each * hosts // tensor)
     spans = hosts // stages if stages else 0
     if not stages or hosts % stages or tensor > each * spans or (spans > 1 and tensor % spans):
         raise UsageError(
-            f"tensor parallel {tensor} and pipeline parallel {pipeline or stages} do not divide {hosts} hosts with"
+            f"--tensor-parallel {tensor} --pipeline-parallel {pipeline or stages} does not divide {hosts} hosts with"
             f" {each} GPUs each",
-            hint=f"--tensor-parallel {each} --pipeline-parallel {hosts}: one stage a host",
+            hint=f"for one stage per host use --tensor-parallel {each} --pipeline-parallel {hosts}",
         )
-    why = "as asked for" if spans == 1 else "as asked for; every layer is summed over the network twice"
+    why = "as requested" if spans == 1 else "as requested; every layer needs two all-reduces over the network"
     return tensor, stages, why
 
 
@@ -134,7 +135,7 @@ def _share(host: FleetHost, profile: Profile, goal: Goal, counts: Sequence[int],
 
 
 def _forecast(fleet: Fleet, profile: Profile, shares: Sequence[HostShare], stages: int, spans: int) -> Forecast:
-    """Forecast: a stage is as fast as its slowest host; several stages process different batches concurrently."""
+    """Forecast speeds; a stage is as fast as its slowest host, and stages process different batches concurrently."""
     alone = {s.host.name: forecast(s.host.machine, s.part, s.settings, s.placement) for s in shares}
     groups = [shares[stage * spans : (stage + 1) * spans] for stage in range(stages)]
     embedding = profile.embedding_length or 0
@@ -154,7 +155,7 @@ def _forecast(fleet: Fleet, profile: Profile, shares: Sequence[HostShare], stage
         ]
 
     def concurrent(depth: int, sequences: int) -> list[tuple[str, Speed]] | None:
-        """Every host's speed at its smallest known batch that holds `sequences`; None if a host has none."""
+        """Every host's speed at its smallest forecast batch of at least `sequences`; None if one host has none."""
         found = []
         for name, one in alone.items():
             able = [speed for speed in one.decode if speed.depth == depth and speed.sequences >= sequences]
@@ -164,7 +165,7 @@ def _forecast(fleet: Fleet, profile: Profile, shares: Sequence[HostShare], stage
         return found
 
     def decode(key: tuple[int, int, int | None], parts: list[tuple[str, Speed]]) -> Speed:
-        """Decode with one batch per stage in flight, as far as there are sequences."""
+        """Decode with one batch in flight per stage, or fewer if there are fewer sequences."""
         depth, sequences, _ = key
         busy = min(stages, sequences)
         parts = slowest(concurrent(depth, -(-sequences // busy)) or parts)
@@ -174,7 +175,7 @@ def _forecast(fleet: Fleet, profile: Profile, shares: Sequence[HostShare], stage
         idle = busy * longest - sum(term.seconds for term in terms)
         if idle > 0:
             terms = (*terms, Term("waiting for the slowest stage", idle))
-        return Speed(sequences / sum(term.seconds for term in terms), depth, sequences, terms, surest(parts))
+        return Speed(sequences / sum(term.seconds for term in terms), depth, sequences, terms, lowest_confidence(parts))
 
     def prefill(key: tuple[int, int, int | None], parts: list[tuple[str, Speed]]) -> Speed:
         depth, _, ubatch = key
@@ -184,9 +185,9 @@ def _forecast(fleet: Fleet, profile: Profile, shares: Sequence[HostShare], stage
             for term in linked(tokens)
         ]
         terms = summed([*named(slowest(parts), fleet.head.name), *sent])
-        return Speed(1 / sum(term.seconds for term in terms), depth, 1, terms, surest(parts), ubatch=ubatch)
+        return Speed(1 / sum(term.seconds for term in terms), depth, 1, terms, lowest_confidence(parts), ubatch=ubatch)
 
-    notes = ["every host reads its own copy of the model: the files, or a folder that all of them mount"]
+    notes = ["every host reads the whole model: copy the files to each host or use a folder that all of them mount"]
     loads = [_cold_s(share) for share in shares]
     cold = None if None in loads else max(load for load in loads if load is not None)
     return Forecast(

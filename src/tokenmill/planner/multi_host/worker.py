@@ -1,8 +1,8 @@
-"""Memory and placement of an RPC worker: a host that computes layers for the main host.
+"""Memory and placement of an RPC worker: a host that computes layers for the head host.
 
-The main host sees every device of a worker, its CPU included, as a GPU that holds weights, cache and compute buffers
+The head host treats every device of a worker, including its CPU, as a GPU that holds weights, cache and compute buffers
 of its layers: nothing is mapped, repacked or copied for large batches. A worker with GPUs keeps the experts that do
-not fit there on its CPU; each such layer costs the main host extra network round trips.
+not fit there in host memory; each such layer costs extra network round trips.
 """
 
 from dataclasses import replace
@@ -29,7 +29,7 @@ DRIVER_BYTES = 256 * MIB  # host memory per GPU in use: estimated
 
 
 def worker_share(host: FleetHost, profile: Profile, goal: Goal, first: int, count: int) -> HostShare:
-    """The share of a worker with these layers; it may exceed the worker's memory, which the ledger shows."""
+    """The share of a worker with these layers; it may exceed the worker's memory, as its ledger then shows."""
     gpus = usable_gpus(host.machine, goal)
     settings = worker_settings(host, profile, goal)
     part = part_of(profile, first, count)
@@ -46,7 +46,7 @@ def worker_share(host: FleetHost, profile: Profile, goal: Goal, first: int, coun
 
 
 def worker_settings(host: FleetHost, profile: Profile, goal: Goal) -> Settings:
-    """The settings that belong to the model, with this host's number of threads."""
+    """The engine settings of a worker: those of the goal, with this host's number of threads."""
     own = replace(goal, mmap=False, mlock=False, repack=False, cache_ram_bytes=0, moe_cache_bytes=0)
     settings, _ = choose_settings(host.machine, profile, own, with_gpu=bool(usable_gpus(host.machine, goal)))
     return settings
@@ -59,9 +59,9 @@ def _on_gpus(
     count = costs.profile.layers
     layers = [Layer(costs.base(index), costs.experts(index)) for index in range(count)]
     runtime = max(costs.runtime(len(gpus), host.machine.capability(gpu)) for gpu in gpus)
-    beside = runtime + costs.compute(range(count), head=False)
-    room = [max(0, capacity(host.machine, gpu) - goal.gpu_margin_bytes) for gpu in gpus]
-    found = split(layers, room, lambda _card, _head, _staged: beside, even=False)
+    overhead = runtime + costs.compute(range(count), head=False)
+    available = [max(0, capacity(host.machine, gpu) - goal.gpu_margin_bytes) for gpu in gpus]
+    found = split(layers, available, lambda _card, _head, _staged: overhead, even=False)
     devices = [tier] * found.first
     for gpu, share in zip(gpus, found.shares, strict=True):
         devices += [gpu] * (share.stop - share.start)

@@ -1,4 +1,4 @@
-"""Corrections of the forecast from recorded runs. Values only; `tokenmill.tuner.calibrate` computes them."""
+"""Corrections of the forecast, computed from recorded runs by `tokenmill.tuner.calibrate`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,20 +6,20 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """The correction of one kind of speed."""
+    """The correction of decode or prefill speed."""
 
     factor: float = 1.0  # measured seconds divided by predicted seconds
-    spread: float = 0.0  # relative, at similar settings; a single factor cannot correct the shape of a curve
+    spread: float = 0.0  # relative error that remains at similar settings
     measurements: int = 0
-    of: str = "this model"  # description of the measured model or models
+    of: str = "this model"  # the measured model or models, in words
     last: str | None = None  # time of the newest measurement, ISO 8601
 
     @property
     def grounds(self) -> str:
-        """One line for the user: number and subject of the measurements, date and spread."""
+        """The measurements behind the correction in one line: number, model, date and spread."""
         times = f"{self.measurements} measurement{'' if self.measurements == 1 else 's'}"
-        last = f", the last of {self.last[:10]}" if self.last else ""
-        return f"{times} of {self.of} on this machine{last}; give or take {self.spread:.0%} at settings like those"
+        last = f", latest {self.last[:10]}" if self.last else ""
+        return f"{times} of {self.of} on this machine{last}, within {self.spread:.0%} at similar settings"
 
 
 @dataclass(frozen=True, slots=True)

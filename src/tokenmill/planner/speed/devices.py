@@ -1,6 +1,6 @@
 """Capabilities of each device under given settings: memory rates, arithmetic, cost of operations and links.
 
-`devices` is the entry point. Unknown facts are named in `missing`; nothing is assumed for them. Independent of models.
+`devices` is the entry point. Unknown facts are listed in `missing`, never guessed. Independent of models.
 """
 
 from collections.abc import Mapping
@@ -54,7 +54,7 @@ class Devices:
     host_hop_s: float
     card_hop_s: float
     measured: frozenset[str]  # tiers whose rate was measured
-    missing: dict[str, str]  # tier -> the unknown fact
+    missing: dict[str, str]  # tier -> the unknown fact, as a noun phrase
     notes: tuple[str, ...]
 
 
@@ -65,7 +65,7 @@ def devices(
     resident_bytes: Mapping[str, float],
     calibration: Calibration | None = None,
 ) -> Devices:
-    """Collect what the forecast needs of a machine; `resident_bytes` of the model live in each tier."""
+    """Collect the capabilities of a machine that holds `resident_bytes` of a model in each tier."""
     known = calibration.tier_gb_s if calibration else {}
     notes: list[str] = []
     missing: dict[str, str] = {}
@@ -75,7 +75,7 @@ def devices(
         if tier.name in known:
             memory = MemoryRate(known[tier.name])
         if memory is None:
-            missing[tier.name] = f"the bandwidth of {tier.name}, neither stated nor measured"
+            missing[tier.name] = f"the bandwidth of {tier.name}"
         else:
             memories[tier.name] = memory
     sides = []
@@ -83,15 +83,15 @@ def devices(
         cores = _core_share(machine, threads, rates)
         alone = rates.core_stream_xeon_gb_s if "Xeon" in (machine.cpu.model or "") else rates.core_stream_gb_s
         stream = alone * min(1.0, (machine.cpu.cores or threads) / max(threads, 1))
-        busy = _undisturbed(machine, threads, rates)
-        tiers = {name: memory.at(threads, stream) * busy for name, memory in memories.items()}
-        sides.append(_processors(machine, settings, rates, cores * busy * _clock(machine, rates), tiers, threads))
+        all_cores = _all_cores_factor(machine, threads, rates)
+        tiers = {name: memory.at(threads, stream) * all_cores for name, memory in memories.items()}
+        sides.append(_processors(machine, settings, rates, cores * all_cores * _clock(machine, rates), tiers, threads))
     cards: dict[str, CardRates] = {}
     for gpu in machine.gpus:
         name = f"gpu{gpu.index}"
         card = _card(machine, gpu, settings, rates)
         if card is None:
-            missing[name] = f"the memory bandwidth of {gpu.name} ({name}), neither stated nor measured"
+            missing[name] = f"the memory bandwidth of {gpu.name} ({name})"
         else:
             cards[name] = replace(card, gb_s=known.get(name, card.gb_s))
     measured = {tier.name for tier in machine.tiers() if tier.measured_gb_s is not None} | set(known)
@@ -104,9 +104,8 @@ def devices(
         cards=cards,
         step_s=step_s * slow,
         host_hop_s=rates.host_hop_s * slow,
-        draw_s=rates.draw_ns * slow * 1e-9
-        if settings.output_rows is not None
-        else 0.0,  # the native engine; unknown for others
+        # known for the native engine only, which sets output_rows
+        draw_s=rates.draw_ns * slow * 1e-9 if settings.output_rows is not None else 0.0,
         card_hop_s=rates.gpu_hop_s,
         measured=frozenset(measured),
         missing=missing,
@@ -115,7 +114,7 @@ def devices(
 
 
 def _core_share(machine: Machine, threads: int, rates: RateConstants) -> float:
-    """Number of cores that the threads are worth.
+    """Number of cores that the threads are equivalent to.
 
     Work is split evenly, so a core with two threads delays all others: 1.3 threads per core are slower than 1.
     """
@@ -130,8 +129,8 @@ def _clock(machine: Machine, rates: RateConstants) -> float:
     return 1.0 if cores is None else (16 / (cores / (machine.cpu.sockets or 1))) ** rates.crowding
 
 
-def _undisturbed(machine: Machine, threads: int, rates: RateConstants) -> float:
-    """Factor for running without a free core for the system, the driver or the hypervisor."""
+def _all_cores_factor(machine: Machine, threads: int, rates: RateConstants) -> float:
+    """Slowdown if the threads leave no core to the system, the driver or the hypervisor; 1 otherwise."""
     if threads < (machine.cpu.cores or threads + 1):
         return 1.0
     return rates.all_cores_virtual if machine.virtual else rates.all_cores
@@ -179,7 +178,7 @@ def _card(machine: Machine, gpu: Gpu, settings: Settings, rates: RateConstants) 
 
 
 def _link(machine: Machine, gpu: Gpu, settings: Settings, rates: RateConstants) -> float | None:
-    """Link rate: weights of a mapped file pass through the driver's buffer, others come from pinned memory."""
+    """PCIe rate for weights; those of a mapped file are slower because they pass through the driver's buffer."""
     measured = machine.measured.gb_s(f"dram->gpu{gpu.index}") if machine.measured else None
     nominal = gpu.pcie.nominal_gb_s
     pinned = measured if measured is not None else None if nominal is None else nominal * rates.pcie_fraction

@@ -1,7 +1,7 @@
 """Predicts decode and prefill speed as sums of named terms, and the duration of the load.
 
 Depth is the number of tokens already in each sequence's context; tok/s are totals of all sequences. Figures that
-depend on a fact the machine does not state are omitted, and a note names the fact.
+depend on an unknown fact of the machine are omitted, and a note names the fact.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +21,7 @@ from tokenmill.planner.speed.work import StepWork, work
 
 __all__ = ["Calibration", "Correction", "decode_speed", "forecast", "prefill_speed"]
 
-TOGETHER = (1, 2, 4, 8, 16, 32, 64)
+SEQUENCES = (1, 2, 4, 8, 16, 32, 64)
 UBATCHES = (256, 512, 1024, 2048, 4096)
 
 
@@ -46,7 +46,7 @@ def forecast(
     calibration: Calibration | None = None,
     min_batch: int | None = None,
 ) -> Forecast:
-    """Forecast decode by depth and sequences, prefill by depth and micro-batch, and the load.
+    """Forecast decode by depth and sequences, prefill by depth and micro-batch, and load times.
 
     `min_batch` overrides the settings' GGML_OP_OFFLOAD_MIN_BATCH; `calibration` corrects the result.
     """
@@ -54,12 +54,12 @@ def forecast(
     notes = list(given.devices.notes)
     context = settings.context
     depths = sorted({0, context // 4, context // 2, context})
-    together = sorted({*TOGETHER, settings.sequences})
+    sequences = sorted({*SEQUENCES, settings.sequences})
     missing: dict[str, None] = {}  # an ordered set
-    decode = _known(missing, "decode", partial(_decode, given), product(depths, together))
+    decode = _known(missing, "decode", partial(_decode, given), product(depths, sequences))
     if decode and decode[0].sequences > 1:
-        decode = []  # without the speed of one sequence, figures for many would mislead
-    # at the last depth the cache is full
+        decode = []  # all depths of one sequence are unknown; figures for several alone would mislead
+    # prefill at full context is impossible: the cache has no free cells
     by_depth = [(depth, None, settings.ubatch) for depth in depths if depth < context]
     by_size = [(0, None, size) for size in UBATCHES if size != settings.ubatch and size <= context]
     prefill = _known(missing, "prefill", partial(_prefill, given), (*by_depth, *by_size))
@@ -80,7 +80,7 @@ def forecast(
 def _known(
     missing: dict[str, None], kind: str, speed: Callable[..., Speed], points: Iterable[tuple[int | None, ...]]
 ) -> list[Speed]:
-    """The points that can be computed; facts missing for the others are added to `missing`."""
+    """The points that can be computed; a note for each fact that the others lack is added to `missing`."""
     found = []
     lacking = []
     for point in points:
@@ -89,8 +89,8 @@ def _known(
         except Missing as lack:
             lacking.append(str(lack))
     for fact in lacking:
-        what = f"no forecast of {kind}" if not found else f"no forecast of some {kind} points"
-        missing[f"{what}: unknown is {fact}; tokenmill probe --measure tells"] = None
+        what = f"no forecast of {kind}" if not found else f"no forecast of {kind} at some depths or batch sizes"
+        missing[f"{what}: {fact} is unknown; tokenmill probe --measure measures bandwidths"] = None
     return sorted(found, key=lambda speed: (speed.ubatch != found[0].ubatch, speed.sequences, speed.depth))
 
 
@@ -123,7 +123,7 @@ def prefill_speed(
     calibration: Calibration | None = None,
     min_batch: int | None = None,
 ) -> Speed | None:
-    """Prefill of `prompt` tokens (None: one micro-batch) after `depth` others; None if a fact is unknown."""
+    """Speed of prefilling `prompt` tokens (None: one micro-batch) after `depth` others; None if a fact is unknown."""
     given = _given(machine, profile, settings, placement, calibration, min_batch)
     try:
         return _prefill(given, depth, prompt, settings.ubatch)
@@ -191,11 +191,11 @@ def _corrected(terms: list[Term], correction: Correction | None) -> list[Term]:
 
 
 def _corrections(calibration: Calibration | None) -> list[str]:
-    """Notes about each correction and its grounds."""
+    """One note per correction, with the measurements behind it."""
     if calibration is None:
         return []
     kinds = (("decode", calibration.decode), ("prefill", calibration.prefill))
-    return [f"{kind} is {1 / one.factor:.2f} times what was computed: {one.grounds}" for kind, one in kinds if one]
+    return [f"the {kind} forecast was multiplied by {1 / one.factor:.2f}: {one.grounds}" for kind, one in kinds if one]
 
 
 def _confidence(given: _Given, terms: Sequence[Term], correction: Correction | None) -> Confidence:
@@ -212,9 +212,9 @@ def _confidence(given: _Given, terms: Sequence[Term], correction: Correction | N
 
 
 def _cliff(given: _Given, decode: Sequence[Speed]) -> list[str]:
-    """A note when more sequences are slower in total than fewer, because experts cross PCIe in every step."""
+    """A note if more sequences are slower in total than fewer, because experts are copied over PCIe in every step."""
     threshold = offload_threshold(given.work, given.settings, given.min_batch)
-    if threshold is None or threshold > max(TOGETHER):
+    if threshold is None or threshold > max(SEQUENCES):
         return []
     best = max(
         (speed for speed in decode if speed.depth == 0 and speed.sequences < threshold),
@@ -225,6 +225,7 @@ def _cliff(given: _Given, decode: Sequence[Speed]) -> list[str]:
     if best is None or over is None or over.tok_s >= best.tok_s:
         return []
     return [
-        f"from {threshold} sequences the engine copies experts over PCIe in every step: {over.tok_s:.3g} tok/s at "
-        f"{over.sequences}, {best.tok_s:.3g} at {best.sequences}; GGML_OP_OFFLOAD_MIN_BATCH=128 moves that point"
+        f"from {threshold} sequences the engine copies experts over PCIe in every step: {over.tok_s:.3g} tok/s with "
+        f"{over.sequences} sequences, {best.tok_s:.3g} with {best.sequences}; "
+        "GGML_OP_OFFLOAD_MIN_BATCH=128 raises that limit"
     ]

@@ -1,4 +1,4 @@
-"""Predicts load times: bytes over the slower of disk and copying, with a cold or warm page cache."""
+"""Predicts load times: the slower of reading from disk and copying, with a cold or warm page cache."""
 
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ class Load:
 def load_time(
     machine: Machine, profile: Profile, settings: Settings, placement: Placement, rates: RateConstants
 ) -> Load:
-    """Load time with an empty page cache (cold) and with all files in it (warm), if it can hold them."""
+    """Load time with an empty page cache (cold) and, if the page cache can hold all files, with them in it (warm)."""
     on_cards = sum(
         tensor.bytes for tensor, home in zip(profile.tensors, placement.homes, strict=True) if home.startswith("gpu")
     )
@@ -44,20 +44,22 @@ def load_time(
     if memory is not None and cached > memory:
         warm_s = None
         extra = "" if settings.mmap else " in addition to the loaded copy"
-        notes.append(f"every load is a cold one: the page cache cannot hold {format_bytes(read)} of files{extra}")
+        notes.append(f"every load is cold: the page cache cannot hold {format_bytes(read)} of files{extra}")
     rate = _disk_gb_s(machine)
     if rate is None:
         times = " or ".join(
             f"{format_seconds(max(read / gb_s / 1e9, copy_s))} from {name} at {gb_s:g} GB/s"
             for name, gb_s in (("SATA", SATA_GB_S), ("NVMe", NVME_GB_S))
         )
-        notes.append(f"the disk's rate is not known: a cold load takes {times}; tokenmill probe --measure tells")
+        notes.append(f"the disk's rate is unknown: a cold load takes {times}; tokenmill probe --measure measures it")
         return Load(None, warm_s, None, tuple(notes))
     disk_s = read / rate / 1e9
     cold_s = max(disk_s, copy_s)
     bound = "disk" if disk_s >= copy_s else "copying"
     if cold_s > SLOW_S:
-        notes.append(f"the load takes {format_seconds(cold_s)}: {format_bytes(read)} at {read / cold_s / 1e9:.2g} GB/s")
+        notes.append(
+            f"a cold load takes {format_seconds(cold_s)}: {format_bytes(read)} at {read / cold_s / 1e9:.2g} GB/s"
+        )
     return Load(cold_s, cold_s if warm_s is None else warm_s, bound, tuple(notes))
 
 

@@ -1,6 +1,6 @@
-"""Predicts how fast the CPU reads each host memory: measured rates, or nominal ones scaled by experience.
+"""Predicts how fast the CPU reads each host memory: measured rates, or nominal ones times a fitted fraction.
 
-Covers chiplets, sockets and PMem behind a DRAM cache. Unknown rates are None; assumptions are reported in notes.
+Covers chiplets, sockets and PMem with a DRAM cache. Unknown rates are None; assumptions are reported in notes.
 """
 
 import re
@@ -24,16 +24,16 @@ class MemoryRate:
     """Read rate of one memory as a function of the number of threads."""
 
     peak_gb_s: float
-    by_threads: dict[int, float] = field(default_factory=dict)  # measured rates; empty: none
-    behind_gb_s: float | None = None  # Memory Mode: rate of the PMem behind the DRAM
+    by_threads: dict[int, float] = field(default_factory=dict)  # measured rates; empty: not measured
+    pmem_gb_s: float | None = None  # Memory Mode: rate of reads that miss the DRAM cache
     hits: float = 1.0  # share of reads served by the DRAM cache
 
     def at(self, threads: int, core_gb_s: float) -> float:
         """GB/s with `threads` threads, each of which reads at most `core_gb_s` alone."""
-        front = self._curve(threads) if self.by_threads else softer(self.peak_gb_s, threads * core_gb_s)
-        if self.behind_gb_s is None or self.hits >= 1.0:
-            return front
-        return 1.0 / (self.hits / front + (1.0 - self.hits) / self.behind_gb_s)
+        dram = self._curve(threads) if self.by_threads else smooth_min(self.peak_gb_s, threads * core_gb_s)
+        if self.pmem_gb_s is None or self.hits >= 1.0:
+            return dram
+        return 1.0 / (self.hits / dram + (1.0 - self.hits) / self.pmem_gb_s)
 
     def _curve(self, threads: int) -> float:
         counts = sorted(self.by_threads)
@@ -48,7 +48,7 @@ class MemoryRate:
         return self.by_threads[low] * (1 - part) + self.by_threads[high] * part
 
 
-def softer(first: float, second: float) -> float:
+def smooth_min(first: float, second: float) -> float:
     """A smooth minimum of two rates."""
     return float((first**-KNEE + second**-KNEE) ** (-1 / KNEE))
 
@@ -58,7 +58,7 @@ def memory_rate(
 ) -> MemoryRate | None:
     """Read rate of one host tier; None if neither a nominal nor a measured rate is known.
 
-    `resident_bytes` of the model live there, of which a DRAM cache holds a share.
+    `resident_bytes` of the model live there; in Memory Mode the DRAM caches a share of them.
     """
     found = next((item for item in machine.tiers() if item.name == tier), None)
     if found is None:
@@ -79,19 +79,19 @@ def _dram_peak(machine: Machine, nominal_gb_s: float, rates: RateConstants, note
     peak = nominal_gb_s * (rates.ddr4_fraction if _is_ddr4(machine) else rates.ddr5_fraction)
     links = _chiplet_gb_s(machine, rates)
     if links is not None and links < peak:
-        notes.append(f"the processor's {links:.0f} GB/s between chiplets and memory are less than the memory gives")
+        notes.append(f"the links between the CPU's chiplets and memory limit reads to {links:.0f} of {peak:.0f} GB/s")
         peak = links
     if (machine.cpu.sockets or 1) > 1:
         notes.append(
-            "two sockets: forecast for threads and memory spread over both (--numa distribute, page cache "
-            "dropped before); without that care a run falls to a third of what one socket gives"
+            "two sockets: the forecast assumes threads and memory spread over both; start with --numa distribute and "
+            "an empty page cache, or expect a third of the speed of one socket"
         )
         peak *= rates.numa_fraction
     return peak
 
 
 def _chiplet_gb_s(machine: Machine, rates: RateConstants) -> float | None:
-    """Total read rate of AMD's chiplets, whose number follows from the size of the L3 cache."""
+    """Total read rate of an AMD CPU's chiplets, counted by the size of the L3 cache; None for other CPUs."""
     cpu = machine.cpu
     dram = machine.dram
     model = cpu.model or ""
@@ -110,21 +110,20 @@ def _chiplet_gb_s(machine: Machine, rates: RateConstants) -> float | None:
 
 
 def _cached(machine: Machine, resident_bytes: float, rates: RateConstants, notes: list[str]) -> MemoryRate | None:
-    """Memory Mode: DRAM caches a share of the model; reuse raises its hit rate above that share."""
+    """Memory Mode: DRAM caches a share of the model; its hit rate is higher than that share."""
     pmem = machine.pmem
-    front = _front(machine, rates, notes)
-    if pmem is None or pmem.nominal_gb_s is None or front is None:
+    dram = _dram_cache(machine, rates, notes)
+    if pmem is None or pmem.nominal_gb_s is None or dram is None:
         return None
     size = machine.dram.total_bytes
     if size is None:
         size = round((pmem.memory_mode_bytes or pmem.total_bytes or 0) * rates.memory_mode_ratio)
-        notes.append(f"the size of the DRAM cache is not known: {rates.memory_mode_ratio:.0%} of the PMem was taken")
+        notes.append(f"the size of the DRAM cache is unknown: assumed {rates.memory_mode_ratio:.0%} of the PMem")
     held = min(1.0, size / resident_bytes) if resident_bytes else 1.0
-    behind = pmem.nominal_gb_s * rates.pmem_fraction
-    return MemoryRate(front.peak_gb_s, front.by_threads, behind, held**rates.cache_reuse)
+    return MemoryRate(dram.peak_gb_s, dram.by_threads, pmem.nominal_gb_s * rates.pmem_fraction, held**rates.cache_reuse)
 
 
-def _front(machine: Machine, rates: RateConstants, notes: list[str]) -> MemoryRate | None:
+def _dram_cache(machine: Machine, rates: RateConstants, notes: list[str]) -> MemoryRate | None:
     """The rate of the DRAM cache."""
     measured = _measured(machine, "dram")
     if measured is not None:
@@ -133,8 +132,8 @@ def _front(machine: Machine, rates: RateConstants, notes: list[str]) -> MemoryRa
     if nominal is None and machine.pmem is not None and machine.pmem.dimms is not None:
         nominal = machine.pmem.dimms * rates.memory_mode_mts * BYTES_PER_TRANSFER / 1000
         notes.append(
-            f"the DRAM's bandwidth is not known: {nominal:.0f} GB/s were taken, for in Memory Mode DRAM "
-            f"shares the {machine.pmem.dimms} channels of the PMem"
+            f"the bandwidth of the DRAM cache is unknown: assumed {nominal:.0f} GB/s, because in Memory Mode it uses "
+            f"the {machine.pmem.dimms} channels of the PMem"
         )
     return None if nominal is None else MemoryRate(nominal * rates.ddr4_fraction)
 

@@ -1,6 +1,6 @@
 """Constants of the speed forecast, loaded once from rates.toml, which documents the source and certainty of each.
 
-`RateConstants` is an argument of the arithmetic, so that a fit can try other values. Knows no machine and no model.
+The forecast takes them as an argument, so that a fit can try other values. Independent of machines and models.
 """
 
 import re
@@ -31,7 +31,7 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class CardRow:
-    """Arithmetic of one GPU: dense half precision with single-precision accumulation."""
+    """Peak compute rate of one GPU: dense half precision with single-precision accumulation."""
 
     tflops: float
     source: str
@@ -147,12 +147,12 @@ def standard() -> RateConstants:
 
 
 def from_constants(constants: Mapping[str, Constant]) -> RateConstants:
-    """Build the constants by name; raises KeyError for one that rates.toml lacks."""
+    """Build the constants by name; raises `KeyError` for a missing one."""
     return RateConstants(**{item.name: constants[item.name].value for item in fields(RateConstants)})
 
 
 def card_tflops(name: str) -> float | None:
-    """Half-precision TFLOPS of a GPU; of the names in the table that `name` contains, the longest wins."""
+    """Half-precision TFLOPS of a GPU; None if unknown. The longest name in the table that `name` contains wins."""
     found = [known for known in table().cards if known.casefold() in name.casefold()]
     return table().cards[max(found, key=len)].tflops if found else None
 
@@ -170,6 +170,6 @@ _FAMILIES: tuple[tuple[QuantFamily, str], ...] = (
 
 @cache
 def family(type_name: str) -> QuantFamily:
-    """The family of a quantisation type, which sets its unpacking cost; the first matching pattern wins."""
+    """The family of a quantisation type, which determines its unpacking cost; the first matching pattern wins."""
     name = type_name.upper()
     return next((found for found, pattern in _FAMILIES if re.match(pattern, name)), "linear")

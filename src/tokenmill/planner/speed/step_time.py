@@ -1,7 +1,7 @@
-"""Predicts the duration of one step (`tokens` tokens through all layers) as a sum of named terms.
+"""Predicts the duration of one step, a pass of some tokens through all layers, as a sum of named terms.
 
-A decode step is one token of each sequence, a prefill step one micro-batch. A term named after a memory is the time
-to read it alone; additional arithmetic is a separate term, so the sum shows which upgrade helps.
+A decode step is one token of each sequence, a prefill step one micro-batch. The time to read a memory and the time that
+arithmetic adds to it are separate terms, so that the largest term shows which upgrade helps.
 """
 
 import math
@@ -12,7 +12,7 @@ from tokenmill.planner.compute_graph.engines import TRAITS
 from tokenmill.planner.plan import Settings, Term
 from tokenmill.planner.speed.devices import CardRates, Devices, Processors
 from tokenmill.planner.speed.rates import RateConstants
-from tokenmill.planner.speed.work import PROCESSORS, Caches, Pile, StepWork
+from tokenmill.planner.speed.work import PROCESSORS, CacheGroup, StepWork, WeightGroup
 
 ACTIVATION_BYTES = 4
 QUANTISED_CACHE_OPS = 3  # extra operations per layer with a quantised cache: rotate, quantise K and V
@@ -21,7 +21,7 @@ GIGA = 1e9
 
 @dataclass(frozen=True, slots=True)
 class ForecastStep:
-    """One step."""
+    """The batch of one step."""
 
     tokens: int  # tokens in the step
     attended: float  # cells that each token attends to
@@ -31,23 +31,23 @@ class ForecastStep:
 
 
 class Missing(Exception):
-    """A fact that the forecast needs is unknown; the message names it. Caught within this package."""
+    """A required fact is unknown; the message is its name. Always caught within this package."""
 
 
 def offload_threshold(work: StepWork, settings: Settings, min_batch: int | None = None) -> int | None:
-    """Tokens from which a step copies host weights to the GPUs; None: never.
+    """Batch size from which a step copies host weights to the GPUs; None: never.
 
-    llama.cpp compares the batch size (GGML_OP_OFFLOAD_MIN_BATCH: `min_batch`, else the settings' value, else 32),
-    ik_llama.cpp the rows per expert.
+    llama.cpp compares the batch size with GGML_OP_OFFLOAD_MIN_BATCH (`min_batch`, else the settings' value, else 32),
+    ik_llama.cpp the rows per expert with 32.
     """
     traits = TRAITS[settings.engine]
     if not work.streams_to or traits.offload_rows is None:
         return None
-    told = settings.offload_min_batch if min_batch is None else min_batch
-    rows = traits.offload_rows if told is None else told
+    configured = settings.offload_min_batch if min_batch is None else min_batch
+    rows = traits.offload_rows if configured is None else configured
     if traits.ik is None:
         return rows
-    # weights repacked while loading are usable only by the CPU
+    # only the CPU can use weights that were repacked while loading
     return None if settings.repack else round(rows / work.used_share())
 
 
@@ -68,40 +68,39 @@ def step_terms(
         moved[name] += count
 
     share = 1 / max(1, settings.tensor_parallel) if settings.engine == "vllm" else 1.0
-    for pile in work.piles:
-        kind = "experts" if pile.routed else "weights"
-        count = pile.bytes * (work.touched_share(step.tokens) if pile.routed else 1.0)
-        if pile.tier.startswith("gpu"):
-            seconds = _card_seconds(pile, step, work, _card(devices, pile.tier), pile.tier, rates)
-            add(f"{pile.tier} {kind}", seconds * share, count)
+    for group in work.weights:
+        kind = "experts" if group.routed else "weights"
+        count = group.bytes * (work.touched_share(step.tokens) if group.routed else 1.0)
+        if group.tier.startswith("gpu"):
+            seconds = _card_seconds(group, step, work, _card(devices, group.tier), group.tier, rates)
+            add(f"{group.tier} {kind}", seconds * share, count)
         elif step.streams:
             for name, part in work.streams_to.items():
                 split = part / sum(work.streams_to.values())
                 card = _card(devices, name)
                 if card.link_gb_s is None:
-                    raise Missing(f"how wide the PCIe link of {name} is")
-                link = min(card.link_gb_s, processors.tier_gb_s.get(pile.tier, card.link_gb_s))
+                    raise Missing(f"the PCIe link of {name}")
+                link = min(card.link_gb_s, processors.tier_gb_s.get(group.tier, card.link_gb_s))
                 add(f"pcie {name} {kind}", split * count / link / GIGA, split * count)
-                add(f"{name} {kind}", split * _card_seconds(pile, step, work, card, name, rates))
+                add(f"{name} {kind}", split * _card_seconds(group, step, work, card, name, rates))
         else:
-            memory, whole = _host_seconds(pile, step, work, processors, devices, rates)
-            add(f"{pile.tier} {kind}", memory, count)
+            memory, whole = _host_seconds(group, step, work, processors, devices, rates)
+            add(f"{group.tier} {kind}", memory, count)
             add("processors unpacking" if step.tokens == 1 else "processors arithmetic", whole - memory)
-    for group in work.caches:
-        add(*_attention(group, step, devices, processors, settings, rates))
+    for cache_group in work.caches:
+        add(*_attention(cache_group, step, devices, processors, settings, rates))
     for device, count in _operations(work, step, settings).items():
         if device == PROCESSORS:
             add("processors operations", count * processors.op_s)
         else:
             card = _card(devices, device)
-            add(f"{device} launches", count * (card.graph_op_s if _as_graph(work, settings) else card.op_s))
+            add(f"{device} launches", count * (card.graph_op_s if _uses_cuda_graph(work, settings) else card.op_s))
     for name, seconds in _hops(work, step, devices).items():
         add(name, seconds)
     add("engine", devices.step_s)
     if not step.prefill:
-        add(
-            "drawing tokens", (step.caches - 1) * work.vocabulary * devices.draw_s
-        )  # the first sequence is part of the engine's step
+        # sampling for the first sequence is part of the engine's step
+        add("drawing tokens", (step.caches - 1) * work.vocabulary * devices.draw_s)
     return [
         Term(name, seconds, moved[name] or None, moved[name] / seconds / GIGA if moved[name] and seconds else None)
         for name, seconds in terms.items()
@@ -110,17 +109,22 @@ def step_terms(
 
 
 def _host_seconds(
-    pile: Pile, step: ForecastStep, work: StepWork, processors: Processors, devices: Devices, rates: RateConstants
+    group: WeightGroup,
+    step: ForecastStep,
+    work: StepWork,
+    processors: Processors,
+    devices: Devices,
+    rates: RateConstants,
 ) -> tuple[float, float]:
-    """Seconds of reading alone, and of reading and computing, which partly overlap."""
-    rate = processors.tier_gb_s.get(pile.tier)
+    """Seconds of reading alone, and of reading and computing together, which partly overlap."""
+    rate = processors.tier_gb_s.get(group.tier)
     if rate is None:
-        raise Missing(devices.missing.get(pile.tier, f"the bandwidth of {pile.tier}"))
-    touched = pile.elements * (work.touched_share(step.tokens) if pile.routed else 1.0)
-    rows = pile.elements * (work.used_share() if pile.routed else 1.0) * step.tokens
-    memory = pile.bytes * touched / pile.elements / rate / GIGA
-    unpack = rates.unpack_cost(pile.family) / processors.gweights_s / GIGA
-    # computing by row unpacks for every row; blocked products unpack once but are inefficient for few rows
+        raise Missing(devices.missing.get(group.tier, f"the bandwidth of {group.tier}"))
+    touched = group.elements * (work.touched_share(step.tokens) if group.routed else 1.0)
+    rows = group.elements * (work.used_share() if group.routed else 1.0) * step.tokens
+    memory = group.bytes * touched / group.elements / rate / GIGA
+    unpack = rates.unpack_cost(group.family) / processors.gweights_s / GIGA
+    # a product by rows unpacks the weights for every row; a blocked one unpacks once but is inefficient for few rows
     blocked = touched * unpack + 2 * (rows + rates.cpu_matmul_rows * touched) / processors.matmul_gflops / GIGA
     arithmetic = min(rows * unpack, blocked)
     whole = (memory**rates.overlap + arithmetic**rates.overlap) ** (1 / rates.overlap)
@@ -128,40 +132,40 @@ def _host_seconds(
 
 
 def _card_seconds(
-    pile: Pile, step: ForecastStep, work: StepWork, card: CardRates, name: str, rates: RateConstants
+    group: WeightGroup, step: ForecastStep, work: StepWork, card: CardRates, name: str, rates: RateConstants
 ) -> float:
-    """Seconds for weights on a GPU, or copied there."""
-    if pile.routed:
+    """Seconds of products with weights on a GPU, or copied there."""
+    if group.routed:
         touched = work.touched_share(step.tokens)
         used = work.used_share() * step.tokens
-        # few tokens: each reads its own experts, in pieces too small for the full rate
-        singly = pile.bytes * used * (1 / card.gb_s + 1 / rates.gpu_expert_gb_s) / GIGA
+        # with few tokens, each reads its own experts, in pieces too small for the full rate
+        singly = group.bytes * used * (1 / card.gb_s + 1 / rates.gpu_expert_gb_s) / GIGA
         if card.expert_tflops is None:
-            if step.tokens > FEW:
-                raise Missing(f"the arithmetic of {name}")
+            if step.tokens > BANDWIDTH_BOUND_TOKENS:
+                raise Missing(f"the compute rate of {name}")
             return singly
         tiles = rates.gpu_matmul_rows
         if card.tiled:  # llama.cpp uses smaller tiles for batches with fewer rows
             tiles *= step.tokens / (step.tokens + rates.gpu_matmul_half)
-        padded = pile.elements * (used + tiles * touched)
-        grouped = max(pile.bytes * touched / card.gb_s / GIGA, 2 * padded / card.expert_tflops / GIGA / 1000)
+        padded = group.elements * (used + tiles * touched)
+        grouped = max(group.bytes * touched / card.gb_s / GIGA, 2 * padded / card.expert_tflops / GIGA / 1000)
         if card.tiled:
-            return singly if step.tokens <= FEW else grouped
+            return singly if step.tokens <= BANDWIDTH_BOUND_TOKENS else grouped
         return min(singly, grouped)
-    reading = pile.bytes / card.gb_s / GIGA
-    if step.tokens <= FEW:
+    reading = group.bytes / card.gb_s / GIGA
+    if step.tokens <= BANDWIDTH_BOUND_TOKENS:
         return reading
     if card.dense_tflops is None:
-        raise Missing(f"the arithmetic of {name}")
-    return max(reading, 2 * pile.elements * step.tokens / card.dense_tflops / GIGA / 1000)
+        raise Missing(f"the compute rate of {name}")
+    return max(reading, 2 * group.elements * step.tokens / card.dense_tflops / GIGA / 1000)
 
 
-FEW = 8
-"""Tokens up to which a GPU's products are bound by reading the weights, regardless of its arithmetic."""
+BANDWIDTH_BOUND_TOKENS = 8
+"""Batch size up to which a GPU's products are limited by reading the weights, whatever its compute rate."""
 
 
 def _attention(
-    group: Caches,
+    group: CacheGroup,
     step: ForecastStep,
     devices: Devices,
     processors: Processors,
@@ -173,8 +177,8 @@ def _attention(
     traits = TRAITS[settings.engine]
     each = cache.bytes_per_token(settings.cache_type_k, settings.cache_type_v, latent_v=traits.stores_latent_v)
     count = group.layers * step.caches * (each * cells + 2 * cache.state_bytes)
-    unfolds = step.prefill and traits.ik is not None
-    flops = group.layers * (group.flops_unfolded if unfolds else group.flops) * cells * step.tokens
+    expands = step.prefill and traits.ik is not None
+    flops = group.layers * (group.flops_expanded if expands else group.flops) * cells * step.tokens
     if group.device == PROCESSORS:
         host = next((tier for tier in ("dram", "pmem") if tier in processors.tier_gb_s), None)
         if host is None:
@@ -201,8 +205,8 @@ def _operations(work: StepWork, step: ForecastStep, settings: Settings) -> Count
     return counts
 
 
-def _as_graph(work: StepWork, settings: Settings) -> bool:
-    """Whether a GPU's operations run as one CUDA graph: not in ik_llama.cpp, nor if the CPU computes a part."""
+def _uses_cuda_graph(work: StepWork, settings: Settings) -> bool:
+    """Whether a GPU's operations run as one CUDA graph, which ik_llama.cpp and partial CPU computation rule out."""
     return TRAITS[settings.engine].ik is None and PROCESSORS not in work.operations
 
 
@@ -218,7 +222,7 @@ def _hops(work: StepWork, step: ForecastStep, devices: Devices) -> dict[str, flo
 
 def _card(devices: Devices, name: str) -> CardRates:
     if name not in devices.cards:
-        raise Missing(devices.missing.get(name, f"which card {name} is"))
+        raise Missing(devices.missing.get(name, f"the GPU model of {name}"))
     return devices.cards[name]
 
 
@@ -252,7 +256,7 @@ def prefill_terms(
 ) -> list[Term]:
     """Terms of the prefill of `prompt` tokens after `depth` existing ones."""
     whole, rest = divmod(prompt, ubatch)
-    # attention cost grows linearly, so the middle micro-batch represents all whole ones
+    # the cost of attention grows linearly with depth, so the middle micro-batch is the average of all whole ones
     parts = [(whole, ubatch, depth + whole * ubatch / 2), (1, rest, depth + whole * ubatch + rest / 2)]
     seconds: defaultdict[str, float] = defaultdict(float)
     moved: defaultdict[str, float] = defaultdict(float)

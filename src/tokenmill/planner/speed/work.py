@@ -1,7 +1,7 @@
-"""Sums up what one step of a model reads and computes: weights by memory and type, operations, hops, caches by device.
+"""Sums up the work of one step: weights by memory and type, operations and transfers, caches by device.
 
-Bytes and elements of routed experts cover all experts; a step uses a share that depends on its tokens. Speeds are
-added in `step_time`.
+The sums of routed experts cover all experts; `StepWork.touched_share` is the share that a step uses. `step_time`
+divides the work by the devices' rates.
 """
 
 from collections import Counter, defaultdict
@@ -25,7 +25,7 @@ _HEAD_OPS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Pile:
+class WeightGroup:
     """Weights of one kind in one memory, summed over all layers."""
 
     tier: str
@@ -36,25 +36,23 @@ class Pile:
 
 
 @dataclass(frozen=True, slots=True)
-class Caches:
+class CacheGroup:
     """Equal caches of several layers on one device."""
 
     device: str
     cache: LayerCache
     layers: int
-    pairs: int  # attention heads: query-key products per layer and cell
+    pairs: int  # query-key products per token, cell and layer: one for each attention head
     flops: float  # per token, cell and layer
-    flops_unfolded: (
-        float  # the same if a latent cache is expanded into attention heads first, as some engines do in prefill
-    )
+    flops_expanded: float  # the same for engines that first expand a latent cache into attention heads, in prefill
 
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
     """The work of one step under one placement."""
 
-    piles: tuple[Pile, ...]
-    caches: tuple[Caches, ...]
+    weights: tuple[WeightGroup, ...]
+    caches: tuple[CacheGroup, ...]
     operations: dict[str, int]  # per step, by device
     host_hops: int  # transfers between CPU and GPU per step
     card_hops: int  # transfers between two GPUs per step
@@ -66,8 +64,8 @@ class StepWork:
     def resident_bytes(self) -> dict[str, float]:
         """Bytes of weights in each tier."""
         totals: defaultdict[str, float] = defaultdict(float)
-        for pile in self.piles:
-            totals[pile.tier] += pile.bytes
+        for group in self.weights:
+            totals[group.tier] += group.bytes
         return dict(totals)
 
     def touched_share(self, tokens: int) -> float:
@@ -93,7 +91,6 @@ def work(profile: Profile, placement: Placement) -> StepWork:
     streams: Counter[str] = Counter()
     homes: list[dict[TensorClass, str]] = [{} for _ in placement.layers]
     cards = placement.gpus
-    cards = placement.gpus
     tied = profile.tied_output
     for tensor, home in zip(profile.tensors, placement.homes, strict=True):
         if tensor.layer is not None and tensor.layer < len(homes):
@@ -111,7 +108,7 @@ def work(profile: Profile, placement: Placement) -> StepWork:
     operations, host_hops, card_hops = _path(profile, placement, homes)
     caches = Counter(zip(placement.layers, profile.cache, strict=False))
     return StepWork(
-        piles=tuple(Pile(*key, bytes=total[0], elements=total[1]) for key, total in sums.items()),
+        weights=tuple(WeightGroup(*key, bytes=total[0], elements=total[1]) for key, total in sums.items()),
         caches=tuple(_caches(profile, device, cache, count) for (device, cache), count in caches.items()),
         operations=operations,
         host_hops=host_hops,
@@ -123,17 +120,17 @@ def work(profile: Profile, placement: Placement) -> StepWork:
     )
 
 
-def _caches(profile: Profile, device: str, cache: LayerCache, layers: int) -> Caches:
-    """One device's caches of a kind; each attention head has a key and a value, latent ones share one wide pair."""
+def _caches(profile: Profile, device: str, cache: LayerCache, layers: int) -> CacheGroup:
+    """Equal caches of one device. Each attention head has a key and a value; in a latent cache all share one pair."""
     heads = profile.heads or 1
     width = cache.k_elements + cache.v_elements
     if cache.kind != "latent":
         flops = 2.0 * heads * width / (profile.kv_heads or 1)
-        return Caches(device, cache, layers, heads if width else 0, flops, flops)
-    unfolded = next(
+        return CacheGroup(device, cache, layers, heads if width else 0, flops, flops)
+    expanded = next(
         (_head_width(profile, tensor, cache) for tensor in profile.tensors if "attn_v_b" in tensor.name), width
     )
-    return Caches(device, cache, layers, heads, 2.0 * heads * width, 2.0 * heads * unfolded)
+    return CacheGroup(device, cache, layers, heads, 2.0 * heads * width, 2.0 * heads * expanded)
 
 
 def _head_width(profile: Profile, v_b: Tensor, cache: LayerCache) -> int:
@@ -143,9 +140,9 @@ def _head_width(profile: Profile, v_b: Tensor, cache: LayerCache) -> int:
 
 
 def _tier_read(tensor: Tensor, home: str, tied_head: str | None) -> str | None:
-    """The tier from which a tensor is read in every step; None if it is not read, or only one row.
+    """The tier from which every step reads a tensor; None if it reads nothing of it or only one row.
 
-    Embeddings that are also the output matrix are read at `tied_head` if that is a GPU, which has its own copy.
+    Embeddings that double as the output matrix are read from `tied_head` if that is a GPU, which has its own copy.
     """
     if tensor.cls is TensorClass.MTP:
         return None
@@ -161,7 +158,7 @@ def _path(
 ) -> tuple[dict[str, int], int, int]:
     """Operations by device, and the number of transfers of a token's state between devices."""
     operations: Counter[str] = Counter()
-    visited = [PROCESSORS]  # looks up the embedding
+    visited = [PROCESSORS]  # the CPU looks up the embedding
     for index, device in enumerate(placement.layers):
         kinds = homes[index]
         operations[device] += _ATTENTION_OPS[profile.cache[index].kind if index < len(profile.cache) else "none"]
@@ -176,7 +173,7 @@ def _path(
         else:
             operations[device] += _DENSE_OPS
     operations[placement.head] += _HEAD_OPS
-    visited += [placement.head, PROCESSORS]  # reads the logits
+    visited += [placement.head, PROCESSORS]  # the CPU reads the logits
     crossings = [pair for pair in pairwise(visited) if pair[0] != pair[1]]
     host = sum(PROCESSORS in pair for pair in crossings)
     return dict(operations), host, len(crossings) - host

@@ -10,7 +10,7 @@ from tokenmill.planner.draft import make_draft
 from tokenmill.planner.placement import UNKNOWN, fingerprint
 from tokenmill.planner.plan import Plan, Settings
 from tokenmill.planner.speed.forecast import decode_speed, prefill_speed
-from tokenmill.planner.speed.offload import set_rows
+from tokenmill.planner.speed.offload import choose_min_batch
 from tokenmill.tuner.point import Aim, Figures, TrialSettings
 
 
@@ -67,7 +67,7 @@ def _jobs_tok_s(plan: Plan, aim: Aim, dials: TrialSettings) -> float | None:
 def settings_at(plan: Plan, dials: TrialSettings) -> Settings:
     """A plan's settings at trial settings, with the offload threshold that an engine started for them would get."""
     settings = settings_with(plan.settings, dials)
-    rows = set_rows(plan.machine, plan.profile, settings, plan.placement, dials.offload_min_batch)
+    rows = choose_min_batch(plan.machine, plan.profile, settings, plan.placement, dials.offload_min_batch)
     return replace(settings, offload_min_batch=rows)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from tokenmill.model.tensor_types import BY_NAME
 from tokenmill.planner.placement import fingerprint
 from tokenmill.planner.plan import Plan, Settings
-from tokenmill.planner.speed.offload import left_to_cards, rows_in_force
+from tokenmill.planner.speed.offload import effective_min_batch, offloaded_decode
 from tokenmill.tuner.point import Aim, TrialSettings
 from tokenmill.tuner.search.forecasts import fits, forecaster, settings_at
 
@@ -205,7 +205,7 @@ def space_for(
 
 def _rows(plan: Plan, space: Space) -> int | None:
     """The offload threshold of all trials: that of an engine loaded for the most sequences."""
-    return rows_in_force(plan.profile, _widest(plan, space), plan.placement)
+    return effective_min_batch(plan.profile, _widest(plan, space), plan.placement)
 
 
 def _widest(plan: Plan, space: Space) -> Settings:
@@ -221,7 +221,7 @@ def _many(plan: Plan, most: int) -> tuple[int, ...]:
 
 def _moves(plan: Plan, space: Space) -> bool:
     """Whether decoding the most sequences is fastest on the GPU that experts are copied to."""
-    return left_to_cards(plan.machine, plan.profile, _widest(plan, space), plan.placement) is not None
+    return offloaded_decode(plan.machine, plan.profile, _widest(plan, space), plan.placement) is not None
 
 
 def start_for(plan: Plan, space: Space) -> TrialSettings:
