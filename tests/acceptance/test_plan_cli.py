@@ -114,7 +114,7 @@ def test_comparison_in_one_table() -> None:
         (("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--compare", "Q8_0", "--verify"), "do not go together"),
         (
             ("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--from-command", "llama-server", "--context", "1"),
-            "--context is set by the command itself",
+            "--context cannot be combined with --from-command",
         ),
         (
             ("llama-3.3-70b:Q4_K_M", "--machine", "epyc-7532-8x3090", "--engine", "vllm", "--tensor-parallel", "3"),

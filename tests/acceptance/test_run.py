@@ -172,20 +172,20 @@ def test_a_name_that_is_there_twice_is_refused_with_both_lines(
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ((), "no jobs are given"),
+        ((), "no jobs"),
         (("absent.jsonl",), "cannot read absent.jsonl"),
-        (("jobs.jsonl", "--engine", "nowhere"), "no engine 'nowhere' is known or running"),
+        (("jobs.jsonl", "--engine", "nowhere"), "no engine 'nowhere'"),
         (("jobs.jsonl", "--engine", "http://127.0.0.1:9"), "nothing answers at http://127.0.0.1:9"),
         (("jobs.jsonl", "--model", "absent.gguf"), "absent.gguf"),
-        (("jobs.jsonl", "--max-tokens", "0"), "a default for all jobs: max_tokens"),
+        (("jobs.jsonl", "--max-tokens", "0"), "defaults: max_tokens"),
         (("jobs.jsonl", "--body", "[]"), "--body is not a JSON object"),
         (("jobs.jsonl", "--deadline", "soon"), "cannot read 'soon' as a time"),
         (("jobs.jsonl", "--attempts", "0"), "attempts must be at least 1"),
-        (("jobs.jsonl", "--template", "t.txt"), "--template is for a table"),
+        (("jobs.jsonl", "--template", "t.txt"), "--template requires --table"),
         (("jobs.jsonl", "--output", "jobs.jsonl"), "is not the output of this batch"),
         (("jobs.jsonl", "--output", "nowhere/out.jsonl"), "the folder of"),
-        (("jobs.jsonl", "--output", "--json"), "--output needs a file"),
-        (("jobs.jsonl", "--output", "-", "--json"), "results cannot go there"),
+        (("jobs.jsonl", "--output", "--json"), "--output requires a file (got --json)"),
+        (("jobs.jsonl", "--output", "-", "--json"), "--json and --output -"),
     ],
 )
 def test_wrong_use_is_said_in_a_line(
@@ -230,7 +230,7 @@ def test_a_running_batch_can_be_watched_and_cancelled_from_elsewhere(
     try:
         until(lambda: last_batch(store[1])[0].running > 0)
         shown = said(home, "status", "last", *store)
-        assert f"running, worked on by process {process.pid}" in shown.stdout
+        assert f"running (process {process.pid})" in shown.stdout
         assert said(home, "results", "last", *store).returncode == 0
         second = said(home, "run", source, "--output", tmp_path / "other.jsonl", *store)
         assert second.returncode == 1

@@ -236,7 +236,7 @@ def test_ctrl_c_keeps_trials_and_leaves_no_engine_behind(moe: Path, tmp_path: Pa
         (("--tail-tokens", 0), "tail_tokens must be at least 1"),
         (("--sequences", 0), "sequences must be at least 1"),
         (("--engine", "http://localhost:1"), "is a running server"),
-        (("--jobs", os.devnull), "holds no job that can be read"),
+        (("--jobs", os.devnull), f"{os.devnull} has no valid job"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_is_loaded(

@@ -109,8 +109,8 @@ def test_command_writes_a_file_that_it_can_show(capsys: pytest.CaptureFixture[st
     ("arguments", "words"),
     [
         (["--machine", "no-such-machine"], "no machine called"),
-        (["--machine", "epyc-9175f", "--measure"], "measure needs this machine"),
-        (["--machine", "epyc-9175f", "--path", "/"], "path needs this machine"),
+        (["--machine", "epyc-9175f", "--measure"], "measure and machine"),
+        (["--machine", "epyc-9175f", "--path", "/"], "path and machine"),
         (["--no-such-option"], "no-such-option"),
     ],
 )

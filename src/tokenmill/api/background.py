@@ -30,7 +30,7 @@ class BackgroundTask(Generic[T]):
     """A coroutine that runs in the background."""
 
     def __init__(self, work: Coroutine[Any, Any, T]) -> None:
-        """Start nothing yet, so that whoever starts it can cancel it whenever an exception arrives."""
+        """Create the task; a separate `start` lets the caller cancel it whenever an exception arrives."""
         self._work = work
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[T] | None = None
@@ -39,18 +39,18 @@ class BackgroundTask(Generic[T]):
         self._callbacks: list[Callable[[], None]] = []
 
     def start(self, loop: asyncio.AbstractEventLoop) -> Self:
-        """Run it in an event loop of another thread; starting it again does nothing."""
+        """Run it in the event loop of another thread; further calls do nothing."""
         self._loop = loop
         loop.call_soon_threadsafe(self._start)
         return self
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, cleanup included."""
+        """Whether it has ended, including its cleanup."""
         return self._done.is_set()
 
     def result(self) -> T:
-        """Wait for it; EngineError if it was cancelled."""
+        """Wait for its result; EngineError if it was cancelled."""
         self._done.wait()
         if self._task is None or self._task.cancelled():
             raise EngineError("the call was cancelled because the engine was closed")
@@ -61,7 +61,7 @@ class BackgroundTask(Generic[T]):
         self._done.wait()
 
     def cancel(self) -> None:
-        """Cancel it and wait until its cleanup is done; nothing happens if it has ended."""
+        """Cancel it and wait for its cleanup; does nothing if it has ended."""
         self.request_cancel()
         if self._loop is not None and not _runs_here(self._loop):  # garbage collection in the loop cannot wait
             self._done.wait()
@@ -74,7 +74,7 @@ class BackgroundTask(Generic[T]):
             self._loop.call_soon_threadsafe(self._cancel)
 
     def when_done(self, callback: Callable[[], None]) -> None:
-        """Call back from the background thread when it has ended, or now if it has."""
+        """Call back in the background thread when it ends, or immediately if it has ended."""
         with self._lock:
             if not self.done:
                 self._callbacks.append(callback)
@@ -106,10 +106,10 @@ class BackgroundTask(Generic[T]):
 
 
 class Background:
-    """An event loop on a daemon thread. Usable from every thread of the process that started it."""
+    """An event loop on a daemon thread, for all threads of the process that started it."""
 
     def __init__(self) -> None:
-        """Start nothing yet."""
+        """`start` starts the thread."""
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: Callable[[], None] = lambda: None
@@ -165,7 +165,7 @@ class Background:
             events.close()
 
     def events(self, work: Callable[[Emit[E]], Coroutine[Any, Any, T]]) -> Generator[E, None, T]:
-        """What a coroutine emits, then its result. Closing the generator cancels the coroutine."""
+        """Yield the events of a coroutine, and return its result. Closing the generator cancels the coroutine."""
         queue: SimpleQueue[tuple[E] | None] = SimpleQueue()
         task = BackgroundTask(work(lambda event: queue.put((event,))))
         task.when_done(lambda: queue.put(None))
@@ -178,9 +178,9 @@ class Background:
         return task.result()
 
     def close(self, last: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
-        """Cancel what runs, run `last` to its end, and stop the thread. Closing again only waits for that.
+        """Cancel all tasks, run `last` to its end, and stop the thread; further calls only wait for that.
 
-        Ctrl-C does not cancel `last`: it is raised afterwards. A second Ctrl-C stops the waiting.
+        KeyboardInterrupt is raised after `last`; a second one is raised immediately.
         """
         if os.getpid() != self._pid:  # a forked child does not have the thread
             return

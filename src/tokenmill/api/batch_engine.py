@@ -1,4 +1,4 @@
-"""The engine that works on batches: opened when the first batch needs it, its slots fitted to each batch."""
+"""The engine of a run: opened for the first batch that needs it, with its slots fitted to each batch."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -23,7 +23,7 @@ from tokenmill.tuner.point import SlotPoint
 
 @dataclass(frozen=True, slots=True)
 class EngineSetup:
-    """The engine for a run: which one, and what it is started with if it has to be started."""
+    """Which engine a run uses, and its plan if it has to be started."""
 
     choice: EngineChoice
     options: EngineOptions
@@ -31,22 +31,22 @@ class EngineSetup:
     planned: EnginePlan | None = None
 
     def plan(self) -> "EngineSetup":
-        """The same with the plan of the engine to start; DoesNotFit if it does not fit."""
+        """This setup with a plan, if an engine has to be started; DoesNotFit if it does not fit."""
         if self.planned is not None or not self.choice.starts:
             return self
         return EngineSetup(self.choice, self.options, self.config, plan_for(self.choice, self.options, self.config))
 
     @property
     def measures_slots(self) -> bool:
-        """Whether the number of slots is open: set neither by the caller nor by `tokenmill tune`."""
+        """Whether the number of slots is to be measured, because neither the caller nor `tokenmill tune` set it."""
         return self.planned is not None and self.options.sequences is None and not self.planned.tuned
 
 
 class BatchEngine:
-    """One engine for the batches of a run; `async with` closes what was started.
+    """One engine for the batches of a run; `async with` stops an engine that was started here.
 
-    `ready` opens the engine for the first batch that needs one. An engine that runs already is opened on entering,
-    because only it can say which model it has.
+    `ready` starts the engine for the first batch that needs it. A running engine is attached on entering, because only
+    the engine knows its model.
     """
 
     def __init__(
@@ -79,14 +79,14 @@ class BatchEngine:
         await self._stack.aclose()
 
     async def announce(self, batch: Batch | None = None) -> None:
-        """Tell other workers on the same store what this one will work on; loading takes a while."""
+        """Announce the model and the batch of this worker to others on the same store, before the engine is loaded."""
         planned = self.setup.planned
         context = planned.plan.settings.context if planned is not None else None
         batches = None if batch is None else (batch.id,)
         await asyncio.to_thread(self.store.announce, WorkerSpec(self.setup.choice.model_id, context, batches))
 
     async def ready(self, batch: Batch) -> tuple[Engine, EngineShape]:
-        """The engine, opened if it is not, and how to use it for a batch; may be cancelled."""
+        """The engine, opened if necessary, and its shape for a batch; may be cancelled."""
         engine = await self._open()
         shape = await fit_slots(
             engine,

@@ -140,7 +140,7 @@ def run_batch(request: BatchRequest, config: Config, stop: Stop, on_progress: On
         setup, submission, folder = _prepare(request, config, stack, cluster, stop, on_progress)
         known = submission.find()
         if cluster is None and (known is None or not known.finished):
-            setup = setup.plan()  # before the batch is stored: from then on other workers may take its jobs
+            setup = setup.plan()  # before the batch is stored, because other workers may then take its jobs
         ingest = stack.enter_context(Ingest(submission, whole=cluster is not None))
         _log_submitted(ingest)
         report = None
@@ -277,7 +277,7 @@ def _log_submitted(ingest: Ingest) -> None:
     if ingest.growing:
         log.info("%s %s: %s stored so far; storing the rest while it runs", batch.name, state, counts_text(counts))
     elif counts.total == 0:
-        hint = "every line is a job; tokenmill run --help shows what one looks like"
+        hint = 'write one JSON object per line, such as {"prompt": "Hello"}'
         log.info("%s holds no jobs\nhint: %s", batch.source, hint)
     elif batch.cancelled_s is not None:
         log.info("%s was cancelled; tokenmill retry %s --cancelled resumes it", batch.name, batch.name)
@@ -290,7 +290,7 @@ def _log_submitted(ingest: Ingest) -> None:
 
 
 def counts_text(counts: Counts) -> str:
-    """How many jobs a batch has, and how many of them need no work."""
+    """The number of jobs, of answered ones and of failed ones."""
     text = number_of(counts.total, "job")
     if counts.done:
         text += f", {counts.done:,} already answered"

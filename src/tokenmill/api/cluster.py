@@ -1,7 +1,7 @@
 """A batch on the nodes of a Ray cluster: one engine per node, planned by the node itself.
 
-The store and the output files stay on the driver, which schedules the jobs of each node as it does for a local engine;
-only requests and answers travel.
+The store and the output files stay on the driver, which schedules the jobs of every node as for a local engine; only
+requests and answers are sent over the network.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ _VERBS = {
 
 
 class ClusterRun:
-    """The nodes of a cluster, and what each of them did."""
+    """The nodes of a cluster, with the report of each."""
 
     def __init__(self, nodes: RayNodes, node_log: "NodeLog", choice: EngineChoice, *, measure: bool) -> None:
         self.choice = choice
@@ -101,8 +101,8 @@ class ClusterRun:
         )
 
     def _with_nodes(self, now: Snapshot) -> Snapshot:
-        """A snapshot that names the nodes, unless an engine has something to report."""
-        return replace(now, engine_says=f"on {', '.join(self._nodes.up)}") if now.engine_says is None else now
+        """A snapshot with the names of the nodes, unless an engine reports a status."""
+        return replace(now, engine_detail=f"on {', '.join(self._nodes.up)}") if now.engine_detail is None else now
 
     async def _member(self, ready: ReadyNode, store: Store, batch: Batch) -> PoolMember:
         shape = await fit_slots(
@@ -120,7 +120,7 @@ class ClusterRun:
 def open_cluster(
     where: str, store: Address, model: str | None, options: EngineOptions, config: Config
 ) -> Iterator[ClusterRun]:
-    """Connect to a cluster and have every node plan; their engines stop when this ends."""
+    """Connect to a cluster and let every node plan; the engines stop when the block ends."""
     _check(store, options)
     engine = options.engine_config(config)
     if engine.kind not in ENGINES:
@@ -159,7 +159,7 @@ def prepare_here(model: str | None, options: EngineOptions) -> PreparedEngine:
 
 
 class NodeLog:
-    """Logs the events of nodes; of a load, each stage once, and again after a while."""
+    """Logs the events of nodes; the progress of a load once per stage and every `_LOADING_S` seconds."""
 
     def __init__(self) -> None:
         self.left_out: dict[str, str] = {}  # node -> reason

@@ -33,7 +33,7 @@ def plan_command(
     margins may be set. UsageError where no model is known.
     """
     found = read_command(text, dialect)
-    goal = options.beside_command(found.goal)
+    goal = options.for_command(found.goal)
     profile = read(_source(found, model))
     findings = findings_for(found, machine, profile)
     placement = None
@@ -44,23 +44,22 @@ def plan_command(
         placement = to_placement(found, profile, len(machine.gpus), free_bytes=free, host=host_tier(machine))
     elif not goal.engine.startswith("ik_llama"):
         goal = replace(goal, own_fit=False)
-        note = Finding("note", "the engine places layers by itself; its rule is not known here, so ours is shown", None)
-        findings = (*findings, note)
+        text = "this engine places layers by its own rule, which is unknown; tokenmill's placement is shown instead"
+        findings = (*findings, Finding("note", text, None))
     elif goal.engine == "ik_llama":
-        words = "counted as today's ik_llama.cpp does; its --fit was another in spring 2026"
-        findings = (*findings, Finding("note", words, "--engine ik_llama-2026-03 or ik_llama-2026-04 for such a build"))
+        text = "planned for the current ik_llama.cpp; builds of spring 2026 have another --fit"
+        hint = "use --engine ik_llama-2026-03 or ik_llama-2026-04 for such a build"
+        findings = (*findings, Finding("note", text, hint))
     return CommandPlan(make(machine, profile, goal, placement=placement), findings, found.unknown)
 
 
 def _source(found: ReadCommand, model: str | None) -> str:
     source = model or found.model
     if source is None:
-        raise UsageError(
-            "the command names no model", hint="give the model too: tokenmill plan MODEL --from-command '...'"
-        )
+        raise UsageError("the command has no model", hint="add it: tokenmill plan MODEL --from-command '...'")
     if model is None and not Path(source).exists():
         raise UsageError(
-            f"the command's model is not here: {source}",
-            hint="name it as a catalogue model: tokenmill plan kimi-k2.5:Q4_X --from-command '...'",
+            f"the command's model file does not exist: {source}",
+            hint="give a catalogue model instead: tokenmill plan kimi-k2.5:Q4_X --from-command '...'",
         )
     return source

@@ -1,6 +1,6 @@
 """The progress bar of `tokenmill.run` and `tokenmill.load` when no `on_progress` is given.
 
-One bar at a time, described by its phase, on stderr where that is a terminal, or in the notebook; nothing elsewhere.
+One bar at a time, labelled with its phase, on stderr if that is a terminal, or in the notebook.
 """
 
 import sys
@@ -20,7 +20,7 @@ _JOBS = "job"
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """What a bar shows for an event; None: not known, and the bar has no length."""
+    """The contents of the bar for an event; None: unknown, and the bar has no length."""
 
     phase: str
     done: int | None = None
@@ -30,7 +30,7 @@ class Bar:
 
 @contextmanager
 def display() -> Iterator[OnProgress]:
-    """A callback that draws progress events, if there is a place to draw them."""
+    """A callback that draws progress events, or ignores them without a terminal or notebook."""
     if not (in_notebook() or _is_terminal()):
         yield ignore
         return
@@ -42,7 +42,7 @@ def display() -> Iterator[OnProgress]:
 
 
 def bar_for(event: Progress) -> Bar:
-    """What to show for an event."""
+    """The bar for an event."""
     if isinstance(event, Download):
         return Bar(f"downloading {event.model}", event.done_bytes, event.total_bytes)
     if isinstance(event, LoadProgress):
@@ -50,7 +50,7 @@ def bar_for(event: Progress) -> Bar:
         return Bar("loading", event.bytes_loaded, event.bytes_total) if counted else Bar(f"loading: {event.phase}")
     if isinstance(event, WarmProgress):
         counted = event.step == "page cache"
-        return Bar("reading the model", event.done, event.total) if counted else Bar(f"warming: {event.step}")
+        return Bar("reading the model", event.done, event.total) if counted else Bar(f"warming up: {event.step}")
     if isinstance(event, Measuring):
         return Bar(event.text)
     return Bar("jobs", event.counts.final, event.counts.total, _JOBS)
@@ -67,7 +67,7 @@ class _Display:
     def __init__(self) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # tqdm warns in a notebook without ipywidgets, and then draws text
-            from tqdm.auto import tqdm  # noqa: PLC0415  only who sees a bar needs it
+            from tqdm.auto import tqdm  # noqa: PLC0415  only needed where a bar is shown
 
         self._tqdm = tqdm
         self._shown: Bar | None = None

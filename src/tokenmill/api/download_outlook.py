@@ -1,4 +1,4 @@
-"""Predicts, before a download, whether and how fast a model will run on this machine."""
+"""Predicts before a download whether a model fits this machine, and its speed."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class DownloadOutlook:
     """Model and machine before the download; None where one could not be read."""
 
     profile: Profile | None
-    unread: str | None  # why there is no profile
+    unread: str | None  # why the profile is None
     machine: Machine | None
     context_tokens: int = _CONTEXT_TOKENS  # of the cache in `needed_bytes`
 
@@ -45,7 +45,7 @@ class DownloadOutlook:
 
 
 def download_outlook(offer: Offer) -> DownloadOutlook:
-    """Read the header of an offered model, from its server where it is not here, and this machine."""
+    """Probe this machine and read the header of an offered model, from its server unless it is on this machine."""
     profile = None
     unread = None
     try:

@@ -1,6 +1,7 @@
 """The engine that a batch runs on: one that is running, one behind a URL, or one that is started for it.
 
-`choose_engine` decides without starting anything; `open_engine` gives the engine, ready, and closes what it started.
+`choose_engine` decides without starting anything; `open_engine` yields the engine, ready for requests, and stops it if
+it was started for the run.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ DEFAULT_MODEL = "smollm2"
 _OWN = "run-"  # name prefix of engines that end with the run that started them
 _PREDECESSOR_EXIT_S = 60.0
 _POLL_S = 0.05
-_STATUS_S = 0.5  # between two looks at the state of a running engine
+_STATUS_S = 0.5  # polling interval of a running engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ def choose_engine(
     path = model_path(model, config, on_progress)
     model_id = identity_of(path)
     found = None
-    if options.is_default:  # whoever sets an option wants an engine with that option
+    if options.is_default:  # a running engine may have other options
         same = [record for record in running if record.model_id == model_id and not record.name.startswith(_OWN)]
         found = next((record for record in same if options.engine is None or record.kind == asked), None)
     choice = EngineChoice(model_id, model or DEFAULT_MODEL, engine, config.state_path, record=found, path=path)
@@ -106,15 +107,17 @@ def model_path(model: str | None, config: Config, on_progress: OnProgress = igno
 async def open_engine(
     choice: EngineChoice, planned: EnginePlan | None, folder: Path, on_progress: OnProgress = ignore
 ) -> AsyncIterator[Engine]:
-    """The engine, ready; an engine that was started here is stopped at the end.
+    """The engine, ready for requests; an engine that is started here is stopped at the end.
 
-    `folder`: the store that it works for. Its engine's name derives from it, so that a killed run's engine is found.
+    `folder`: the folder of the store. The engine's name derives from it, so that the engine of a killed run is found.
     """
     if choice.record is not None:
         record = choice.record
         engine: Engine | None = await adopt(choice.state, record.name)
         if engine is None:
-            raise EngineError(f"engine {record.name} has ended", hint="try again to start a new one")
+            raise EngineError(
+                f"engine {record.name} is not running any more", hint="run the command again to start one"
+            )
         log.info("engine: %s, running as process %s; %s", record.name, record.engine.pid, _size(engine.identity))
     elif choice.url is not None:
         engine = await attach(choice.url, choice.config, model=choice.model)
@@ -130,7 +133,7 @@ async def open_engine(
 
 
 async def start_planned(planned: EnginePlan, state: Path, name: str, on_progress: OnProgress) -> ReadyEngine:
-    """Start a plan's engine under a name of its own; a killed predecessor of that name is waited for."""
+    """Start a plan's engine, after a killed predecessor with the same name has exited."""
     await _wait_for_predecessor(state, name)
 
     def progress(event: LoadProgress | WarmProgress) -> None:
@@ -148,15 +151,15 @@ async def start_planned(planned: EnginePlan, state: Path, name: str, on_progress
 
 
 def name_after(model: str, planned: EnginePlan) -> str:
-    """The default name of an engine: that of a pulled model, otherwise the one in the model file."""
+    """The default name of an engine: the name of a pulled model, else the name in the model file."""
     is_name = "/" not in model and not Path(model).exists()
     return slug(model if is_name else planned.plan.profile.name).lower()
 
 
 async def watch_engine(engine: Engine, name: str | None = None) -> None:
-    """Log when an engine dies and when it is back; raise its error when it is not restarted any more.
+    """Log the crashes and restarts of an engine; raise its error when it is not restarted any more.
 
-    `name`: precedes every message, where there are several engines.
+    `name` precedes every message if there are several engines.
     """
     prefix = "" if name is None else f"engine {name}: "
     before = "ready"
@@ -179,7 +182,7 @@ class SlowLoad:
         self._logged: set[str] = set()
 
     def report(self, findings: Sequence[Finding]) -> None:
-        """Log what is new."""
+        """Log the findings that have not been logged."""
         for finding in findings:
             if finding.text not in self._logged:
                 self._logged.add(finding.text)
@@ -195,7 +198,7 @@ async def _started(choice: EngineChoice, planned: EnginePlan, folder: Path, on_p
 
 
 async def _wait_for_predecessor(state: Path, name: str) -> None:
-    """The engine of a killed run stops by itself; until then its name is taken."""
+    """Wait until the engine of a killed run, which stops by itself, has freed its name."""
     loop = asyncio.get_running_loop()
     until = loop.time() + _PREDECESSOR_EXIT_S
     while (left := registry.read(state, name)) is not None and left.alive and loop.time() < until:
@@ -203,7 +206,7 @@ async def _wait_for_predecessor(state: Path, name: str) -> None:
 
 
 def _size(identity: Identity) -> str:
-    slots = number_of(identity.lanes, "slot") if identity.lanes is not None else "unknown number of slots"
+    slots = number_of(identity.slots, "slot") if identity.slots is not None else "unknown number of slots"
     return slots + (f" of {identity.context:,} tokens" if identity.context is not None else "")
 
 
@@ -221,7 +224,7 @@ def _running(name: str, running: Sequence[Record], model: str | None, config: Co
     if record is None:
         there = ", ".join(record.name for record in running) or "none"
         raise UsageError(
-            f"no engine {name!r} is known or running",
+            f"no engine {name!r}",
             hint=f"use {', '.join(ENGINES)}, a URL, or a running engine (running: {there})",
         )
     if model is not None and identity_of(locate(model, config)) != record.model_id:

@@ -21,7 +21,7 @@ def probe(
     machine: str | Path | None = None,
     config: Config | str | Path | None = None,
 ) -> Machine:
-    """Read this machine: processors, memory, GPUs, disk and limits. Unreadable facts are None.
+    """Describe this machine: processors, memory, GPUs, disk and limits. Unknown facts are None.
 
     `measure`: also measure the bandwidth of memory, disk and GPUs, which takes some seconds and loads the machine.
     `path`: the folder whose disk is described; default: where pulled models are kept. `machine`: a catalogue machine or
@@ -31,7 +31,7 @@ def probe(
         if measure or path is not None:
             option = "measure" if measure else "path"
             raise UsageError(
-                f"{option} needs this machine, not a description of another one ({machine})",
+                f"{option} and machine are mutually exclusive: machine {machine} is a description",
                 hint="leave out machine",
             )
         return catalog.find(str(machine))

@@ -50,8 +50,8 @@ def load(
 
     `model`: as for `tokenmill.plan`, but its files must be here; default: smollm2, which is downloaded if it is
     missing. The options are those of `tokenmill.plan`. Without options, a running engine of the same model is used;
-    with `engine="http://..."`, a server. `on_progress` gets `tokenmill.api.progress` events in the calling thread;
-    default: a progress bar where stderr is a terminal or a notebook.
+    with `engine="http://..."`, a server. `on_progress` receives `tokenmill.api.progress` events in the calling thread;
+    default: a progress bar on a terminal or in a notebook.
 
     Raises DoesNotFit if the plan does not fit this machine. Ctrl-C stops a load and leaves no process behind.
     """
@@ -106,7 +106,7 @@ class Engine:
     @property
     def slots(self) -> int | None:
         """The number of requests that run concurrently; None if a server does not report it."""
-        return self._engine.identity.lanes
+        return self._engine.identity.slots
 
     @property
     def context(self) -> int | None:

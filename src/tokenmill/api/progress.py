@@ -1,6 +1,6 @@
-"""What a long call reports while it runs: events for a callback, messages for the logger `tokenmill`.
+"""Progress of long calls: events for a callback, messages for the logger `tokenmill`.
 
-Callers pass `on_progress`; without one, `run` and `load` show a progress bar where stderr is a terminal or a notebook.
+Callers pass `on_progress`; without it, `run` and `load` show a progress bar on a terminal or in a notebook.
 """
 
 import logging
@@ -18,7 +18,7 @@ log.addHandler(logging.NullHandler())
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """Bytes of a model that is being downloaded."""
+    """Progress of a model's download."""
 
     model: str
     done_bytes: int
@@ -41,7 +41,7 @@ def ignore(_event: Progress) -> None:
 
 
 def described(now: LoadProgress | WarmProgress) -> tuple[str, float | None, str]:
-    """An event of a load as text: the phase, the share that is done, and the figures."""
+    """An event of a load as its phase, the completed share, and details as text."""
     title: str
     if isinstance(now, LoadProgress):
         title = now.phase

@@ -1,4 +1,4 @@
-"""How a batch is run: where results go, how often jobs are retried, when they are due."""
+"""The options of a batch: output, retries, deadline, priority and defaults of its jobs."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from tokenmill.jobs.models import Submission
 from tokenmill.jobs.openai.call import checked
 from tokenmill.jobs.openai.requests import HIGHEST_PRIORITY, ChatJob
 from tokenmill.jobs.worker.loop import WorkOptions
-from tokenmill.jobs.worker.retries import MOST_ATTEMPTS
+from tokenmill.jobs.worker.retries import MAX_ATTEMPTS
 
 Deadline = str | float | datetime | timedelta
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d)")
@@ -27,7 +27,7 @@ _TIMES = "8h, 90m, 06:30, or 2026-12-01T06:30"
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """How a batch is run."""
+    """The options of a batch."""
 
     output: str | None = None
     """The file for result lines; None keeps them in the store only."""
@@ -41,7 +41,7 @@ class RunOptions:
     reuse: bool = True
     """Use answers that are in the store already."""
 
-    attempts: int = MOST_ATTEMPTS
+    attempts: int = MAX_ATTEMPTS
     """Maximum attempts for retryable failures."""
 
     job_timeout_s: float | None = None
@@ -71,7 +71,7 @@ class RunOptions:
         check_defaults(self.defaults)
 
     def submission(self, model_id: str, now_s: float) -> Submission:
-        """These options for a store whose clock shows `now_s`."""
+        """These options for a store; `now_s` is the time on its clock."""
         return Submission(
             model_id,
             output=_absolute(self.output),
@@ -84,8 +84,8 @@ class RunOptions:
         )
 
     def worker_options(self) -> WorkOptions:
-        """The part of these options that the worker needs."""
-        return WorkOptions(attempts=self.attempts, job_timeout_s=self.job_timeout_s, count_least=True)
+        """The options of the worker."""
+        return WorkOptions(attempts=self.attempts, job_timeout_s=self.job_timeout_s, count_minimum=True)
 
 
 class WorkArguments(EngineArguments, total=False):
@@ -96,7 +96,7 @@ class WorkArguments(EngineArguments, total=False):
 
 
 class SubmitArguments(EngineArguments, total=False):
-    """`tokenmill.submit`'s keyword arguments: how the batch is stored, its template, and engine options."""
+    """`tokenmill.submit`'s keyword arguments: options of the batch, its template, and engine options."""
 
     errors: str | Path | None
     strict: bool
@@ -111,7 +111,7 @@ class SubmitArguments(EngineArguments, total=False):
 
 
 class RunArguments(SubmitArguments, total=False):
-    """`tokenmill.run`'s keyword arguments: those of `submit`, and how the batch is run."""
+    """`tokenmill.run`'s keyword arguments: those of `submit`, and options of its execution."""
 
     attempts: int
     job_timeout_s: float | None
@@ -144,22 +144,22 @@ def check_defaults(defaults: Mapping[str, Any]) -> None:
     if not isinstance(defaults, Mapping):
         raise UsageError(f"defaults must be a dict (got {defaults!r})", hint='for example {"max_tokens": 64}')
     if "messages" in defaults or "prompt" in defaults:
-        raise UsageError("defaults apply to all jobs: the prompt belongs to each of them")
+        raise UsageError("defaults must not contain messages or prompt", hint="put the prompt into each job")
     try:
         checked("chat", {"messages": [{"role": "user", "content": ""}], **defaults})
     except RequestRefused as error:
-        raise UsageError(f"a default for all jobs: {error.message}", hint=error.hint) from error
+        raise UsageError(f"invalid defaults: {error.message}", hint=error.hint) from error
 
 
 def _as_floats(defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Defaults in which 0 and 0.0 are the same batch; the command line reads both as 0.0."""
+    """Defaults with float values, so that 0 and 0.0 (which the command line passes) identify the same batch."""
     return {
         name: float(value) if name in _FLOATS and isinstance(value, int) else value for name, value in defaults.items()
     }
 
 
 def deadline_s(deadline: Deadline, now_s: float) -> float:
-    """A deadline as Unix seconds: `8h` or `90m` from now, `06:30` when it comes next, or a date with a time."""
+    """A deadline as Unix seconds: `8h` or `90m` from now, the next `06:30`, or a date with a time."""
     found = _moment_s(deadline, now_s)
     if found <= now_s:
         raise UsageError(f"deadline {deadline!s} has passed", hint=f"a time in the future: {_TIMES}")

@@ -1,4 +1,4 @@
-"""One engine that serves its own interface, without a gateway: what `tokenmill serve --engine-only` runs."""
+"""`tokenmill serve --engine-only`: one engine that serves its own HTTP interface, without the gateway."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -13,7 +13,7 @@ from tokenmill.api.progress import log
 from tokenmill.api.tokens import count_digests
 from tokenmill.config import Config
 from tokenmill.engine.loading.progress import LoadProgress
-from tokenmill.engine.pinned_prefixes import PinnedPrefix, digest_in
+from tokenmill.engine.pinned_prefixes import PinnedPrefix, read_digest
 from tokenmill.engine.warm import WarmProgress
 from tokenmill.errors import EngineError
 from tokenmill.native.launching import ReadyEngine, launch_engine
@@ -21,7 +21,7 @@ from tokenmill.native.launching import ReadyEngine, launch_engine
 
 @dataclass(frozen=True, slots=True)
 class PlannedEngine:
-    """An engine that can be started."""
+    """A planned engine, ready to be started."""
 
     name: str
     planned: EnginePlan
@@ -32,8 +32,8 @@ class PlannedEngine:
 def planned_engine(
     model: str, options: EngineOptions, config: Config, *, name: str | None = None, digests: Sequence[Path] = ()
 ) -> PlannedEngine:
-    """Plan an engine and read its digests; starts nothing. DoesNotFit or UsageError where it cannot be started."""
-    prefixes = tuple(map(digest_in, digests))
+    """Plan an engine and read its digests. Raises DoesNotFit or UsageError if it cannot be started."""
+    prefixes = tuple(map(read_digest, digests))
     planned = plan_engine(model, options, config).require_fit()
     return PlannedEngine(
         name or name_after(model, planned), planned, count_digests(prefixes, model, planned, config), config
@@ -44,9 +44,9 @@ def planned_engine(
 async def started(
     engine: PlannedEngine, on_progress: Callable[[LoadProgress | WarmProgress], None], *, detach: bool
 ) -> AsyncIterator[ReadyEngine]:
-    """The engine, ready; closed at the end, which leaves it running with `detach`.
+    """The engine, ready for requests; it is stopped at the end unless `detach` is set.
 
-    EngineError if it is cancelled during the load.
+    EngineError if it is cancelled while loading.
     """
     try:
         up = await launch_engine(
@@ -62,7 +62,7 @@ async def started(
             heads_dir=engine.config.heads_path,
         )
     except asyncio.CancelledError:
-        raise EngineError(f"{engine.name} was told to stop before it was ready; nothing of it is left") from None
+        raise EngineError(f"{engine.name} was stopped while it was loading") from None
     try:
         yield up
     finally:

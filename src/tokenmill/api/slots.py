@@ -28,8 +28,8 @@ async def fit_slots(
     """Configure the engine for the batch and return its shape, with the operating point as `shape.point`.
 
     `measure`: the number of slots may be measured, because neither the user nor an operating point has set it.
-    `adapt_layout`: the KV layout may change; the engine must then work for this batch only. `known`: `shape.point` of
-    an earlier call on the same engine; slots that it measured are not measured again. `label` precedes each message.
+    `adapt_layout`: the KV layout may be changed; only valid if the engine works on this batch alone. `known`:
+    `shape.point` of an earlier call on the same engine, whose measured slots are reused. `label` precedes log messages.
     """
     measure = measure and not (known is not None and known.measured)
     workload = await describe(engine, store, batch, measure=measure, adapt_layout=adapt_layout)

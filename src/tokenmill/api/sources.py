@@ -1,7 +1,7 @@
-"""Jobs in every form that a caller may have them, as a file that `jobs.submit` can read.
+"""Converts jobs in any form to a job file.
 
-A path is used as it is. Everything else is written to an unnamed temporary file, so that not even a kill leaves it
-behind; equal jobs give equal bytes, so the same call finds its batch again.
+A path is used unchanged. Everything else is written to an unnamed temporary file, which disappears even if the process
+is killed; equal jobs give equal bytes, so the same call finds its batch again.
 """
 
 import json
@@ -32,7 +32,7 @@ class JobFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class JobSource:
-    """Jobs, and the template that makes prompts of them if they are rows of a table.
+    """Jobs, with a template for their prompts if they are rows of a table.
 
     `jobs`: a path (`-` is stdin), a table of pandas, Polars or PyArrow, or an iterable of strings (user messages) and
     dicts (bodies or batch lines of OpenAI's format, or `{"prompt": ...}`). `template` and `system` are texts, or files
@@ -46,7 +46,7 @@ class JobSource:
     key: str | None = None
 
     def check(self) -> None:
-        """UsageError if there are no jobs, or options that do not go together; reads nothing."""
+        """UsageError for options that contradict each other or jobs of a wrong type; reads no jobs."""
         if self.layout not in ("auto", "file"):
             raise UsageError(f"layout must be auto or file (got {self.layout!r})")
         if self.template is None and _is_table(self.jobs):
@@ -115,7 +115,7 @@ def job_line(job: Any) -> bytes:
 
 
 def _check_file(path: str) -> None:
-    """UsageError if there is no such file; a prompt that was given as one string is recognised by its spaces."""
+    """UsageError if the file does not exist; a string with spaces was probably meant as a prompt."""
     try:
         check_there(path)
     except UsageError as error:
@@ -129,12 +129,12 @@ def _is_table(jobs: Any) -> bool:
 
 
 def _saving_text(saving: Saving, layout: str) -> str:
-    total, given, least = (format_bytes(size) for size in (saving.prompt_bytes, saving.given_bytes, saving.bytes))
+    total, given, reordered = (format_bytes(size) for size in (saving.prompt_bytes, saving.given_bytes, saving.bytes))
     text = f"{number_of(saving.rows, 'row')}, {total} of prompts"
     if layout == "file" or saving.saved_bytes <= 0:
         return f"{text}: {given} to compute when shared prefixes are computed once"
     share = saving.saved_bytes / saving.given_bytes
-    return f"{text}: {least} to compute in this column order, {given} in the table's own ({share:.0%} less)"
+    return f"{text}: {reordered} to compute after reordering columns, {given} in the given order ({share:.0%} less)"
 
 
 def _text(template: str | Path) -> str:

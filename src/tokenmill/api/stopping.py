@@ -1,4 +1,4 @@
-"""Stopping long work in an orderly way, from another thread or from a signal handler."""
+"""Graceful shutdown of long work, from another thread or from a signal handler."""
 
 import asyncio
 import threading
@@ -17,35 +17,35 @@ _INTERRUPTED = 130  # the exit code of a command that SIGINT ended
 class Stop:
     """A request to stop one run.
 
-    `event` is set once a stop was requested. While the engine is still loading there is no work to finish, so the task
-    that called `begin` is cancelled instead.
+    `request` sets `event`, which the worker watches. While the engine is loading, it also cancels the task that called
+    `begin`.
     """
 
     def __init__(self) -> None:
         self.event = asyncio.Event()
-        self.shutdown = Shutdown()  # ends the wait for a database server that is away
+        self.shutdown = Shutdown()  # aborts waits for an unreachable database server
         self.requested = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loading: asyncio.Task[object] | None = None
 
     def begin(self) -> None:
-        """Note the current task as the one that loads; call it in the event loop of the run."""
+        """Register the current task as the loading task; call it in the event loop of the run."""
         self._loop = asyncio.get_running_loop()
         self._loading = asyncio.current_task()
         if self.requested:
             self._loop.call_soon(self._stop)
 
     def loaded(self) -> None:
-        """The engine is loaded: from now on `event` stops the work."""
+        """Report that the engine is loaded; from now on a stop only sets `event`."""
         self._loading = None
 
     def cancel_loading(self) -> None:
-        """Cancel the task that loads, if it still does."""
+        """Cancel the loading task, if the engine is not loaded yet."""
         if self._loading is not None:
             self._loading.cancel()
 
     def request(self, code: int = _INTERRUPTED) -> None:
-        """Ask for the stop; may be called from any thread. `code`: what the process will exit with."""
+        """Request the stop, from any thread. `code`: the exit code of the process."""
         self.requested = True
         self.shutdown.request(code)
         if self._loop is not None:
@@ -58,11 +58,11 @@ class Stop:
 
 
 def in_thread(work: Callable[[Callable[[E], None]], T], stop: Stop, on_event: Callable[[E], None]) -> T:
-    """Run blocking work in a thread of its own and return its result.
+    """Run blocking work in a separate thread and return its result.
 
-    The caller's thread may have a running event loop, as in Jupyter. `on_event` is called with the events of the
-    work in the caller's thread. An exception there, such as KeyboardInterrupt, requests the stop, waits until the work
-    has stopped, and is raised again; a second Ctrl-C is raised immediately.
+    The caller's thread may have a running event loop, as in Jupyter. `on_event` is called in the caller's thread. An
+    exception there, such as KeyboardInterrupt, requests the stop and is raised when the work has stopped; a second
+    KeyboardInterrupt is raised immediately.
     """
     queue: SimpleQueue[tuple[E] | None] = SimpleQueue()
     result: list[T] = []

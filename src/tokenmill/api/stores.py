@@ -1,4 +1,4 @@
-"""Where batches are kept, and what can be read there: `open_store`."""
+"""Batch stores: their addresses, and `open_store` for reading them."""
 
 import fcntl
 import json
@@ -24,7 +24,7 @@ _PAGE = 512
 
 
 def store_address(store: str | Path | None, config: Config) -> Address:
-    """The folder or PostgreSQL database of a store; None is the configuration's, else `batches` in the state folder."""
+    """The address of a store; default: the configuration's, or the folder `batches` in the state folder."""
     named = str(store) if store is not None else config.store
     if named is None:
         return config.state_path / "batches"
@@ -34,20 +34,20 @@ def store_address(store: str | Path | None, config: Config) -> Address:
     try:
         return found.expanduser()
     except RuntimeError as error:
-        raise ConfigError(f"store: {named} names a user that does not exist") from error
+        raise ConfigError(f"store: unknown user in {named}") from error
 
 
 def find_batch(reader: StoreReader, name: str) -> Batch:
-    """The batch of a name, of the beginning of one, or the newest for `last`; UsageError if it is not exactly one."""
+    """The batch with a name or a unique beginning of one; `last` is the newest. UsageError for none or several."""
     batches = reader.batches()
     if not batches:
-        raise UsageError("there are no batches", hint="tokenmill run starts one")
+        raise UsageError("there are no batches", hint="tokenmill run creates one")
     if name == "last":
         return batches[-1]
     found = [batch for batch in batches if batch.name in (name, _NAME + name)]
     found = found or [batch for batch in batches if batch.name.removeprefix(_NAME).startswith(name.removeprefix(_NAME))]
     if not found:
-        raise UsageError(f"no batch is called {name!r}", hint="tokenmill status lists them; last is the newest")
+        raise UsageError(f"no batch {name!r}", hint="tokenmill status lists all batches; last is the newest")
     if len(found) > 1:
         names = ", ".join(batch.name for batch in found[:5])
         raise UsageError(f"{name!r} matches {len(found)} batches", hint=f"use more of the name: {names}")
@@ -75,11 +75,11 @@ class BatchStore:
         self._reader.close()
 
     def batches(self) -> list[Batch]:
-        """Every batch, the oldest first."""
+        """All batches, oldest first."""
         return self._reader.batches()
 
     def batch(self, name: str = "last") -> Batch:
-        """One batch by its name, the beginning of it, or `last`."""
+        """The batch with a name or a unique beginning of one; `last` is the newest."""
         return find_batch(self._reader, name)
 
     def results(self, name: str = "last") -> Iterator[dict[str, Any]]:
@@ -123,7 +123,7 @@ def open_store(store: str | Path | None = None, *, config: Config | str | Path |
 
 @contextmanager
 def work_folder(address: Address, config: Config) -> Iterator[Path]:
-    """A local folder for the files of a run: the store's own, or a numbered one that this process alone uses."""
+    """A local folder for the files of a run: the store's folder, or a numbered folder locked by this process."""
     if isinstance(address, Path):
         yield address
         return

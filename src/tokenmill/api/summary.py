@@ -15,10 +15,10 @@ End = Literal["finished", "stopped", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class NodeSummary:
-    """What one machine of a cluster did."""
+    """The work of one node of a cluster."""
 
     name: str
-    report: RunReport | None = None  # None: it did nothing
+    report: RunReport | None = None  # None: it did no work
     lost: str | None = None  # why it was lost
     left_out: str | None = None  # why it was not used
 
@@ -53,7 +53,7 @@ class Summary:
 
     @property
     def pending(self) -> int:
-        """Jobs that are left; the same call continues with them."""
+        """Jobs that are left; the same call continues them."""
         return self.batch.counts.pending + self.batch.counts.running
 
     @property
@@ -134,7 +134,7 @@ class WorkSummary:
     @property
     def engine_deaths(self) -> int:
         """How often the engine died and was restarted."""
-        return sum(report.deaths for report in self.reports)
+        return sum(report.crashes for report in self.reports)
 
     @property
     def end(self) -> End:

@@ -1,4 +1,4 @@
-"""Count tokens without an engine: only the vocabulary of a GGUF file is read."""
+"""Counts tokens without an engine, with the vocabulary of a GGUF file."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ from tokenmill.model.read import read
 
 @dataclass(frozen=True, slots=True)
 class Tokeniser:
-    """`count` returns the tokens of a text; it is None where there is no vocabulary, and `why_not` gives the reason."""
+    """`count` returns the number of tokens of a text; without a vocabulary it is None, and `why_not` says why."""
 
     count: Callable[[str], int] | None
     why_not: str | None = None
@@ -22,21 +22,21 @@ class Tokeniser:
 
 @contextmanager
 def tokeniser(model: str | None, config: Config) -> Iterator[Tokeniser]:
-    """The tokeniser of a model whose GGUF file is on this machine; without a `count` function for any other model."""
+    """The tokeniser of a model; it has no `count` unless the model's GGUF file is on this machine."""
     if model is None:
-        yield Tokeniser(None, "--model FILE.gguf counts them")
+        yield Tokeniser(None, "--model FILE.gguf counts tokens exactly")
         return
     path = Path(locate(model, config))
     if not path.is_file() or path.suffix != ".gguf":
-        yield Tokeniser(None, f"{model} has no GGUF file here, whose vocabulary could count them")
+        yield Tokeniser(None, f"{model} has no GGUF file on this machine to count tokens with")
         return
     try:
         import cffi  # noqa: F401, PLC0415  an extra
         import xllamacpp  # noqa: F401, PLC0415
     except ImportError:
-        yield Tokeniser(None, "pip install 'tokenmill[native]' counts them")
+        yield Tokeniser(None, "to count tokens: pip install 'tokenmill[native]'")
         return
-    read(path)  # a damaged header is better refused in Python than in C
+    read(path)  # llama.cpp could crash on a damaged header
     from tokenmill.native.llama.library import open_running  # noqa: PLC0415
     from tokenmill.native.llama.log import LlamaLog  # noqa: PLC0415
     from tokenmill.native.llama.vocab import Vocab  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""The options of `tune`, and the jobs that it measures with."""
+"""The options of `tune`, and the jobs of a file to measure with."""
 
 import re
 from contextlib import suppress
@@ -14,7 +14,7 @@ from tokenmill.storage.json_text import parse
 from tokenmill.storage.lines import BadLine
 from tokenmill.tuner.point import Aim, AimKind
 
-MOST_JOBS = 256  # of a file: enough for the widest wave, several times
+MAX_JOBS = 256  # of a file; enough to fill all slots several times
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s)?")
 _SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*(%)?")
 
@@ -36,7 +36,7 @@ class TuneOptions:
     busy: bool = False
 
     def aim_for(self, engine: EngineOptions) -> Aim:
-        """What is to be reached; UsageError where options contradict each other or are out of range."""
+        """The aim of the search; UsageError if options contradict each other or are out of range."""
         self._check()
         for option, value in (("sequences", engine.sequences), ("context", engine.context)):
             if value is not None and value < 1:
@@ -60,10 +60,10 @@ class TuneOptions:
                 f"aim latency and first_token need each other (got aim {self.aim}, first_token {self.first_token})",
                 hint="first_token is the longest wait for the first token, such as 2s",
             )
-        for name, least in (("head_tokens", 0), ("tail_tokens", 1), ("output_tokens", 1), ("trials", 1)):
+        for name, minimum in (("head_tokens", 0), ("tail_tokens", 1), ("output_tokens", 1), ("trials", 1)):
             value = getattr(self, name)
-            if value is not None and value < least:
-                raise UsageError(f"{name} must be at least {least} (got {value})")
+            if value is not None and value < minimum:
+                raise UsageError(f"{name} must be at least {minimum} (got {value})")
         if self.trial_seconds <= 0:
             raise UsageError(f"trial_seconds must be more than 0 (got {self.trial_seconds:g})")
 
@@ -85,14 +85,14 @@ def _share(value: str | float) -> float:
 
 
 def requests_in(where: str) -> tuple[Request, ...]:
-    """The first jobs of a file; lines that cannot be read are skipped. UsageError if none can be read."""
+    """The first jobs of a file, without invalid lines. UsageError if all lines are invalid."""
     found: list[Request] = []
     for line in job_lines(where):
         if not isinstance(line, BadLine):
-            with suppress(RequestRefused, UsageError, ValueError):  # the last: no JSON
+            with suppress(RequestRefused, UsageError, ValueError):  # ValueError: not JSON
                 found.append(call_from(parse(line[1])).request("batch"))
-        if len(found) == MOST_JOBS:
+        if len(found) == MAX_JOBS:
             break
     if not found:
-        raise UsageError(f"{where} holds no job that can be read", hint="tokenmill lint says what is wrong with it")
+        raise UsageError(f"{where} has no valid job", hint="tokenmill lint shows the errors")
     return tuple(found)

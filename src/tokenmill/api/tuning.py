@@ -1,8 +1,8 @@
 """`tune`: find the best settings of an engine for a model on this machine by measuring.
 
 `prepare_tuning` plans, checks the options and reads what earlier trials found; `Tuning.run` measures. Every trial is on
-disk before the next one starts, so the same call continues after an interruption. What will be measured and every
-trial is logged.
+disk before the next one starts, so the same call continues after an interruption. The search space and every trial
+are logged.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ from tokenmill.tuner.work import WorkFor, drawing, drawn_name, handing, jobs_nam
 from tokenmill.units import number_of
 
 _NOISE = 0.03  # relative spread of repeated measurements, until it is measured
-_MOST_SEQUENCES = 224
+_MAX_SEQUENCES = 224
 
 ShownLoad = Callable[[], AbstractContextManager[Tell]]
 """Opens the display of one load."""
@@ -109,7 +109,7 @@ def tune(
 
 
 def _run(tuning: "Tuning", on_progress: OnProgress | None) -> OperatingPoint:
-    """Run a tuning in the background; its loads are reported in the calling thread."""
+    """Run a tuning on a background thread and report the progress of its loads in the calling thread."""
 
     async def run(emit: Emit[Progress | None]) -> OperatingPoint:
         @contextmanager
@@ -170,7 +170,7 @@ class _Work:
 
 
 class Tuning:
-    """A tuning that can start: the plan, what is varied, and the trials that earlier tunings made."""
+    """A prepared tuning: the plan, the search space, and the trials of earlier tunings."""
 
     def __init__(
         self,
@@ -201,11 +201,11 @@ class Tuning:
         )
         self._known = self._kept()
         self.path: Path | None = None
-        """Where the operating point was saved."""
+        """The file in which the operating point was saved."""
 
     @property
     def reason(self) -> str:
-        """Why the search stopped, or what it does next."""
+        """Why the search ended, or its next step."""
         return self._search.reason
 
     async def run(self, shown_load: ShownLoad) -> OperatingPoint:
@@ -214,13 +214,13 @@ class Tuning:
         others = point_store.for_others(self._state, self._place, self._work.name, self._aim)
         self._search.beside(sum(self._space.holds(trial.dials) for trial in others))
         trials = await self._measure(shown_load)
-        held = tuple(trial for trial in trials if self._space.holds(trial.dials))  # earlier ones may have other options
-        if not any(trial.counts for trial in held):
-            raise _nothing_measured(held or trials)
+        inside = tuple(trial for trial in trials if self._space.holds(trial.dials))  # earlier ones may lie outside
+        if not any(trial.counts for trial in inside):
+            raise _nothing_measured(inside or trials)
         found = verdict(
             self._place,
             self._aim,
-            held,
+            inside,
             self._search.noise,
             seconds=time.monotonic() - began_s,
             when=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -256,22 +256,22 @@ class Tuning:
         name = "tune-" + hashlib.sha256(os.fsencode(planned.model_path.absolute())).hexdigest()[:8]
         starter = Starter(planned.model_path, planned.config, self._state, name, shown_load)
         kind = NativeRig if planned.config.kind == "native" else ServerRig
-        stand = kind(planned.plan, starter, most_sequences=max(self._space.sequences))
-        how = MeasureOptions(self._options.trial_seconds, _NOISE, latency=self._aim.kind == "latency")
-        bed = TrialContext(planned.plan, stand, how, watch=self._watch())
+        rig = kind(planned.plan, starter, most_sequences=max(self._space.sequences))
+        measure = MeasureOptions(self._options.trial_seconds, _NOISE, latency=self._aim.kind == "latency")
+        context = TrialContext(planned.plan, rig, measure, watch=self._watch())
         try:
             trials = await drive(
-                bed,
+                context,
                 self._search,
                 self._work.make,
                 known=self._known,
-                keep=lambda trial: self._keep(trial, bed.depth),
+                keep=lambda trial: self._keep(trial, context.depth),
                 tell=lambda step: log.info(progress_line(step)),
             )
         finally:
-            await stand.close()
-        if bed.no_energy:
-            log.info("energy was not measured: %s", bed.no_energy)
+            await rig.close()
+        if context.no_energy:
+            log.info("energy was not measured: %s", context.no_energy)
         return trials
 
     def _watch(self) -> Callable[[], NoiseMonitor] | None:
@@ -286,7 +286,7 @@ class Tuning:
         point_store.keep_trial(self._state, place, self._work.name, trial, self._aim)
         if not trial.counts or self._options.busy:
             return
-        drawn = self._work.jobs is None
+        synthetic = self._work.jobs is None
         speed = history.SpeedRecord(
             trial.when or "",
             place.machine,
@@ -299,7 +299,7 @@ class Tuning:
             trial.dials,
             depth,
             trial.figures,
-            figures_at(self._planned.plan, self._aim, trial.dials, depth=depth, drawn=drawn),
+            figures_at(self._planned.plan, self._aim, trial.dials, depth=depth, drawn=synthetic),
         )
         history.append(self._state, speed)
 
@@ -310,8 +310,8 @@ def _place(planned: EnginePlan) -> PointScope:
     place = place_here(plan.machine, plan.profile.name, planned.model_path, config)
     if place is None:
         raise EngineError(
-            f"the build of {config.kind} is unknown, so its trials cannot be stored",
-            hint="set engine.binary to a program that states its version",
+            f"the build of {config.kind} is unknown, so trials cannot be stored",
+            hint="set engine.binary to a program that reports its version",
         )
     return place
 
@@ -319,7 +319,7 @@ def _place(planned: EnginePlan) -> PointScope:
 def _space(planned: EnginePlan, aim: Aim, sequences: int | None) -> Space:
     plan = planned.plan
     native = planned.config.kind == "native"
-    most = min(_MOST_SEQUENCES, max_slots(plan.profile)) if native else _MOST_SEQUENCES
+    most = min(_MAX_SEQUENCES, max_slots(plan.profile)) if native else _MAX_SEQUENCES
     space = space_for(plan, aim, cores=_cores(plan), most_sequences=sequences or most)
     return space if native else thinned(plan, space)
 
@@ -340,7 +340,7 @@ def _jobs_work(aim: Aim, requests: tuple[Request, ...]) -> _Work:
 
 
 def _cores(plan: Plan) -> int:
-    """Physical cores that may be used, as the planner counts them."""
+    """The number of usable physical cores, as the planner counts them."""
     cores = plan.machine.cpu.cores
     if cores is None:
         return plan.settings.threads
@@ -348,14 +348,14 @@ def _cores(plan: Plan) -> int:
 
 
 def _check_energy() -> None:
-    """EngineError where energy cannot be measured, before an hour of trials shows nothing."""
+    """EngineError if energy cannot be measured on this machine."""
     meter = Meter()
     meter.start()
     used = meter.stop()
     if used.total is None:
         raise EngineError(
-            f"energy cannot be measured here: {used.why_not}",
-            hint="run it as root if RAPL needs that; cores is the closest aim that needs no meter",
+            f"energy cannot be measured on this machine: {used.why_not}",
+            hint="run as root if RAPL requires it, or use the aim cores",
         )
 
 
@@ -364,7 +364,7 @@ def _nothing_measured(trials: tuple[Trial, ...]) -> EngineError:
     if disturbed is not None:
         return EngineError(
             f"every trial was disturbed; the last one: {disturbed}",
-            hint="wait until the machine is idle, or count such trials with busy (--busy)",
+            hint="wait until the machine is idle, or accept such trials with busy (--busy)",
         )
     detail = next((trial.detail for trial in reversed(trials) if trial.detail), None)
     return EngineError(f"no trial could be measured: {detail}", hint="fresh (--fresh) forgets earlier trials")

@@ -31,7 +31,7 @@ from tokenmill.jobs.worker.loop import work as work_on
 from tokenmill.jobs.worker.progress import RunReport
 from tokenmill.units import number_of
 
-POLL_S = 2.0  # between two looks for new batches
+POLL_S = 2.0  # polling interval for new batches
 
 
 def work(
@@ -68,7 +68,7 @@ def work(
 
 @dataclass(frozen=True, slots=True)
 class WorkRequest:
-    """Which store to work on, and how."""
+    """The store to work on, and the options."""
 
     store: Address
     options: RunOptions
@@ -90,7 +90,7 @@ def work_batches(request: WorkRequest, setup: EngineSetup, stop: Stop, on_progre
 
 
 class BatchWorker:
-    """One process that works on the batches of a store."""
+    """Works on the batches of a store in this process."""
 
     def __init__(
         self, store: Store, setup: EngineSetup, options: WorkOptions, folder: Path, stop: Stop, *, stay: bool
@@ -126,7 +126,7 @@ class BatchWorker:
     async def _round(
         self, batches: Sequence[Batch], engine: Engine, shape: EngineShape, on_progress: OnProgress
     ) -> None:
-        """Work on batches, and on those that arrive meanwhile, until all of them are done."""
+        """Work on batches, including new ones that arrive meanwhile, until all are done."""
         self.names |= {batch.id: batch.name for batch in batches}
         joining: asyncio.Queue[Batch] = asyncio.Queue()
         watch = asyncio.create_task(self.watch(joining, {batch.id for batch in batches}))
@@ -154,13 +154,13 @@ class BatchWorker:
                     await watch
 
     def _written(self, batches: Sequence[Batch]) -> list[Batch]:
-        """The batches whose output this process writes: those of a folder, which no other process can have open."""
+        """The batches whose output this process writes; in PostgreSQL, the submitting process writes it."""
         if self._store.shared:
             return []
         return [batch for batch in batches if batch.output is not None and self._store.claim_output(batch.id)]
 
     async def watch(self, joining: "asyncio.Queue[Batch]", joined: set[int]) -> None:
-        """Send new batches to a worker; those it knows already it looks after itself."""
+        """Queue new batches for the worker."""
         while True:
             await asyncio.sleep(POLL_S)
             for batch in await asyncio.to_thread(self._open_batches):
@@ -171,9 +171,9 @@ class BatchWorker:
                     joining.put_nowait(batch)
 
     async def _next_batches(self) -> list[Batch]:
-        """Batches with jobs to do; empty if all are done and `stay` is off, or a stop is requested.
+        """Batches with pending jobs; empty if all are done and `stay` is off, or a stop is requested.
 
-        This waits for jobs that are leased to other workers, so that an engine is loaded only if one of them is lost.
+        Waits while all remaining jobs are leased to other workers; the engine is loaded only if one of them is lost.
         """
         logged = False
         while not self._stop.requested:
@@ -182,8 +182,8 @@ class BatchWorker:
             if not self._stay and not await asyncio.to_thread(self._leased_to_others):
                 break
             if not logged:
-                nothing = "no batch has jobs for this model; waiting for batches"
-                log.info(nothing if self._stay else "all remaining jobs are leased to other workers; waiting")
+                waiting = "no batch has jobs for this model; waiting for batches"
+                log.info(waiting if self._stay else "all remaining jobs are leased to other workers; waiting")
                 logged = True
             await asyncio.to_thread(self._store.renew_lease)
             with suppress(TimeoutError):

@@ -1,4 +1,4 @@
-"""Options that contradict a cluster are refused before it is asked; events of its machines are logged."""
+"""Options that contradict a cluster are refused before connecting; events of its nodes are logged."""
 
 import logging
 from dataclasses import replace
@@ -17,29 +17,31 @@ OPTIONS = EngineOptions()
 
 
 @pytest.mark.parametrize(
-    ("store", "options", "words"),
+    ("store", "options", "named"),
     [
-        ("postgresql://mill@there/jobs", OPTIONS, "a cluster needs a store in a local folder"),
-        ("here", replace(OPTIONS, machine="epyc-9175f"), "machine and on contradict each other"),
-        ("here", replace(OPTIONS, engine="http://127.0.0.1:8080"), "http://127.0.0.1:8080 is running already"),
-        ("here", replace(OPTIONS, engine="mine"), "unknown engine 'mine'"),
-        ("here", replace(OPTIONS, threads=0), "threads must be at least 1"),
+        ("postgresql://mill@there/jobs", OPTIONS, "PostgreSQL"),
+        ("here", replace(OPTIONS, machine="epyc-9175f"), "machine"),
+        ("here", replace(OPTIONS, engine="http://127.0.0.1:8080"), "http://127.0.0.1:8080"),
+        ("here", replace(OPTIONS, engine="mine"), "'mine'"),
+        ("here", replace(OPTIONS, threads=0), "threads .*0"),
     ],
 )
-def test_what_cannot_be_is_refused(store: str, options: EngineOptions, words: str) -> None:
-    with pytest.raises(UsageError, match=words), open_cluster("ray", address_of(store), None, options, Config()):
+def test_contradicting_options_are_refused(store: str, options: EngineOptions, named: str) -> None:
+    with pytest.raises(UsageError, match=named), open_cluster("ray", address_of(store), None, options, Config()):
         pass
 
 
-def test_events_of_machines_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_events_of_nodes_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "tokenmill")
-    told = NodeLog()
-    told.add(NodeEvent("alpha", "found", "16 processors, 1 GPU"))
+    node_log = NodeLog()
+    node_log.add(NodeEvent("alpha", "found", "16 processors, 1 GPU"))
     for loaded in (10, 20, 30):
-        told.add(NodeEvent("alpha", "loading", loading=LoadProgress("reading", bytes_loaded=loaded, bytes_total=100)))
-    told.add(NodeEvent("alpha", "ready", "llama.cpp; 8 slots"))
-    told.add(NodeEvent("beta", "left out", "kimi is not here", "tokenmill models pull kimi"))
-    told.add(NodeEvent("alpha", "lost", "its node has died"))
+        node_log.add(
+            NodeEvent("alpha", "loading", loading=LoadProgress("reading", bytes_loaded=loaded, bytes_total=100))
+        )
+    node_log.add(NodeEvent("alpha", "ready", "llama.cpp; 8 slots"))
+    node_log.add(NodeEvent("beta", "left out", "kimi is not here", "tokenmill models pull kimi"))
+    node_log.add(NodeEvent("alpha", "lost", "its node has died"))
     assert "\n".join(caplog.messages).splitlines() == [
         "alpha was found: 16 processors, 1 GPU",
         "alpha: reading 10 B of 100 B",
@@ -48,4 +50,4 @@ def test_events_of_machines_are_logged(caplog: pytest.LogCaptureFixture) -> None
         "hint: tokenmill models pull kimi",
         "alpha was lost: its node has died",
     ]
-    assert told.left_out == {"beta": "kimi is not here"}
+    assert node_log.left_out == {"beta": "kimi is not here"}

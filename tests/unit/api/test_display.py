@@ -42,7 +42,7 @@ with display() as show:
         (LoadProgress("reading", 1, 2), Bar("loading", 1, 2)),
         (LoadProgress("context", 2, 2), Bar("loading: context")),
         (WarmProgress("page cache", "", 1, 2), Bar("reading the model", 1, 2)),
-        (WarmProgress("first decode", ""), Bar("warming: first decode")),
+        (WarmProgress("first decode", ""), Bar("warming up: first decode")),
         (Measuring("measuring the width"), Bar("measuring the width")),
         (SNAPSHOT, Bar("jobs", 4, 7, "job")),
     ],

@@ -1,4 +1,4 @@
-"""What `tokenmill.probe` and `tokenmill.inspect` return, and the names that `import tokenmill` exports."""
+"""`tokenmill.probe`, `tokenmill.inspect`, and the names that `import tokenmill` exports."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""One way to a plan: what `plan` shows is what an engine is started with."""
+"""`plan` shows the plan that engines are started with."""
 
 from dataclasses import fields, replace
 from pathlib import Path

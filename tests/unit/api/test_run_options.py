@@ -49,27 +49,27 @@ def test_a_time_may_have_a_zone() -> None:
 def test_a_store_of_a_user_who_is_not_here_is_refused(tmp_path: Path) -> None:
     config = tmp_path / "tokenmill.toml"
     config.write_text('store = "~no-such-user/batches"\n')
-    with pytest.raises(ConfigError, match="store: ~no-such-user/batches names a user that does not exist"):
+    with pytest.raises(ConfigError, match="~no-such-user/batches"):
         store_address(None, load(config))
 
 
 @pytest.mark.parametrize("text", ["soon", "25:00", "12:99", "8x", "", "2026-13-01"])
-def test_what_is_no_time_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="cannot read"):
+def test_invalid_times_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=repr(text)):
         deadline_s(text, NOW_S)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("2020-01-01T00:00", "has passed"), ("0h", "has passed"), ("99999d", "hundred years")]
+    ("text", "reason"), [("2020-01-01T00:00", "has passed"), ("0h", "has passed"), ("99999d", "hundred years")]
 )
-def test_a_deadline_is_to_come(text: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_deadlines_must_be_in_the_next_hundred_years(text: str, reason: str) -> None:
+    with pytest.raises(UsageError, match=reason):
         deadline_s(text, NOW_S)
 
 
 def test_batches_are_found_by_name_by_its_beginning_and_as_the_last(tmp_path: Path) -> None:
     with Store(tmp_path / "store") as store:
-        with pytest.raises(UsageError, match="there are no batches"):
+        with pytest.raises(UsageError, match="no batches"):
             find_batch(store, "last")
         first, second = (submitted(store, tmp_path / f"{name}.jsonl", [name]) for name in "ab")
         assert find_batch(store, "last").name == second.name
@@ -78,7 +78,7 @@ def test_batches_are_found_by_name_by_its_beginning_and_as_the_last(tmp_path: Pa
         assert find_batch(store, first.name[:18]).name == first.name
         with pytest.raises(UsageError, match="matches 2 batches"):
             find_batch(store, "batch_")
-        with pytest.raises(UsageError, match="no batch is called 'zzz'"):
+        with pytest.raises(UsageError, match="'zzz'"):
             find_batch(store, "zzz")
 
 

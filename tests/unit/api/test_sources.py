@@ -1,4 +1,4 @@
-"""Jobs in every form that a caller may have them."""
+"""Jobs in any form become job files."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Jobs for tune come out of a user's file, which nobody checked before."""
+"""Jobs for tune are read from a file that may have invalid lines."""
 
 import json
 from pathlib import Path
