@@ -119,7 +119,7 @@ def test_what_is_in_the_way_of_the_output_leaves_no_batch_behind(
         assert cli([*map(str, ("run", *jobs_from, *wrong, *store))]) == 2
         assert "error: " in capsys.readouterr().err
     assert cli([*map(str, ("status", *store))]) == 0
-    assert "there are no batches" in capsys.readouterr().out
+    assert "no batches" in capsys.readouterr().out
     assert not store[1].exists()
 
     (tmp_path / "out.jsonl").write_text('{"id":"batch_req_0123_1"}\n')

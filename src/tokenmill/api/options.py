@@ -212,7 +212,8 @@ class EngineOptions(PlanOptions):
     """Machine to plan for: this, a catalogue name or a machine file. [default: from the configuration, or this]"""
 
     binary: str | None = None
-    """Path of the server's executable. [default: from the configuration, or found on PATH]"""
+    """Path of the server's executable. [default: from the configuration; of llama-server, that of `engines build`, else
+    the wheel's; of other servers, found on PATH]"""
 
     port: int | None = None
     """Port of the gateway, or of a server engine. [default: from the configuration, or 8181 and 8180]"""
@@ -229,7 +230,9 @@ class EngineOptions(PlanOptions):
         return all(getattr(self, field.name) == field.default for field in fields(self) if field.name != "engine")
 
     def engine_config(self, config: Config) -> EngineConfig:
-        """The configured engine, overridden by these options."""
+        """The configured engine, overridden by these options; llama.cpp is the build for this machine if there is one."""
+        from tokenmill.native.build.finished import with_build  # noqa: PLC0415  reads the machine if there are builds
+
         kind = engine_name(self.engine or config.engine.kind)
         if kind not in ENGINES and "://" not in kind:
             raise UsageError(f"unknown engine {kind!r}", hint=f"{', '.join(ENGINES)}, or a URL")

@@ -7,13 +7,60 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Group, Parameter
 
 from tokenmill.cli.signals import Signalled, exit_code, leave_lost_terminal, raise_on_signals
 from tokenmill.errors import DoesNotFit, TokenmillError, UsageError
 from tokenmill.version import __version__
 
 _DISK_HINT = "check the path, its permissions and the free space on its disk"
+_COMMANDS = {
+    "Plan": {
+        "probe": "probe:probe",
+        "doctor": "doctor:doctor",
+        "machines": "machines:machines",
+        "models": "models:app",
+        "inspect": "inspect:inspect",
+        "plan": "plan:plan",
+    },
+    "Run batches": {
+        "lint": "lint:lint",
+        "digest": "digest:digest",
+        "run": "run_jobs:run",
+        "work": "work:work",
+        "status": "status:status",
+        "results": "results:results",
+        "retry": "retry:retry",
+        "cancel": "cancel:cancel",
+        "store": "store:app",
+    },
+    "Serve": {"serve": "serve:serve", "keys": "keys:app", "engines": "engines:app"},
+    "Recipes": {
+        "expand": "expand:expand",
+        "distill": "distill:distill",
+        "export": "export:export",
+        "summarize": "summarize:summarize",
+    },
+    "Measure": {
+        "tune": "tune:tune",
+        "bench": "bench:bench",
+        "soak": "soak:soak",
+        "qualify": "qualify:qualify",
+        "history": "history:history",
+        "report": "report:report",
+    },
+}
+"""The commands by panel of the overview, each with its module and function."""
+
+
+def _shown_default(value: object) -> str | None:
+    """The default in an option's help; None hides it, for flags and for options that are unset."""
+    if value is None or value is False or value == ():
+        return None
+    if value is True:
+        return "yes"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
 
 app = App(
     name="tokenmill",
@@ -22,42 +69,21 @@ app = App(
         "Run large batches on your own hardware with models bigger than your GPU.\n\n"
         "Results go to stdout, messages to stderr; every command takes --json. "
         "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 does not fit.\n\n"
-        "Start with `tokenmill probe`, then `tokenmill inspect MODEL`."
+        "    tokenmill probe\n"
+        "    tokenmill plan kimi-k2.5:Q4_K_S --machine epyc-9175f\n"
+        "    tokenmill run jobs.jsonl -o results.jsonl --model kimi.gguf"
     ),
     help_format="markdown",
-    default_parameter=Parameter(negative=(), show_default=False),
+    default_parameter=Parameter(negative=(), show_default=_shown_default),
+    group_parameters=Group.create_default_parameters("Options"),
     result_action="return_value",
     suppress_keyboard_interrupt=False,  # cyclopts would exit silently
 )
-# Commands are registered by module path, so that running one imports no other.
-app.command("tokenmill.cli.probe:probe")
-app.command("tokenmill.cli.machines:machines")
-app.command("tokenmill.cli.inspect:inspect")
-app.command("tokenmill.cli.plan:plan")
-app.command("tokenmill.cli.models:app", name="models")
-app.command("tokenmill.cli.run_jobs:run")
-app.command("tokenmill.cli.work:work")
-app.command("tokenmill.cli.status:status")
-app.command("tokenmill.cli.cancel:cancel")
-app.command("tokenmill.cli.retry:retry")
-app.command("tokenmill.cli.results:results")
-app.command("tokenmill.cli.store:app", name="store")
-app.command("tokenmill.cli.lint:lint")
-app.command("tokenmill.cli.digest:digest")
-app.command("tokenmill.cli.serve:serve")
-app.command("tokenmill.cli.keys:app", name="keys")
-app.command("tokenmill.cli.engines:app", name="engines")
-app.command("tokenmill.cli.doctor:doctor")
-app.command("tokenmill.cli.report:report")
-app.command("tokenmill.cli.tune:tune")
-app.command("tokenmill.cli.bench:bench")
-app.command("tokenmill.cli.qualify:qualify")
-app.command("tokenmill.cli.history:history")
-app.command("tokenmill.cli.soak:soak")
-app.command("tokenmill.cli.expand:expand")
-app.command("tokenmill.cli.distill:distill")
-app.command("tokenmill.cli.summarize:summarize")
-app.command("tokenmill.cli.export:export")
+for _title, _commands in _COMMANDS.items():
+    _group = Group.create_ordered(_title)
+    for _position, (_name, _place) in enumerate(_commands.items()):
+        # By module path, so that running one command imports no other.
+        app.command(f"tokenmill.cli.{_place}", name=_name, group=_group, sort_key=_position)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -75,12 +101,13 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command; every failure becomes `error:` and `hint:` lines and an exit code."""
     _log_to_stderr()
     try:
-        if not arguments or arguments[-1] in ("--help", "-h"):
-            _load_all(app)
+        words, group = _command(arguments)
+        if list(arguments[len(words) :]) in ([], ["--help"], ["-h"]):
+            _load_all(group)
         result = app(arguments, exit_on_error=False, print_error=False)
         sys.stdout.flush()  # here, where an error can still be reported
     except CycloptsError as error:
-        return _fail(UsageError(str(error), hint=" ".join(["tokenmill", *_command(arguments), "--help"])))
+        return _fail(UsageError(str(error), hint=" ".join(["tokenmill", *_command(arguments)[0], "--help"])))
     except TokenmillError as error:
         return _show_misfit(error) if isinstance(error, DoesNotFit) else _fail(error)
     except KeyboardInterrupt as error:
@@ -88,10 +115,10 @@ def run(arguments: Sequence[str]) -> int:
         print("interrupted" if number == signal.SIGINT else f"interrupted by {number.name}", file=sys.stderr)
         return exit_code(number)
     except (BrokenPipeError, SystemExit):  # the reader (head, less) has exited; rich raises SystemExit
-        _let_go_of_stdout()
+        _discard_stdout()
         return 0
     except Exception as error:  # noqa: BLE001  every failure is reported and gets an exit code
-        return _failed(error)
+        return _unexpected(error)
     return result if isinstance(result, int) else 0
 
 
@@ -112,34 +139,32 @@ def _log_to_stderr() -> None:
         log.addHandler(_Messages())
 
 
-def _failed(error: Exception) -> int:
-    """The exit code for an error that no command expected, which is printed first."""
+def _unexpected(error: Exception) -> int:
+    """Report an error that no command raises on purpose; return the exit code."""
     if isinstance(error, OSError) and leave_lost_terminal():  # the write failed before SIGHUP arrived
         return exit_code(signal.SIGHUP)
     if os.environ.get("TOKENMILL_TRACEBACK"):
         raise error
-    return _fail(_unexpected(error))
-
-
-def _unexpected(error: Exception) -> TokenmillError:
     if isinstance(error, OSError):
         if error.filename is None:
-            _let_go_of_stdout()
-        # Most packages map OSError themselves; what is left is a full disk behind stdout or an unreadable folder.
-        return TokenmillError(f"{error.filename or 'output'}: {error.strerror or error}", hint=_DISK_HINT)
-    return TokenmillError(
-        f"internal error: {type(error).__name__}: {error}",
-        hint="this is a bug in tokenmill; set TOKENMILL_TRACEBACK=1 for a traceback and please report it",
+            _discard_stdout()
+        # Most packages map OSError themselves; a full disk behind stdout and unreadable folders arrive here.
+        return _fail(TokenmillError(f"{error.filename or 'output'}: {error.strerror or error}", hint=_DISK_HINT))
+    return _fail(
+        TokenmillError(
+            f"internal error: {type(error).__name__}: {error}",
+            hint="this is a bug in tokenmill; set TOKENMILL_TRACEBACK=1 for a traceback and please report it",
+        )
     )
 
 
-def _let_go_of_stdout() -> None:
+def _discard_stdout() -> None:
     """Discard unwritten output, so that Python does not report an error at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _command(arguments: Sequence[str]) -> list[str]:
-    """The leading arguments that name a command."""
+def _command(arguments: Sequence[str]) -> tuple[list[str], App]:
+    """The leading arguments that name a command, and the command."""
     words: list[str] = []
     group = app
     for word in arguments:
@@ -147,18 +172,18 @@ def _command(arguments: Sequence[str]) -> list[str]:
             break
         words.append(word)
         group = group[word]
-    return words
+    return words, group
 
 
 def _load_all(group: App) -> None:
-    """Import every command: the overview shows the first line of each docstring."""
+    """Import every command of a group, because its overview shows the first line of each docstring."""
     for name in group:
         if not name.startswith("-"):
             _load_all(group[name])
 
 
 def _show_misfit(error: DoesNotFit) -> int:
-    """Print the plan and its shortfalls to stderr."""
+    """Print a plan that does not fit to stderr."""
     if error.plan is None:
         return _fail(error)
     from rich.console import Console  # noqa: PLC0415  as below

@@ -1,5 +1,9 @@
 """`tokenmill cancel`: cancels the unfinished jobs of a batch."""
 
+from typing import Annotated
+
+from cyclopts import Parameter
+
 from tokenmill.api.stores import find_batch, store_address
 from tokenmill.cli.output import Common, say, show_json
 from tokenmill.errors import StoreInUse, UsageError
@@ -13,7 +17,7 @@ def cancel(
     batch: str,
     /,
     *,
-    store: str | None = None,
+    store: Annotated[str | None, Parameter(metavar="STORE")] = None,
     common: Common = Common(),  # noqa: B008  frozen
 ) -> None:
     """Cancel a batch. Finished answers are kept; unfinished jobs become error lines.
@@ -23,10 +27,10 @@ def cancel(
     Parameters
     ----------
     batch:
-        Its name, a prefix of it, or last.
+        Name of the batch, a prefix of it, or last.
     store:
-        The batch store: a folder, or postgresql://...; default: store in the configuration, or batches in the state
-        folder.
+        Batch store: a folder, or postgresql://USER@HOST/DATABASE. [default: from the configuration, or batches in the
+        state folder]
     """
     address = store_address(store, common.load_config())
     with StoreReader(address) as reader:
@@ -44,7 +48,10 @@ def cancel(
 
 
 def _cancelled(address: Address, batch: Batch) -> bool:
-    """Cancel, or ask the working process to; return whether it was asked. Workers on a server poll for it."""
+    """Cancel the batch, or ask the process that works on it; return whether it was asked.
+
+    Workers of a store on a server poll for cancelled batches.
+    """
     try:
         with Store(address) as store:
             store.cancel(batch.id)

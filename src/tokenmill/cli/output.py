@@ -1,6 +1,6 @@
-"""What every command shares: data to stdout, talk to stderr, JSON on request.
+"""Output of every command: data on stdout, messages on stderr, JSON on request.
 
-Colours and widths are rich's business: NO_COLOR is honoured, a pipe gets 80 plain columns.
+Colours and widths are left to rich, which honours NO_COLOR and writes 80 plain columns to a pipe.
 """
 
 import json
@@ -8,12 +8,12 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
 from rich.console import Console, RenderableType
 from rich.file_proxy import FileProxy
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -27,30 +27,30 @@ _CONTROL = re.compile(r"\x1b(?!\[[0-9;]*m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f
 _NOT_UNICODE = re.compile("[\ud800-\udfff]")
 
 
-@Parameter(name="*")
+@Parameter(name="*", group=Group.create_ordered("General", sort_key=3))
 @dataclass(frozen=True, slots=True)
 class Common:
-    """Options that every command takes."""
+    """Options of every command."""
 
     json: bool = False
-    """Print JSON to stdout and nothing else there."""
+    """Print JSON to stdout, and nothing else."""
 
-    config: Annotated[Path | None, Parameter(name="--config")] = None
-    """Configuration file; default: tokenmill.toml here or in the user's configuration folder."""
+    config: Annotated[Path | None, Parameter(name="--config", metavar="FILE")] = None
+    """Configuration file. [default: tokenmill.toml here or in the user's configuration folder]"""
 
     def load_config(self) -> Config:
-        """Read the configuration that this command runs under."""
+        """Read the configuration of this command."""
         return load(self.config)
 
 
 def show(*parts: RenderableType) -> None:
-    """Print data for a person on stdout."""
-    # Names come from files and servers: no markup of theirs is obeyed.
+    """Print formatted text and tables on stdout."""
+    # Names come from files and servers: markup in them is printed as it is.
     console = Console(highlight=False, soft_wrap=False, markup=False, emoji=False)
     with console.capture() as capture:
         for part in parts:
             console.print(part)
-    # Tables are padded to their width; a file or a copied terminal should not carry that.
+    # Tables are padded to their width; files and copied text should not contain that.
     sys.stdout.write("\n".join(line.rstrip() for line in harmless(capture.get()).split("\n")))
 
 
@@ -65,33 +65,33 @@ def facts(rows: Mapping[str, str]) -> Table:
 
 
 def show_text(text: str) -> None:
-    """Print text on stdout as it is: something to copy, which must not be folded."""
+    """Print text on stdout without folding it, so that it can be copied."""
     sys.stdout.write(text.rstrip("\n") + "\n")
 
 
 def show_json(value: Any) -> None:
     """Print one JSON document on stdout."""
     text = json.dumps(jsonable(value), indent=2, ensure_ascii=False, allow_nan=False)
-    # Paths need not be Unicode; what UTF-8 cannot hold is written as JSON's own escape.
+    # Paths need not be Unicode; bytes that UTF-8 cannot encode are written as JSON escapes.
     sys.stdout.write(_NOT_UNICODE.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
 
 
 def say(text: str) -> None:
-    """Print a message for a person on stderr, above the live display if there is one."""
-    if isinstance(sys.stderr, FileProxy):  # a live display has replaced it; Console would write over the display
+    """Print a message on stderr, above the live display if there is one."""
+    if isinstance(sys.stderr, FileProxy):  # replaced by a live display, which a new Console would overwrite
         print(harmless(text), file=sys.stderr)
         return
     Console(stderr=True, highlight=False, emoji=False).print(harmless(text), markup=False, soft_wrap=True)
 
 
 def harmless(text: str) -> str:
-    """Control characters made visible: what a hostile file is called must not steer a terminal. Styles stay."""
+    """Escape control characters, so that hostile file names cannot control the terminal; styles are kept."""
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 @contextmanager
 def byte_progress() -> Iterator[Progress]:
-    """A byte-counting progress bar on stderr; silent when that is not a terminal."""
+    """A byte-counting progress bar on stderr; disabled if stderr is not a terminal."""
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),
@@ -106,7 +106,7 @@ def byte_progress() -> Iterator[Progress]:
 
 @contextmanager
 def byte_report(name: str) -> Iterator[Callable[[int, int | None], None]]:
-    """A function to call with (bytes done, bytes in total): a bar on a terminal, else one line for every tenth."""
+    """A callback for (bytes done, total bytes) that draws a bar on a terminal, or prints a line at every tenth."""
     with byte_progress() as bars:
         task = bars.add_task(name, start=False, visible=False)
         tenths = 0
@@ -123,9 +123,9 @@ def byte_report(name: str) -> Iterator[Callable[[int, int | None], None]]:
 
 
 def jsonable(value: Any) -> Any:
-    """Dataclasses, enums and paths as plain JSON values; tuples become lists."""
+    """Dataclasses, enums and paths as plain JSON values; `json` in the metadata of a field is its key."""
     if is_dataclass(value) and not isinstance(value, type):
-        return jsonable(asdict(value))
+        return {field.metadata.get("json", field.name): jsonable(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, dict):
         return {str(key): jsonable(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

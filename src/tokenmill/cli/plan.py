@@ -1,4 +1,4 @@
-"""`tokenmill plan`: what will happen, before an hour is spent loading."""
+"""`tokenmill plan`: plans a model on a machine and predicts memory and speed, without loading anything."""
 
 from collections.abc import Iterator
 from dataclasses import fields, replace
@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Literal, cast
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
 from rich.table import Table
 from rich.text import Text
 
@@ -33,53 +33,61 @@ from tokenmill.planner.plan import Command, Plan
 from tokenmill.units import format_bytes
 
 SEVERITY = {"error": "bold red", "warning": "yellow"}
+MIN_COMPARED_CONTEXT = 256
 Written = Literal["shell", "podman", "quadlet", "systemd", "compose"]
+_MODE = Parameter(group=Group.create_ordered("Modes", sort_key=0))
 
 
 def plan(
     model: str | None = None,
     /,
     *,
-    machine: str | None = None,
+    machine: Annotated[str | None, Parameter(metavar="NAME")] = None,
     options: GoalOptions = GoalOptions(),  # noqa: B008  frozen
     hosts: HostsOptions = HostsOptions(),  # noqa: B008  frozen
     explain: bool = False,
-    compare: str | None = None,
-    written: Annotated[Written | None, Parameter(name="--as")] = None,
-    verify: bool = False,
-    from_command: str | None = None,
-    binary: str | None = None,
+    compare: Annotated[str | None, _MODE, Parameter(metavar="LIST")] = None,
+    written: Annotated[Written | None, _MODE, Parameter(name="--as")] = None,
+    verify: Annotated[bool, _MODE] = False,
+    from_command: Annotated[str | None, _MODE, Parameter(metavar="COMMAND")] = None,
+    binary: Annotated[str | None, Parameter(metavar="FILE")] = None,
     point: Annotated[bool, Parameter(negative="--no-point")] = True,
     common: Common = Common(),  # noqa: B008  frozen
 ) -> int:
-    """Say whether a model fits a machine, where every tensor goes, how fast it will be, and what to run.
+    """Plan a model on a machine: whether it fits, where every tensor goes, how fast it runs, and the command to run.
 
-    Nothing is loaded. Sizes are computed as the engine computes them; speeds are forecasts and say how sure they are.
+    Loads nothing and needs no weights. Memory is computed as the engine computes it; speeds are forecasts, marked
+    measured, calibrated or estimated. Exit code 0: it fits; 3: it does not, and the smallest changes that would make
+    it fit are shown.
+
+        tokenmill plan kimi-k2.5:Q4_K_S --machine epyc-9175f --context 32k
+        tokenmill plan kimi.gguf --explain
+        tokenmill plan kimi-k2.5:Q4_K_S --as systemd
 
     Parameters
     ----------
     model:
-        A GGUF file (any one of its splits), an http(s) address of one, a folder of safetensors, or a catalogue name
-        with a quant, such as kimi-k2.5:Q4_K_S, or the name of a pulled model, such as smollm2.
+        GGUF file (any split), its http(s) URL, safetensors folder, catalogue name with a quantisation such as
+        kimi-k2.5:Q4_K_S, or name of a downloaded model such as smollm2.
     machine:
-        this, a name from tokenmill machines, or a machine file; default: the configuration's, else this. Several
-        with commas between them, the head first, or a fleet file: one model over all of them.
+        Machine to plan for: this, a name from `tokenmill machines`, or a machine file; several, separated by commas
+        with the head node first, or a fleet file, to split the model over them. [default: from the configuration, or
+        this]
     explain:
-        Also give the reason of every choice and what a token's time is made of.
+        Also show the reason for each choice and a breakdown of the time per token.
     compare:
-        Plan several in one table: quants, contexts or machines with commas between them.
+        Compare several plans in one table: comma-separated quantisations, context lengths or machines.
     written:
-        Write only what to run: a shell script, a podman command, a quadlet, a systemd unit or a compose file. Plans
-        llama-server unless --engine names another.
+        Print only a file or command that starts the engine; plans llama-server unless --engine is given.
     verify:
-        Run the real llama.cpp dry on the model and show predicted against projected; with --binary, the
-        llama-fit-params beside it, or ik_llama.cpp's own --dry-run.
+        Compare the plan with a dry run of the real llama.cpp, or of the program given by --binary.
     from_command:
-        Read a llama-server or ik_llama.cpp command line: say what it costs and what is wrong with it.
+        Plan an existing llama-server, ik_llama.cpp or vLLM command line, and list its mistakes.
     binary:
-        The engine's program; its --help decides how flags are spelled.
+        The engine's executable, whose --help determines how flags are spelled. [default: the flags of the bundled
+        build]
     point:
-        Use the operating point that tokenmill tune found, for what is not said here; default: yes.
+        Use the operating point found by `tokenmill tune` for settings that are not given.
     """
     config = common.load_config()
     named = machine or config.machine
@@ -131,25 +139,25 @@ def _fields(options: GoalOptions) -> dict[str, Any]:
 
 
 def _server_dialect(engine: str | None) -> DialectName:
-    """The dialect of an engine that runs on several hosts: a server's, as the native engine runs on one."""
+    """The dialect of an engine on several hosts; without an engine, llama.cpp's, because the native engine uses one."""
     if engine is None:
         return "llama.cpp"
     return ENGINES.get(engine) or cast(DialectName, engine)
 
 
-def _check_together(**given: object) -> None:
-    """Modes that answer different questions; none is dropped silently."""
-    alone = {
+def _check_together(**values: object) -> None:
+    """UsageError for options that cannot be combined."""
+    exclusive = {
         "compare": ("as", "verify", "from-command", "binary"),
         "as": ("verify", "from-command"),
         "verify": ("from-command",),
         "from-command": ("binary",),
     }
-    said = {"as" if name == "written" else name.replace("_", "-") for name, value in given.items() if value}
-    for name, others in alone.items():
-        other = next((other for other in others if {name, other} <= said), None)
+    given = {"as" if name == "written" else name.replace("_", "-") for name, value in values.items() if value}
+    for name, others in exclusive.items():
+        other = next((other for other in others if {name, other} <= given), None)
         if other is not None:
-            raise UsageError(f"--{name} and --{other} do not go together", hint="run tokenmill plan once for each")
+            raise UsageError(f"--{name} and --{other} cannot be combined", hint="run tokenmill plan once for each")
 
 
 def _write(kind: Written, command: Command | None, made: Plan, common: Common) -> int:
@@ -166,7 +174,7 @@ def _write(kind: Written, command: Command | None, made: Plan, common: Common) -
 def _from_command(
     text: str, model: str | None, machine: Machine, options: GoalOptions, *, explain: bool, common: Common
 ) -> int:
-    """Show what a command line costs, and what is wrong with it."""
+    """Show the plan of a command line and its mistakes."""
     dialect = None if options.engine is None else _server_dialect(options.engine)
     found = plan_command(text, model, machine, options, dialect)
     made = found.plan
@@ -180,12 +188,12 @@ def _from_command(
             if finding.hint:
                 show(Text(f"  hint: {finding.hint}"))
         if not found.findings:
-            show(Text("nothing wrong was found in the command"))
+            show(Text("no mistakes found in the command"))
     return 0 if made.fits else DoesNotFit.exit_code
 
 
 def _compare(model: str, options: EngineOptions, what: str, config: Config, common: Common) -> int:
-    """One row for each quant, context or machine."""
+    """Show one row per quantisation, context or machine."""
     plans = list(_variants(model, options, [part.strip() for part in what.split(",") if part.strip()], config))
     if common.json:
         show_json(
@@ -217,7 +225,7 @@ def _compare(model: str, options: EngineOptions, what: str, config: Config, comm
 
 def _variants(model: str, options: EngineOptions, parts: list[str], config: Config) -> Iterator[tuple[str, Plan]]:
     if not parts:
-        raise UsageError("--compare needs something to compare", hint="--compare Q4_K_S,Q4_K_M or --compare 8192,32768")
+        raise UsageError("--compare requires a list", hint="--compare Q4_K_S,Q4_K_M or --compare 8192,32768")
     base = locate(model, config).partition(":")[0]
 
     def planned(model: str, options: EngineOptions) -> Plan:
@@ -225,24 +233,31 @@ def _variants(model: str, options: EngineOptions, parts: list[str], config: Conf
 
     for part in parts:
         if part.isdigit():
-            if int(part) < 1:
-                raise UsageError("a context of 0 tokens cannot be planned")
+            if int(part) < MIN_COMPARED_CONTEXT:
+                raise UsageError(
+                    f"--compare: a context must be at least {MIN_COMPARED_CONTEXT} tokens (got {part})",
+                    hint="numbers are context lengths, such as 8192,32768",
+                )
             yield f"context {part}", planned(model, replace(options, context=int(part)))
         elif part in names() or part == "this" or part.endswith(".toml"):
             yield part, planned(model, replace(options, machine=part))
         elif catalog.looks_like_name(base):
             yield part, planned(f"{base}:{part}", options)
         else:
-            raise UsageError(f"cannot compare {part!r}: it is neither a context, nor a machine, nor a quant of {model}")
+            raise UsageError(
+                f"--compare: {part!r} is not a context length, a machine or a quantisation of {model}",
+                hint="tokenmill machines lists the machines",
+            )
 
 
 def _verified(made: EnginePlan, command: Command | None, binary: str | None) -> Verification:
-    """Run the engine's own program dry, or the installed llama.cpp, on the file or on a header-only copy of it."""
+    """Compare the plan with a dry run of `binary` or of the installed llama.cpp, on the file or a header-only copy."""
     path = made.model_path
     if binary is not None and command is not None:
         if not path.is_file():
             raise UsageError(
-                f"{binary} needs a model file, and {path} does not exist", hint="tokenmill models ghost makes one"
+                f"{binary} requires a model file, but {path} does not exist",
+                hint="tokenmill models ghost writes a header-only file",
             )
         return verify_by_binary(made.plan, command.argv, binary)
     if path.is_file():
@@ -277,7 +292,7 @@ def _verification(checked: Verification | None) -> dict[str, Any]:
 
 
 def _verification_table(checked: Verification) -> Table:
-    title = f"predicted against {checked.version}, dry run"
+    title = f"predicted, compared with a dry run of {checked.version}"
     table = Table("memory", "item", title=title, title_justify="left", box=None, pad_edge=False)
     for column in ("predicted", "projected", "difference"):
         table.add_column(column, justify="right")

@@ -1,10 +1,10 @@
-"""`tokenmill plan` over several hosts: which layers where, what crosses the network, and what to run on each."""
+"""`tokenmill plan` over several hosts: the layers and the command of each host, and the traffic between them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
 from rich.text import Text
 
 from tokenmill.api.planning import file_name, locate
@@ -23,35 +23,36 @@ from tokenmill.planner.multi_host.hosts import HostsPlan
 from tokenmill.planner.multi_host.make import make_over
 
 
-@Parameter(name="*")
+@Parameter(name="*", group=Group.create_ordered("Several hosts", sort_key=1))
 @dataclass(frozen=True, slots=True)
 class HostsOptions:
-    """What a plan over several hosts needs beside their machines."""
+    """Options of a plan over several hosts."""
 
-    link: str | None = None
-    """The network between several hosts, bandwidth and round trip as iperf3 and ping say, such as 25Gbit:50us."""
+    link: Annotated[str | None, Parameter(metavar="LINK")] = None
+    """Bandwidth and round-trip time between the hosts, as measured by iperf3 and ping, such as 25Gbit:50us."""
 
-    layers: str | None = None
-    """How many layers each host gets, the head first, such as 20,20,21; default: the fastest hosts as many as fit."""
+    layers: Annotated[str | None, Parameter(metavar="LIST")] = None
+    """Number of layers per host, the head node first, such as 20,20,21. [default: as many as fit on the fastest hosts
+    first]"""
 
-    pipeline_parallel: int | None = None
-    """Stages that vLLM passes tokens through, over several hosts; default: one a host."""
+    pipeline_parallel: Annotated[int | None, Parameter(metavar="N")] = None
+    """Pipeline stages of vLLM. [default: one per host]"""
 
     def fleet(self, machine: str) -> Fleet | None:
-        """The fleet that is meant; None for one machine."""
+        """The fleet described by `machine` and --link; None for a single machine."""
         found = fleet_of(machine, self.link)
-        for name, said in (("layers", self.layers), ("pipeline-parallel", self.pipeline_parallel)):
-            if found is None and said is not None:
-                raise UsageError(f"--{name} is for several hosts", hint=f"--machine head,worker --link {WRITTEN}")
+        for name, value in (("layers", self.layers), ("pipeline-parallel", self.pipeline_parallel)):
+            if found is None and value is not None:
+                raise UsageError(f"--{name} requires several hosts", hint=f"--machine head,worker --link {WRITTEN}")
         return found
 
     def counts(self) -> tuple[int, ...] | None:
-        """--layers as numbers."""
+        """The numbers in --layers."""
         if self.layers is None:
             return None
         parts = [part.strip() for part in self.layers.split(",")]
         if not all(part.isdigit() for part in parts):
-            raise UsageError(f"--layers takes numbers with commas between them, not {self.layers!r}")
+            raise UsageError(f"--layers must be comma-separated numbers (got {self.layers!r})")
         return tuple(int(part) for part in parts)
 
 
@@ -66,14 +67,17 @@ def plan_over(
     binary: str | None,
     common: Common,
 ) -> int:
-    """Plan, show, and say what to run; the exit code."""
-    said = next((name for name, value in others.items() if value), None)
-    if said is not None:
-        raise UsageError(f"--{said} is for one machine", hint="name one host, or leave it out")
+    """Show the plan and the command of each host; return the exit code."""
+    conflicting = next((name for name, value in others.items() if value), None)
+    if conflicting is not None:
+        raise UsageError(
+            f"--{conflicting} cannot be combined with several machines",
+            hint=f"give one machine, or omit --{conflicting}",
+        )
     if model is None:
         raise UsageError("no model given", hint="for example: tokenmill plan kimi-k2.5:Q4_K_S --machine a.toml,b.toml")
     if options.pipeline_parallel is not None and options.pipeline_parallel < 1:
-        raise UsageError("--pipeline-parallel must be at least 1")
+        raise UsageError(f"--pipeline-parallel must be at least 1 (got {options.pipeline_parallel})")
     model = locate(model, common.load_config())
     made = make_over(fleet, read(model), goal, layers=options.counts(), pipeline_parallel=options.pipeline_parallel)
     commands = spell_hosts(made, model=file_name(model), binary=binary) if made.fits else ()
@@ -93,7 +97,7 @@ def plan_over(
 def spell_hosts(
     plan: HostsPlan, *, model: str, host: str = "127.0.0.1", port: int = 8080, binary: str | None = None
 ) -> tuple[HostCommand, ...]:
-    """What to run on every host, in order; flags are those of `binary`, else of the captured build."""
+    """The command of every host, in order; with the flags of `binary`, or else those of the recorded build."""
     flags = flags_of(binary) if binary else stored(plan.settings.engine)
     write = vllm.spell_cluster if family(plan.settings.engine) == "vllm" else rpc.spell
     return write(plan, model=model, host=host, port=port, binary=binary, flags=flags)

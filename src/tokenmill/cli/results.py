@@ -1,4 +1,4 @@
-"""`tokenmill results`: the output lines of a batch, as far as they are there."""
+"""`tokenmill results`: writes the results of a batch that are available so far."""
 
 import sys
 from pathlib import Path
@@ -21,30 +21,30 @@ def results(
     batch: str,
     /,
     *,
-    output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
+    output: Annotated[Path | None, Parameter(name=("--output", "-o"), metavar="FILE")] = None,
     failed: bool = False,
     force: bool = False,
-    store: str | None = None,
+    store: Annotated[str | None, Parameter(metavar="STORE")] = None,
     common: Common = Common(),  # noqa: B008  frozen
 ) -> int:
-    """Write the results of a batch as OpenAI's batch output lines, in the order of the jobs.
+    """Write the results of a batch that are available so far, in OpenAI's batch output format.
 
-    Jobs without an outcome are left out, so this may be asked at any time; the batch's own output file is not touched.
-    Jobs whose stored answer is damaged are left out, too, and the exit code is 1.
+    Works at any time, also while the batch runs; the batch's own output file is not changed. Lines are in input order.
+    Unfinished jobs are omitted. Jobs whose stored answer is damaged are omitted, and the exit code is 1.
 
     Parameters
     ----------
     batch:
-        Its name or the beginning of it, or last.
+        Name of the batch, a prefix of it, or last.
     output:
-        The file to write; default: stdout.
+        Write to FILE. [default: stdout]
     failed:
-        Only lines without an answer.
+        Write only failed lines.
     force:
         Overwrite an existing file.
     store:
-        The folder of batches, or postgresql://...; default: store in the configuration, or batches in the state
-        folder.
+        Batch store: a folder, or postgresql://USER@HOST/DATABASE. [default: from the configuration, or batches in the
+        state folder]
     """
     with StoreReader(store_address(store, common.load_config())) as reader:
         found = find_batch(reader, batch)
@@ -57,14 +57,14 @@ def results(
         document = {"batch": found.name, "lines": count, "jobs": found.counts.total, "output": output}
         show_json(document | {"damaged": damaged})
     elif output is not None:
-        say(f"{number_of(count, 'line')} of {number_of(found.counts.total, 'job')} written to {output}")
+        say(f"wrote {number_of(count, 'line')} of {number_of(found.counts.total, 'job')} to {output}")
     if damaged:
-        say(f"left out {number_of(damaged, 'line')}: their stored answers are damaged\nhint: tokenmill store check")
+        say(f"omitted {number_of(damaged, 'line')} with damaged stored answers\nhint: tokenmill store check --repair")
     return 1 if damaged else 0
 
 
 def _write(file: BinaryIO, reader: StoreReader, batch: Batch, failed: bool) -> tuple[int, int]:
-    """Write finished lines; how many, and how many were left out because their answer is damaged."""
+    """Write the finished lines; return how many were written and how many were omitted as damaged."""
     count = damaged = number = 0
     while page := (reader.failures if failed else reader.results)(batch.id, number, _PAGE):
         number = page[-1].number

@@ -1,4 +1,8 @@
-"""`tokenmill retry`: what failed is to be done after all."""
+"""`tokenmill retry`: requeues failed or cancelled jobs."""
+
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from tokenmill.api.stores import find_batch, store_address
 from tokenmill.cli.output import Common, say, show_json
@@ -14,34 +18,34 @@ def retry(
     *,
     failed: bool = False,
     cancelled: bool = False,
-    store: str | None = None,
+    store: Annotated[str | None, Parameter(metavar="STORE")] = None,
     common: Common = Common(),  # noqa: B008  frozen
 ) -> None:
-    """Make failed jobs pending again, with all their attempts; the same run command then works on them.
+    """Requeue failed jobs, with all their attempts; the same `tokenmill run` command then runs them.
 
-    Lines that could not be read stay as they are: mend the file and run it again.
+    Invalid lines are not requeued: correct them in the job file and run it again.
 
     Parameters
     ----------
     batch:
-        Its name or the beginning of it, or last.
+        Name of the batch, a prefix of it, or last.
     failed:
-        Those that failed or were set aside.
+        Requeue failed and quarantined jobs.
     cancelled:
-        Those that were cancelled, too; the batch is open again.
+        Also requeue cancelled jobs, and reopen a cancelled batch.
     store:
-        The folder of batches, or postgresql://...; default: store in the configuration, or batches in the state
-        folder.
+        Batch store: a folder, or postgresql://USER@HOST/DATABASE. [default: from the configuration, or batches in the
+        state folder]
     """
     if not failed and not cancelled:
-        raise UsageError("choose which jobs to retry", hint="--failed, or --cancelled for a batch that was cancelled")
+        raise UsageError("--failed or --cancelled is required", hint="use --cancelled to reopen a cancelled batch")
     with Store(store_address(store, common.load_config())) as opened:
         found = find_batch(opened, batch)
         if not opened.claim_output(found.id):
-            # It would go on behind the lines of errors that it has written.
+            # The runner would append the results after the error lines it has already written.
             raise StoreInUse(
-                f"a runner writes the output of {found.name}",
-                hint="wait until its tokenmill run has ended, or end it with Ctrl-C; then the same again",
+                f"a running tokenmill run writes the output of {found.name}",
+                hint="wait until it ends, or stop it with Ctrl-C; then retry again",
             )
         codes = opened.failures_by_code(found.id)
         count = opened.retry(found.id, cancelled=cancelled)
@@ -49,8 +53,8 @@ def retry(
         show_json({"batch": found.name, "jobs": count})
         return
     if count:
-        say(f"{number_of(count, 'job')} of {found.name} pending again; the same tokenmill run command does the work")
+        say(f"requeued {number_of(count, 'job')} of {found.name}; run the same tokenmill run command again")
     else:
-        say(f"{found.name} has no jobs to try again")
+        say(f"{found.name} has no jobs to retry")
     for words in needed(codes):
         say(words)

@@ -1,11 +1,11 @@
-"""`tokenmill run`: a batch of jobs, from a file to a file."""
+"""`tokenmill run`: runs a batch of jobs from a file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
 from rich.console import Console, RenderableType
 
 from tokenmill.api.batches import BatchRequest, run_batch
@@ -19,111 +19,117 @@ from tokenmill.cli.progress import shown_progress
 from tokenmill.cli.signals import SignalStop
 from tokenmill.cli.views.run import document, nodes_table, summary
 from tokenmill.errors import UsageError
-from tokenmill.jobs.worker.retries import MOST_ATTEMPTS
+from tokenmill.jobs.worker.retries import MAX_ATTEMPTS
 from tokenmill.storage.lines import check_there
 from tokenmill.units import number_of
 
+STDOUT = "/dev/stdout"
 
-@Parameter(name="*")
+
+@Parameter(name="*", group=Group.create_ordered("Jobs from a table", sort_key=0))
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """Jobs that are made of a table's rows instead of read from a file."""
+    """Jobs made from the rows of a table instead of a job file."""
 
-    table: Path | None = None
-    """A table instead of a job file: JSONL, CSV, TSV or Parquet; every row becomes a job."""
+    table: Annotated[Path | None, Parameter(metavar="FILE")] = None
+    """Make a job from every row of this table instead of reading JOBS: JSONL, CSV, TSV or Parquet."""
 
-    template: Path | None = None
-    """The file of the prompt for each row: {column} is what stands there, {*} all other columns as lines."""
+    template: Annotated[Path | None, Parameter(metavar="FILE")] = None
+    """File with the prompt of a row: {column} is replaced by that column, {*} by all other columns, one per line."""
 
-    system: Path | None = None
-    """The file of a system message for each row, written in the same way."""
+    system: Annotated[Path | None, Parameter(metavar="FILE")] = None
+    """File with the system message of a row, with the same placeholders. [default: no system message]"""
 
     layout: Literal["auto", "file"] = "auto"
-    """auto orders the columns of {*} so that rows share the most; file leaves them as they are. Default: auto."""
+    """Order of the columns in {*}: auto orders them so that prompts share long prefixes, file keeps the table's
+    order."""
 
-    key: str | None = None
-    """The column that names the jobs; default: they are row-1, row-2, ..."""
+    key: Annotated[str | None, Parameter(metavar="COLUMN")] = None
+    """Column with the custom_id of each job. [default: row-1, row-2, ...]"""
 
     def source(self, jobs: str | None) -> JobSource:
-        """The jobs of the command; UsageError unless there is exactly one source of them."""
+        """The source of the jobs; UsageError unless exactly one is given."""
         if self.table is None:
-            lonely = [name for name in ("template", "system", "key") if getattr(self, name) is not None]
-            if lonely:
-                raise UsageError(f"--{lonely[0]} is for a table", hint="give --table too, or a job file alone")
+            alone = next((name for name in ("template", "system", "key") if getattr(self, name) is not None), None)
+            if alone is not None:
+                raise UsageError(f"--{alone} requires --table", hint=f"add --table, or omit --{alone}")
             if jobs is None:
-                raise UsageError("no jobs are given", hint="tokenmill run jobs.jsonl --output results.jsonl")
+                raise UsageError("no jobs given", hint="tokenmill run jobs.jsonl --output results.jsonl")
             return JobSource(jobs)
         if jobs is not None:
-            raise UsageError("there is a job file and a table", hint="give one of them")
+            raise UsageError(f"a job file ({jobs}) and --table were both given", hint="use only one of them")
         if self.template is None:
-            raise UsageError("a table needs a --template", hint="a text with {column} in it, and {*} for the others")
+            raise UsageError(
+                "--table requires --template",
+                hint="write the prompt to a file, with {column} for a column and {*} for all others",
+            )
         check_there(self.table)
         return JobSource(self.table, self.template, self.system, self.layout, self.key)
-
-
-STDOUT = "/dev/stdout"
 
 
 def run(
     jobs: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     /,
     *,
-    output: Annotated[str, Parameter(name=("--output", "-o"), allow_leading_hyphen=True)],
-    model: str | None = None,
-    errors: str | None = None,
+    output: Annotated[str, Parameter(name=("--output", "-o"), allow_leading_hyphen=True, metavar="FILE")],
+    model: Annotated[str | None, Parameter(metavar="MODEL")] = None,
+    errors: Annotated[str | None, Parameter(metavar="FILE")] = None,
     strict: bool = False,
     no_reuse: bool = False,
-    attempts: int = MOST_ATTEMPTS,
-    job_timeout: float | None = None,
-    deadline: str | None = None,
-    priority: int | None = None,
-    store: str | None = None,
-    on: str | None = None,
+    attempts: Annotated[int, Parameter(metavar="N")] = MAX_ATTEMPTS,
+    job_timeout: Annotated[float | None, Parameter(metavar="SECONDS")] = None,
+    deadline: Annotated[str | None, Parameter(metavar="TIME")] = None,
+    priority: Annotated[int | None, Parameter(metavar="N")] = None,
+    store: Annotated[str | None, Parameter(metavar="STORE")] = None,
+    on: Annotated[str | None, Parameter(metavar="CLUSTER")] = None,
     table: TableOptions = TableOptions(),
     body: BodyOptions = BodyOptions(),  # noqa: B008  frozen
     options: EngineFlags = EngineFlags(),  # noqa: B008  frozen
     common: Common = Common(),  # noqa: B008  frozen
 ) -> int:
-    """Work through a file of jobs and write an answer, or the reason why there is none, for every line.
+    """Run a batch of jobs from a file.
 
-    Each line is an OpenAI batch line, or just a body with messages or a prompt. Shared beginnings of prompts are
-    computed once. Answers are on the disk before they count: after Ctrl-C, a crash or a power cut the same command goes
-    on where it stopped, and an answer that exists is never computed again. Lines of the output are in the order of the
-    jobs and are final as soon as they are there. Exit code 0: every line has its result or its error; 130: interrupted.
+    Writes one result or error per input line, in input order. Safe to interrupt: run the same command again and it
+    resumes; finished answers are never recomputed. Prompts that share a prefix compute it once.
 
-    An engine is started for the run and ends with it, unless one with the same model runs already (tokenmill serve
-    --engine-only); --engine also takes the name of one, or a URL.
+    Each line is an OpenAI batch line, or a request body with messages or a prompt. The command starts an engine and
+    stops it at the end, unless `tokenmill serve --engine-only` already runs one with this model. Exit code 0: every
+    line has a result or an error; 130: interrupted.
+
+        tokenmill run jobs.jsonl -o results.jsonl --model kimi.gguf --context 16k
+        tokenmill run --table tickets.csv --template triage.txt -o out.jsonl
 
     Parameters
     ----------
     jobs:
-        The job file: JSONL, also packed with gzip or zstd, or Parquet; - reads stdin.
+        Job file: JSONL (also gzip or zstd) or Parquet; - reads stdin.
     output:
-        The file for the results; - writes them to stdout, and the summary to stderr.
+        Write results to FILE; - writes them to stdout and the summary to stderr.
     model:
-        A GGUF file, a folder of safetensors (vLLM), or the name of a pulled model; default: smollm2, which is pulled
-        when it is not here. With the URL of a server that has several: which of them.
+        GGUF file, safetensors folder (vLLM) or name of a downloaded model; with the URL of a server, one of its models.
+        [default: smollm2]
     errors:
-        A file of their own for lines without an answer; default: they are in the output.
+        Write failed lines to FILE instead of the results file.
     strict:
-        Refuse the file if a single line is wrong; default: it becomes an error line, and the rest runs.
+        Refuse the whole file if a line is invalid, instead of writing an error for that line.
     no_reuse:
-        Compute every line, also those that have an answer from before.
+        Compute every line, even if the store already has an answer to it.
     attempts:
-        How often a job is tried that fails for reasons that can pass; default: 3.
+        Maximum attempts for retryable failures.
     job_timeout:
-        Seconds that one attempt may take, for lines that do not say.
+        Time limit of one attempt, for jobs that do not set one. [default: no limit]
     deadline:
-        When to give up what has not been started: 8h, 90m, 06:30, or a date with a time. Jobs that are due first go
-        first. Given again, it is the new one, and what was given up for the old is taken up.
+        Cancel jobs that have not started by TIME, such as 8h, 90m, 06:30 or 2026-12-01T06:30; jobs with an earlier
+        deadline run first. Repeat the command with another value to change it. [default: none]
     priority:
-        Of lines that do not say; higher goes first. Given again, it is the new one; default: 0.
+        Priority of jobs that do not set one; higher runs first. Repeat the command with another value to change it.
+        [default: 0]
     store:
-        The folder of batches, or postgresql://...; default: store in the configuration, or batches in the state
-        folder.
+        Batch store: a folder, or postgresql://USER@HOST/DATABASE. [default: from the configuration, or batches in the
+        state folder]
     on:
-        A Ray cluster to work on, with one engine on each of its machines: ray (the one that runs here, else started
-        here), HOST:6379, or ray://HOST:10001. The model must be on all of them.
+        Run on a Ray cluster, with one engine per machine: ray (use or start a local cluster), HOST:6379 or
+        ray://HOST:10001. Every machine needs the model.
     """
     if jobs is not None and jobs.startswith("--"):
         raise UsageError(f"unknown option {jobs}", hint="tokenmill run --help")
@@ -147,8 +153,8 @@ def run(
     )
     if on is not None and common.config is not None:
         raise UsageError(
-            "--config and --on contradict each other: every machine reads its own",
-            hint="put it on the machines as ~/.config/tokenmill/tokenmill.toml; --store and others are options, too",
+            "--config cannot be combined with --on: every machine of the cluster reads its own configuration",
+            hint="install the file as ~/.config/tokenmill/tokenmill.toml on every machine",
         )
     stop = SignalStop()
     with shown_progress() as on_progress:
@@ -159,9 +165,9 @@ def run(
 
 def _target(output: str, common: Common) -> str:
     if output.startswith("--"):
-        raise UsageError(f"--output needs a file, not {output}", hint="- is stdout")
+        raise UsageError(f"--output requires a file (got {output})", hint="use - for stdout")
     if output == "-" and common.json:
-        raise UsageError("--json prints totals to stdout, so results cannot go there", hint="name a file as --output")
+        raise UsageError("--json and --output - both write to stdout", hint="use a file for --output")
     return STDOUT if output == "-" else output
 
 
@@ -170,7 +176,7 @@ def _show(ended: Summary, common: Common) -> None:
     counts = ended.batch.counts
     parts = [*summary(ended), *nodes_table(ended.nodes)]
     if not ended.output_written:
-        parts.append("the results are written by another process, on its machine: nothing was written here")
+        parts.append("results are written by another process on its own host; none were written here")
     if common.json:
         show_json(document(ended))
     elif batch.output == STDOUT:
@@ -178,9 +184,9 @@ def _show(ended: Summary, common: Common) -> None:
     else:
         show(*parts)
     if not batch.finished:
-        unread = ", and the job file is not stored completely" if batch.sealed_s is None else ""
+        unread = "; part of the job file was not read" if batch.sealed_s is None else ""
         say(
-            f"stopped: {counts.final:,} of {number_of(counts.total, 'job')} done and kept{unread}; "
+            f"stopped: {counts.final:,} of {number_of(counts.total, 'job')} done{unread}; "
             "run the same command again to continue"
         )
 

@@ -1,9 +1,12 @@
-"""`tokenmill serve`: engines that stay, and the gateway before them."""
+"""`tokenmill serve`: serves models over HTTP, or runs one engine without the gateway (--engine-only)."""
 
 import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from tokenmill.api.engines import watch_engine
 from tokenmill.api.single_engine import PlannedEngine, planned_engine, started
@@ -21,46 +24,50 @@ def serve(
     *,
     engine_only: bool = False,
     detach: bool = False,
-    name: str | None = None,
-    host: str | None = None,
-    digest: tuple[Path, ...] = (),
+    name: Annotated[str | None, Parameter(metavar="NAME")] = None,
+    host: Annotated[str | None, Parameter(metavar="ADDRESS")] = None,
+    digest: Annotated[tuple[Path, ...], Parameter(metavar="FILE")] = (),
     options: EngineFlags = EngineFlags(),  # noqa: B008  frozen
     common: Common = Common(),  # noqa: B008  frozen
 ) -> int:
-    """Serve models at one URL, in OpenAI's protocol, until it is stopped.
+    """Serve models over an OpenAI-compatible HTTP API, with a dashboard.
 
-    With a model, that one; without, the engines of the configuration; without those, smollm2. Each is planned, loaded,
-    warmed and watched, and started again when it dies. Interactive requests go before batches. It listens on this
-    machine alone; another address needs a key (`tokenmill keys add`). Ctrl-C lets what runs end and stops it, a second
-    one stops it at once; nothing is left behind.
+    Plans, loads and warms up the engine of MODEL, or every engine in the configuration, and restarts engines that
+    crash. Interactive requests run before batch jobs. Listens on 127.0.0.1; any other address requires an API key
+    (`tokenmill keys add`). Ctrl-C waits for requests in flight; a second Ctrl-C quits immediately.
+
+        tokenmill serve kimi.gguf --context 32k
+        tokenmill serve --config tokenmill.toml --host 0.0.0.0
+        tokenmill serve kimi.gguf --engine-only --detach
 
     Parameters
     ----------
     model:
-        A GGUF file, a folder of safetensors (vLLM), or the name of a pulled model, such as smollm2.
+        GGUF file, safetensors folder (vLLM) or name of a downloaded model. [default: the engines in the configuration,
+        or smollm2]
     engine_only:
-        Serve the engine's own interface, nothing before it: a server's URL, or the native engine's socket, which
-        `tokenmill engines` and `tokenmill run` use. What it took is shown beside what the plan said.
+        Run one engine without the gateway, on its own URL or socket, and compare its memory with the plan.
     detach:
-        With --engine-only: leave it running and come back; `tokenmill engines` shows it, `tokenmill engines stop` ends
-        it.
+        With --engine-only: leave the engine running in the background; stop it with `tokenmill engines stop`.
     name:
-        What to call the engine; default: after the model.
+        Name of the engine. [default: derived from the model]
     host:
-        The address to listen on; default: the configuration's, else 127.0.0.1.
+        Address on which the gateway listens. [default: from the configuration, or 127.0.0.1]
     digest:
-        A file whose text is the system message of many requests to come, as `tokenmill digest` writes; may be given
-        several times. It is computed before the engine is ready and kept; the native engine pins it, saves it, and at
-        the next start reads it back.
+        File with a system message that many requests will share, as written by `tokenmill digest`; may be repeated. It
+        is computed before the engine is ready and stays cached; the native engine also saves it for the next start.
     """
     if not engine_only:
         if detach:
-            raise UsageError("only an engine can be left running", hint="add --engine-only, or leave --detach out")
+            raise UsageError("--detach requires --engine-only", hint="add --engine-only, or omit --detach")
         return _gateway()(model, name, host, digest, options, common)
     if model is None:
-        raise UsageError("no model given", hint="for example: tokenmill serve --engine-only smollm2")
+        raise UsageError("--engine-only requires a model", hint="for example: tokenmill serve --engine-only smollm2")
     if host is not None:
-        raise UsageError("--host is for the gateway", hint="engine.host says where a server engine listens")
+        raise UsageError(
+            "--host cannot be combined with --engine-only",
+            hint="set engine.host in the configuration to change the address of a server engine",
+        )
     engine = planned_engine(model, options, common.load_config(), name=name, digests=digest)
     signals = CancelOnSignals()
     try:

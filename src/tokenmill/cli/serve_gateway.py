@@ -19,7 +19,7 @@ from tokenmill.gateway.http.request_log import request_log
 from tokenmill.gateway.prepare import PreparedGateway, ServeOptions, prepare
 from tokenmill.gateway.serving import Gateway, loaded_gateway
 from tokenmill.gateway.state import GatewayState
-from tokenmill.units import format_seconds
+from tokenmill.units import format_seconds, number_of
 
 
 def gateway(
@@ -30,7 +30,7 @@ def gateway(
     options: EngineFlags,
     common: Common,
 ) -> int:
-    """Serve until a signal stops it or every engine has failed; the exit code."""
+    """Serve until a signal arrives or every engine has failed; return the exit code."""
     with shown_progress() as on_progress:
         prepared = prepare(model, ServeOptions(host, name, digest, options), common.load_config(), on_progress)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -47,7 +47,7 @@ async def _serve(prepared: PreparedGateway, common: Common) -> int:
                 loading = loaded_gateway(prepared.engines, prepared.config, on_progress, log)
                 loaded = await stack.enter_async_context(loading)
         except asyncio.CancelledError:
-            raise EngineError("it was told to stop before it was ready; nothing of it is left") from None
+            raise EngineError("stopped by a signal before it was ready; no engine is left running") from None
         signals.gateway = loaded
         await loaded.serve(prepared.listening, ready=lambda: _shown(loaded.state, common))
     say("the gateway has stopped")
@@ -57,7 +57,7 @@ async def _serve(prepared: PreparedGateway, common: Common) -> int:
 
 
 class _Signals:
-    """A signal cancels the load; once the gateway is loaded, the first one stops it and the second one stops it now."""
+    """Stops the gateway on a signal: cancels the load, or drains requests; a second signal stops immediately."""
 
     def __init__(self, grace_s: float) -> None:
         self.gateway: Gateway | None = None
@@ -88,7 +88,7 @@ def _shown(state: GatewayState, common: Common) -> None:
     models = state.routes.models()
     rows = {
         "url": f"{state.url}/v1",
-        "page": f"{state.url}/",
+        "dashboard": f"{state.url}/",
         "model": "\n".join(", ".join((model.id, *model.aliases)) for model in models),
         "engine": "\n".join(_engine_words(state, backend.name) for backend in state.backends),
     }
@@ -96,9 +96,9 @@ def _shown(state: GatewayState, common: Common) -> None:
     if held:
         rows["digest"] = "\n".join(held)
     keyed = bool(state.keys.all())
-    rows["key"] = "needed: tokenmill keys" if keyed else "none needed on this machine"
+    rows["key"] = "required: tokenmill keys" if keyed else "not required on this machine"
     rows["client"] = f"OPENAI_BASE_URL={state.url}/v1 OPENAI_API_KEY={'KEY' if keyed else 'none'}"
-    show(facts(rows), "", "ready; Ctrl-C lets what runs end and stops it")
+    show(facts(rows), "", "ready; press Ctrl-C to stop (waits for requests in flight)")
     sys.stdout.flush()
 
 
@@ -110,14 +110,14 @@ def _engine_words(state: GatewayState, name: str) -> str:
     engine = backend.engine
     identity = engine.identity
     can = engine.capabilities
-    lanes = "" if identity.slots is None else f", {identity.slots} lanes"
+    slots = "" if identity.slots is None else f", {number_of(identity.slots, 'slot')}"
     context = "" if identity.context is None else f" of {identity.context:,} tokens"
-    first = "; interactive requests go first" if can.interactive_first else ""
+    first = "; interactive requests run first" if can.interactive_first else ""
     loaded = "" if up is None else f"; loaded in {format_seconds(up.load_s)}"
     where = f" {identity.address}" if identity.kind == "url" else ""
     error = engine.last_error if engine.liveness == "unreachable" else None
     away = "" if error is None else f"; {error.message}"
-    return f"{name}: {identity.kind}{where}{lanes}{context}{first}{loaded}{away}"
+    return f"{name}: {identity.kind}{where}{slots}{context}{first}{loaded}{away}"
 
 
 def _document(state: GatewayState) -> dict[str, Any]:

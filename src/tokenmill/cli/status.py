@@ -1,9 +1,10 @@
-"""`tokenmill status`: how batches stand."""
+"""`tokenmill status`: shows the state and progress of batches."""
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from cyclopts import Parameter
 from rich.console import RenderableType
 from rich.table import Table
 
@@ -28,20 +29,20 @@ def status(
     batch: str | None = None,
     /,
     *,
-    store: str | None = None,
+    store: Annotated[str | None, Parameter(metavar="STORE")] = None,
     common: Common = Common(),  # noqa: B008  frozen
 ) -> None:
-    """Show how batches stand: all of them, or one.
+    """Show the progress of all batches, or of one in detail.
 
-    Reads counters only, at once however many jobs there are, and disturbs nobody who works.
+    Reads counters only, so it is fast for any number of jobs and does not slow down workers.
 
     Parameters
     ----------
     batch:
-        Its name or the beginning of it, or last; default: the newest batches.
+        Name of the batch, a prefix of it, or last. [default: the newest batches]
     store:
-        The folder of batches, or postgresql://...; default: store in the configuration, or batches in the state
-        folder.
+        Batch store: a folder, or postgresql://USER@HOST/DATABASE. [default: from the configuration, or batches in the
+        state folder]
     """
     address = store_address(store, common.load_config())
     left = reserves_now(common.load_config().state_path)
@@ -72,12 +73,12 @@ def status(
 
 
 def _show_all(batches: list[Batch], workers: Workers, address: Address, left: dict[str, AppliedLimits]) -> None:
-    none = [f"there are no batches in {address}", "to start one: tokenmill run jobs.jsonl --output results.jsonl"]
+    none = [f"no batches in {address}", "to start one: tokenmill run jobs.jsonl --output results.jsonl"]
     show(*(_many(batches, workers) if batches else none), *_left(left))
 
 
 def state_of(batch: Batch, workers: Workers) -> str:
-    """A word for how a batch stands."""
+    """The state of a batch: being read, half read, waiting, running, stopped, done or cancelled."""
     if batch.cancelled_s is not None:
         return "cancelled"
     if batch.finished:
@@ -94,7 +95,7 @@ def _many(batches: list[Batch], workers: Workers) -> list[RenderableType]:
     rows = [_row(batch, workers) for batch in batches[-_NEWEST:]]
     table = Table(box=None, pad_edge=False)
     for index, column in enumerate(columns):
-        last = column == "from"  # the only one that may be cut
+        last = column == "from"  # the only column that may be truncated
         width = None if last else max(len(row[index]) for row in (columns, *rows))
         table.add_column(
             column,
@@ -106,11 +107,11 @@ def _many(batches: list[Batch], workers: Workers) -> list[RenderableType]:
     for row in rows:
         table.add_row(*row)
     hidden = len(batches) - _NEWEST
-    return [table, f"and {hidden:,} older ones"] if hidden > 0 else [table]
+    return [table, f"and {hidden:,} older"] if hidden > 0 else [table]
 
 
 def _left(reserves: dict[str, AppliedLimits]) -> list[RenderableType]:
-    """What running engines leave to other programs, as the kernel says now."""
+    """The cores and memory that running engines reserve for other programs, as the kernel reports them."""
     return [f"engine {name}: {words}" for name, kept in reserves.items() for words in kept.as_words()]
 
 
@@ -131,34 +132,34 @@ def _one(
         "running": counts.running,
         "pending": counts.pending,
         "failed": counts.failed,
-        "set aside": counts.set_aside,
+        "quarantined": counts.set_aside,
         "cancelled": counts.cancelled,
     }
     rows = {
         "batch": batch.name,
-        "state": f"{state}, worked on by {own.words}" if state == "running" else state,
+        "state": f"{state} ({own.words})" if state == "running" else state,
         "jobs": f"{counts.total:,}: " + ", ".join(f"{number:,} {word}" for word, number in parts.items() if number),
         "from": batch.source,
-        "begun": f"{when(batch.created_s)}, {format_seconds(max(0.0, time.time() - batch.created_s))} ago",
+        "created": f"{when(batch.created_s)}, {format_seconds(max(0.0, time.time() - batch.created_s))} ago",
     }
     if batch.deadline_s is not None:
         rows["deadline"] = when(batch.deadline_s)
     if batch.priority:
         rows["priority"] = str(batch.priority)
     if totals.computed or totals.reused:
-        rows["answers"] = f"{totals.computed:,} computed, {totals.reused:,} taken from before or from equal lines"
+        rows["answers"] = f"{totals.computed:,} computed, {totals.reused:,} reused from the store or from equal lines"
     if totals.prompt_tokens:
         share = totals.cached_tokens / totals.prompt_tokens
-        rows["prompts"] = f"{totals.prompt_tokens:,} tokens, {share:.0%} of them reused"
-        rows["written"] = f"{totals.completion_tokens:,} tokens"
+        rows["prompts"] = f"{totals.prompt_tokens:,} tokens, {share:.0%} from cache"
+        rows["generated"] = f"{totals.completion_tokens:,} tokens"
     rows |= {label: near(path) for label, path in (("results", batch.output), ("errors", batch.errors)) if path}
     shown: list[RenderableType] = [facts(rows)]
     if failures:
-        shown += ["", "the first that failed:", *(f"  {words}" for words in failures)]
+        shown += ["", "first failures:", *(f"  {words}" for words in failures)]
     if missing:
         shown += ["", missing]
     if state == "stopped":
-        shown += ["", "the same tokenmill run command goes on with it"]
+        shown += ["", "run the same tokenmill run command again to continue"]
     return shown
 
 

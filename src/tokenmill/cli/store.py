@@ -1,9 +1,9 @@
-"""`tokenmill store`: the database that holds the batches."""
+"""`tokenmill store`: checks and repairs the database of batches."""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from cyclopts import App
+from cyclopts import App, Parameter
 from rich.table import Table
 
 from tokenmill.api.stores import store_address
@@ -16,7 +16,7 @@ from tokenmill.jobs.store.sqlite_errors import STORE_DAMAGED, start_over
 from tokenmill.jobs.store.store import Store
 from tokenmill.units import number_of
 
-app = App(name="store", help="The database that holds batches and answers: check it for damage.")
+app = App(name="store", help="Check and repair the database of batches and answers.")
 _SHOWN_LINES = 10
 
 
@@ -24,24 +24,23 @@ _SHOWN_LINES = 10
 def check(
     *,
     repair: bool = False,
-    store: str | None = None,
+    store: Annotated[str | None, Parameter(metavar="STORE")] = None,
     common: Common = Common(),  # noqa: B008  frozen
 ) -> int:
-    """Read everything in the store and report what is damaged.
+    """Verify every answer in the store, and report damage.
 
-    Runs SQLite's integrity check (a PostgreSQL server checks its own pages when they are read), compares every answer
-    with its checksum, and every finished job with the answer that it points to. Answers that were stored before there
-    were checksums are counted, but cannot be verified. Exit code 0: nothing is damaged; 1: something is, or was before
-    --repair.
+    Runs SQLite's integrity check (PostgreSQL verifies its pages itself), compares every answer with its checksum, and
+    checks that every finished job has its answer. Answers from versions without checksums are counted, but cannot be
+    verified. Exit code 0: no damage; 1: damage was found, even if --repair removed it.
 
     Parameters
     ----------
     repair:
-        Remove damaged answers and make their jobs pending again; the same run command then computes them. No other
-        process may work with the store meanwhile, except on PostgreSQL.
+        Remove damaged answers and requeue their jobs; the same `tokenmill run` command then computes them. No other
+        process may use the store meanwhile, except on PostgreSQL.
     store:
-        The folder of batches, or postgresql://...; default: store in the configuration, or batches in the state
-        folder.
+        Batch store: a folder, or postgresql://USER@HOST/DATABASE. [default: from the configuration, or batches in the
+        state folder]
     """
     address = store_address(store, common.load_config())
     report, requeued = _checked(address, repair=repair)
@@ -54,7 +53,7 @@ def check(
 
 
 def _checked(address: Address, *, repair: bool) -> tuple[CheckReport, int | None]:
-    """The report, and how many jobs were requeued; None: that was not asked for."""
+    """The report, and the number of requeued jobs; None without --repair, or if the store cannot be opened."""
     try:
         if not repair:
             with StoreReader(address) as reader:
@@ -97,7 +96,7 @@ def _show(report: CheckReport) -> None:
 
 def _advise(address: Address, report: CheckReport, requeued: int | None) -> None:
     if requeued:
-        say(f"{number_of(requeued, 'job')} pending again; the same tokenmill run commands compute them")
+        say(f"requeued {number_of(requeued, 'job')}; run the same tokenmill run commands again")
     elif report.damage and requeued is None:
         say("hint: tokenmill store check --repair requeues the damaged lines")
     if report.problems:

@@ -1,7 +1,9 @@
-"""`tokenmill work`: one more worker on the batches of a store on PostgreSQL."""
+"""`tokenmill work`: runs one more worker for the batches in a PostgreSQL store."""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from cyclopts import Parameter
 
 from tokenmill.api.batch_engine import EngineSetup
 from tokenmill.api.engines import choose_engine
@@ -14,41 +16,42 @@ from tokenmill.cli.output import Common, facts, say, show, show_json
 from tokenmill.cli.progress import shown_progress
 from tokenmill.cli.signals import SignalStop
 from tokenmill.errors import UsageError
-from tokenmill.jobs.worker.retries import MOST_ATTEMPTS
+from tokenmill.jobs.worker.retries import MAX_ATTEMPTS
 from tokenmill.units import format_seconds, number_of
 
 
 def work(
     *,
-    model: str | None = None,
-    store: str | None = None,
+    model: Annotated[str | None, Parameter(metavar="MODEL")] = None,
+    store: Annotated[str | None, Parameter(metavar="URL")] = None,
     stay: bool = False,
-    attempts: int = MOST_ATTEMPTS,
-    job_timeout: float | None = None,
+    attempts: Annotated[int, Parameter(metavar="N")] = MAX_ATTEMPTS,
+    job_timeout: Annotated[float | None, Parameter(metavar="SECONDS")] = None,
     options: EngineFlags = EngineFlags(),  # noqa: B008  frozen
     common: Common = Common(),  # noqa: B008  frozen
 ) -> int:
-    """Work on the batches of a store on PostgreSQL, beside the runners on other hosts.
+    """Run jobs of the batches in a PostgreSQL store, next to workers on other hosts.
 
-    Batches come from `tokenmill run --store postgresql://...`, which also writes their results, on its own host. Every
-    runner takes those that ask for its model. Jobs with a common beginning go to as few runners as possible, and those
-    that are too long for one to those with a larger --context. Ends when all batches are done: while other runners have
-    all that is left, it waits, and does what one of them had at work that is lost.
+    `tokenmill run --store postgresql://...` creates the batches and writes their results on its own host. Each worker
+    takes jobs that ask for its model; jobs that share a prefix go to as few workers as possible, and long jobs to
+    workers with a large --context. Exits when all batches are done; if a worker is lost, the others take over its jobs.
+
+        tokenmill work --store postgresql://mill@db/batches --model kimi.gguf --stay
 
     Parameters
     ----------
     model:
-        A GGUF file, a folder of safetensors (vLLM), or the name of a pulled model; default: smollm2. It must be the
-        very model that the batches were begun with; where its file lies does not matter.
+        GGUF file, safetensors folder (vLLM) or name of a downloaded model; must be the same model file as that of the
+        batches, wherever it is stored. [default: smollm2]
     store:
-        postgresql://user@host/database; default: store in the configuration. A password is better left to
-        ~/.pgpass or PGPASSWORD: others on this host can read what is on a command line.
+        Batch store: postgresql://USER@HOST/DATABASE. Other users can read a command line, so keep the password in
+        ~/.pgpass or PGPASSWORD. [default: from the configuration]
     stay:
-        Wait for more batches when all are done; Ctrl-C ends it.
+        Wait for new batches when all are done, until Ctrl-C.
     attempts:
-        How often a job is tried that fails for reasons that can pass; default: 3.
+        Maximum attempts for retryable failures.
     job_timeout:
-        Seconds that one attempt may take, for lines that do not say.
+        Time limit of one attempt, for jobs that do not set one. [default: no limit]
     """
     run_options = RunOptions(attempts=attempts, job_timeout_s=job_timeout)
     run_options.check()
@@ -56,8 +59,8 @@ def work(
     address = store_address(store, config)
     if isinstance(address, Path):
         raise UsageError(
-            f"only one process can work on the batches in a folder ({address})",
-            hint="--store postgresql://user@host/database, as tokenmill run was given",
+            f"only one process can use a batch store in a folder ({address})",
+            hint="use --store postgresql://USER@HOST/DATABASE, as for tokenmill run",
         )
     stop = SignalStop()
     with shown_progress() as on_progress:
@@ -69,7 +72,7 @@ def work(
 
 def _show(done: WorkSummary, stop: SignalStop, common: Common) -> None:
     if not done.reports and not stop.code:
-        say("there is nothing to do yet for this model\nhint: --stay waits for batches; tokenmill status lists them")
+        say("no batches for this model\nhint: --stay waits for batches; tokenmill status lists them")
     if common.json:
         show_json(document(done))
         return
@@ -86,7 +89,7 @@ def _show(done: WorkSummary, stop: SignalStop, common: Common) -> None:
 
 
 def document(done: WorkSummary) -> dict[str, Any]:
-    """What one worker did, as JSON."""
+    """The JSON output of `tokenmill work`."""
     return {
         "batches": list(done.batches),
         "computed": done.computed,

@@ -104,7 +104,7 @@ def test_status_names_the_runners_of_a_batch(
             (found,) = status(server, batch.name, "--json", capsys=capsys)["runners"]
             assert (found["host"], found["running"]) == (host, jobs)
             text = status(server, batch.name, capsys=capsys)
-            assert f"worked on by 1 runner: {host} (" in text
+            assert f"running (1 runner: {host} (" in text
             assert [each in text for each in hosts] == [each == host for each in hosts]
         found = status(server, third.name, "--json", capsys=capsys)
         assert (found["state"], found["runners"]) == ("waiting", [])
