@@ -189,7 +189,7 @@ def test_what_it_says_to_a_person(smollm2_path: Path, tmp_path: Path) -> None:
         _, talk = process.communicate(timeout=LIMIT_S)
         assert process.returncode == 0
         assert "engine small: restarting: " in talk
-        assert 'why="no route holds"' in talk
+        assert 'why="no route matches"' in talk
         assert "again to quit immediately" in talk
     finally:
         process.kill()

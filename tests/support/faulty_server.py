@@ -19,7 +19,7 @@ from typing import Any
 
 from support.gateway import Engines
 from tokenmill.config import Config, EngineConfig
-from tokenmill.gateway.serving import EngineWanted, engines_up, state_for
+from tokenmill.gateway.serving import EngineSpec, started_engines, state_for
 from tokenmill.gateway.state import GatewayState
 
 LIMIT_S = 120.0
@@ -221,10 +221,10 @@ def engines_at(*servers: FaultyServer, key_env: str | None = None) -> Engines:
     async def up(config: Config) -> AsyncIterator[GatewayState]:
         settings = replace(EngineConfig(), api_key_env=key_env)
         wanted = [
-            EngineWanted(name, ("alias",), settings, url=server.url)
+            EngineSpec(name, ("alias",), settings, url=server.url)
             for name, server in zip(("first", "second"), servers, strict=False)
         ]
-        async with engines_up(wanted, config) as (engines, ups):
+        async with started_engines(wanted, config) as (engines, ups):
             yield state_for(config, engines, ups)
 
     return up

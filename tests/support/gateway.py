@@ -16,7 +16,7 @@ from tokenmill.config import Config, EngineConfig, GatewayConfig
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.pinned_prefixes import PinnedPrefix
 from tokenmill.gateway.http.listening import bind
-from tokenmill.gateway.serving import EngineWanted, engines_up, serve, state_for
+from tokenmill.gateway.serving import EngineSpec, serve, started_engines, state_for
 from tokenmill.gateway.state import GatewayState
 
 LIMIT_S = 120.0
@@ -102,8 +102,8 @@ def native_engine(
     async def up(config: Config) -> AsyncIterator[GatewayState]:
         plan = plan_for(model, context=context, sequences=sequences)
         engine = replace(EngineConfig(), warm=False)
-        wanted = EngineWanted("here", ("smollm2",), engine, plan, model, heads=tuple(heads))
-        async with engines_up([wanted], config) as (engines, ups):
+        wanted = EngineSpec("here", ("smollm2",), engine, plan, model, heads=tuple(heads))
+        async with started_engines([wanted], config) as (engines, ups):
             yield state_for(config, engines, ups)
 
     return up
@@ -114,7 +114,7 @@ def fake_engines(make: Callable[[], Sequence[tuple[str, Engine]]]) -> Engines:
 
     @asynccontextmanager
     async def up(config: Config) -> AsyncIterator[GatewayState]:
-        engines = [(EngineWanted(name, ("fake",), EngineConfig()), engine) for name, engine in make()]
+        engines = [(EngineSpec(name, ("fake",), EngineConfig()), engine) for name, engine in make()]
         try:
             yield state_for(config, engines, {})
         finally:

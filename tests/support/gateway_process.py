@@ -40,14 +40,14 @@ async def live(folder: Path, model: Path) -> None:
     from support.native_engine import plan_for
     from tokenmill.config import Config, EngineConfig, GatewayConfig
     from tokenmill.gateway.http.listening import bind
-    from tokenmill.gateway.serving import EngineWanted, engines_up, serve, state_for
+    from tokenmill.gateway.serving import EngineSpec, serve, started_engines, state_for
 
     config = Config(state_dir=str(folder), gateway=GatewayConfig(port=0, log="off"))
     plan, engine = plan_for(model, context=512, sequences=2), replace(EngineConfig(), warm=False)
     stop = asyncio.Event()
     ends = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
     ends.add_done_callback(lambda _: stop.set())
-    async with engines_up([EngineWanted("here", ("smollm2",), engine, plan, model)], config) as (engines, ups):
+    async with started_engines([EngineSpec("here", ("smollm2",), engine, plan, model)], config) as (engines, ups):
         state = state_for(config, engines, ups)
         with bind(config.gateway) as listening:
             await serve(state, listening, stop=stop, ready=lambda: print(state.url, flush=True))

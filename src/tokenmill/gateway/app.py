@@ -1,4 +1,4 @@
-"""The gateway as an ASGI application: all routes, and the middleware in front of them."""
+"""The gateway as an ASGI application: all routes behind the access middleware."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -16,68 +16,66 @@ from tokenmill.gateway.batches import routes as batch_routes
 from tokenmill.gateway.http import openapi
 from tokenmill.gateway.http.faults import GatewayFault
 from tokenmill.gateway.http.middleware import AccessMiddleware, refusal
-from tokenmill.gateway.http.request_context import visit_of
+from tokenmill.gateway.http.request_context import context_of
 from tokenmill.gateway.http.route_group import RouteGroup
 from tokenmill.gateway.monitoring import dashboard_api, health
 from tokenmill.gateway.state import GatewayState
 
 
-def create_app(state: GatewayState, more: Sequence[RouteGroup] | None = None) -> AccessMiddleware:
-    """Create the application; `more` are parts in addition to the core ones, by default all that exist."""
-    every = (*front(state), *(parts(state) if more is None else more))
-    described = openapi.document(operation for part in every for operation in part.operations)
-    routes = [route for part in every for route in part.routes]
+def create_app(state: GatewayState, extra: Sequence[RouteGroup] | None = None) -> AccessMiddleware:
+    """Create the application; `extra` replaces the batch and dashboard groups."""
+    every = (*core_groups(state), *(extra_groups(state) if extra is None else extra))
+    document = openapi.document(operation for group in every for operation in group.operations)
+    routes = [route for group in every for route in group.routes]
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            for part in every:
-                if part.alongside is not None:
-                    await stack.enter_async_context(part.alongside())
+            for group in every:
+                if group.lifespan is not None:
+                    await stack.enter_async_context(group.lifespan())
             yield
 
-    inner = Starlette(routes=[*routes, openapi.route(described)], lifespan=lifespan, exception_handlers=handlers(state))
-    free = frozenset().union(*(part.open_paths for part in every))
-    return AccessMiddleware(inner, state, routes=inner.routes, open_paths=free, alongside=lambda: lifespan(inner))
+    inner = Starlette(routes=[*routes, openapi.route(document)], lifespan=lifespan, exception_handlers=_handlers(state))
+    open_paths = frozenset().union(*(group.open_paths for group in every))
+    return AccessMiddleware(inner, state, routes=inner.routes, open_paths=open_paths, lifespan=lambda: lifespan(inner))
 
 
-def handlers(state: GatewayState) -> dict[Any, Any]:
-    """Convert every error to OpenAI's format."""
+def _handlers(state: GatewayState) -> dict[Any, Any]:
+    """Exception handlers that answer in OpenAI's error format."""
 
     async def ours(request: Request, error: Exception) -> Response:
-        assert isinstance(error, TokenmillError)  # noqa: S101  what it is registered for
-        return refusal(error, visit_of(request.scope), state)
+        assert isinstance(error, TokenmillError)  # noqa: S101  registered for this class
+        return refusal(error, context_of(request.scope), state)
 
     async def starlettes(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)  # noqa: S101
         method = request.method
         path = request.url.path[:100]
-        said = f"{method} is not for {path}" if error.status_code == 405 else f"there is nothing at {path}"
-        fault = GatewayFault(said if error.status_code in (404, 405) else str(error.detail), status=error.status_code)
-        answer = refusal(fault, visit_of(request.scope), state)
+        detail = f"{method} is not allowed for {path}" if error.status_code == 405 else f"{path} does not exist"
+        fault = GatewayFault(detail if error.status_code in (404, 405) else str(error.detail), status=error.status_code)
+        answer = refusal(fault, context_of(request.scope), state)
         answer.headers.update(error.headers or {})
         return answer
 
     async def bugs(request: Request, error: Exception) -> Response:
-        fault = GatewayFault(
-            "tokenmill itself failed; its log says where", status=500, code="internal_error", kind="bug"
-        )
-        return refusal(fault, visit_of(request.scope), state)
+        fault = GatewayFault("internal error; see the gateway's log", status=500, code="internal_error", kind="bug")
+        return refusal(fault, context_of(request.scope), state)
 
     return {TokenmillError: ours, HTTPException: starlettes, Exception: bugs}
 
 
-def front(state: GatewayState) -> tuple[RouteGroup, ...]:
-    """The parts that answer single requests."""
+def core_groups(state: GatewayState) -> tuple[RouteGroup, ...]:
+    """Route groups that answer single requests."""
     return (
-        completions.part(state),
-        models.part(state),
-        embeddings.part(state),
-        health.part(state),
-        managed.part(state),
+        completions.route_group(state),
+        models.route_group(state),
+        embeddings.route_group(state),
+        health.route_group(state),
+        managed.route_group(state),
     )
 
 
-def parts(state: GatewayState) -> tuple[RouteGroup, ...]:
-    """The other parts: batches and files, metrics and the dashboard."""
-    return batch_routes.part(state), dashboard_api.page_part(state)
+def extra_groups(state: GatewayState) -> tuple[RouteGroup, ...]:
+    """Route groups for batches and files, metrics and the dashboard."""
+    return batch_routes.route_group(state), dashboard_api.route_group(state)

@@ -1,11 +1,10 @@
-"""/v1/chat/completions and /v1/completions: handles a request from its body to the last byte of its answer.
+"""/v1/chat/completions and /v1/completions: handles a request from its body to the last byte of the response.
 
     Completions   reads, admits and answers one request
-    _Attempts     tries the backends of its route, in order, until one answers
+    _Attempts     tries the backends of the route, in order, until one answers
 
-Headers are not sent until the first engine event, so errors before it get a proper status code; an error after it ends
-the stream with an error event. A backend that can relay bytes does so; the others are called through the engine
-protocol.
+Headers are sent with the first engine event: an error before it gets its own status code, an error after it ends the
+stream with an error event. A backend relays bytes if it can; otherwise it is called through the engine protocol.
 """
 
 import hashlib
@@ -32,7 +31,7 @@ from tokenmill.gateway.http.client_connection import ClientLeft, cancel_on_disco
 from tokenmill.gateway.http.faults import Busy, GatewayFault
 from tokenmill.gateway.http.openapi import INFERENCE, Operation
 from tokenmill.gateway.http.request import ParsedRequest, parse_body, parsed_request, priority_of, read_body
-from tokenmill.gateway.http.request_context import RequestContext, visit_of
+from tokenmill.gateway.http.request_context import RequestContext, context_of
 from tokenmill.gateway.http.response_writer import ResponseWriter, SlowClient
 from tokenmill.gateway.http.route_group import RouteGroup
 from tokenmill.gateway.monitoring.recorder import FinishedRequest, PriorityClass
@@ -46,8 +45,8 @@ from tokenmill.storage.json_text import encode
 AnswerEvent = tuple[int, Piece | Answer]
 
 
-def part(state: GatewayState) -> RouteGroup:
-    """Chats and completions."""
+def route_group(state: GatewayState) -> RouteGroup:
+    """Routes for chats and completions."""
     routes = [
         Route("/v1/chat/completions", Completions(state, "chat"), methods=["POST"]),
         Route("/v1/completions", Completions(state, "completion"), methods=["POST"]),
@@ -57,10 +56,10 @@ def part(state: GatewayState) -> RouteGroup:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Completions:
-    """The endpoint, as an ASGI application.
+    """The endpoint as an ASGI application.
 
-    It does not return a response: Starlette's StreamingResponse runs the answer in a task of its own to notice that the
-    client left. Here the task of the request itself awaits the engine, and leaving cancels exactly that.
+    It does not use Starlette's StreamingResponse, which runs the response in a separate task. Here the request's own
+    task awaits the engine, so a disconnect cancels exactly that call.
     """
 
     state: GatewayState
@@ -70,13 +69,13 @@ class Completions:
         """Read, admit and answer one request."""
         state = self.state
         settings = state.config.gateway
-        context = visit_of(scope)
+        context = context_of(scope)
 
         http = Request(scope, receive)
         raw = await read_body(http, settings)
         body = await parse_body(raw)
-        context.lane = priority_of(http.headers, body)
-        request = parsed_request(self.endpoint, body, context.lane, raw=raw, most_choices=settings.max_choices)
+        context.priority = priority_of(http.headers, body)
+        request = parsed_request(self.endpoint, body, context.priority, raw=raw, max_choices=settings.max_choices)
 
         writer = ResponseWriter(scope, send, settings.write_timeout_s)
         timeout_s = min(filter(None, (request.timeout_s, settings.request_timeout_s)), default=None)
@@ -93,13 +92,13 @@ class Completions:
                 writer.abort()
             except TokenmillError as error:
                 if not writer.begun:
-                    raise  # it becomes a response with its own status
+                    raise  # an exception handler turns it into a response
                 context.error = error.code
                 await _end_with(error, writer)
 
 
 async def _end_with(error: TokenmillError, writer: ResponseWriter) -> None:
-    """End an answer that has begun with an error event."""
+    """End a response that has started with an error event."""
     try:
         await writer.put(failure(error), more=False)
     except SlowClient:
@@ -120,7 +119,7 @@ class _Attempts:
         self._answers: dict[int, Answer] = {}
 
     async def run(self, request: ParsedRequest) -> None:
-        """Answer the request. Raises the error of the last backend that was tried, once none is left."""
+        """Answer the request; raises the error of the last backend if all of them fail."""
         chain = await self._chain(request)
         last: EngineError | Busy | None = None
         for backend in worth_trying(chain):
@@ -146,12 +145,14 @@ class _Attempts:
         routes = self._state.routes
         key = self._context.key
         tokens = await self._length(request) if routes.by_length else None
-        chain, reason = routes.reasoned(request.model, request.lane, tokens, key.name if key is not None else None)
+        chain, reason = routes.choose_with_reason(
+            request.model, request.priority, tokens, key.name if key is not None else None
+        )
         self._context.route_reason = reason
         return chain
 
     async def _length(self, request: ParsedRequest) -> int | None:
-        """Prompt tokens, counted by the first engine that can; engines differ slightly."""
+        """Prompt tokens, counted by the first engine that can; None if none can."""
         for backend in self._state.backends:
             try:
                 return len(await backend.engine.tokenize(request.calls[0].prompt))
@@ -160,7 +161,7 @@ class _Attempts:
         return None
 
     async def _answer(self, backend: Backend, request: ParsedRequest) -> None:
-        """Let one backend answer."""
+        """Answer with one backend."""
         self._context.backend = backend.name
         if await backend.relay(request, self._writer, self._context, self._charge):
             return
@@ -168,29 +169,29 @@ class _Attempts:
         uses = [tool_calls.adapt(each, capabilities) for each in request.engine_requests()]
         requests = [use.request for use in uses]
         begun = await begin(backend, requests[0])
-        self._first_sign(backend, begun)
+        self._record_first_token(backend, begun)
         send = self._stream if request.stream else self._whole
         try:
             async with self._events(begun, requests) as events:
-                await send(backend, request, uses[0], events)  # choices of one request share their tools
+                await send(backend, request, uses[0], events)  # all choices have the same tools
         finally:
             self._charge(self._context.usage_tokens if self._context.usage else self._tokens)
 
-    def _first_sign(self, backend: Backend, begun: StartedStream) -> None:
+    def _record_first_token(self, backend: Backend, begun: StartedStream) -> None:
         if isinstance(begun.first, Piece):
             seconds = self._state.now_s() - self._context.began_s
             self._context.first_token_s = seconds
-            self._state.recorder.first_token(seconds, backend.name, self._lane)
+            self._state.recorder.first_token(seconds, backend.name, self._priority)
 
     @property
-    def _lane(self) -> PriorityClass:
-        return self._context.lane or "interactive"
+    def _priority(self) -> PriorityClass:
+        return self._context.priority or "interactive"
 
     @asynccontextmanager
     async def _events(
         self, begun: StartedStream, requests: Sequence[EngineRequest]
     ) -> AsyncIterator[AsyncIterator[AnswerEvent]]:
-        """Events of all choices. The others start after the first, so that they find the prompt in the cache."""
+        """Events of all choices. The others start after the first one, so that they find the prompt in the cache."""
         first = _continued(begun)
         if len(requests) == 1:
             async with aclosing(first):
@@ -200,7 +201,7 @@ class _Attempts:
         async with merged([first, *others]) as events:
             yield events
 
-    # ---- whole answers and streams
+    # ---- responses
 
     async def _whole(
         self, backend: Backend, request: ParsedRequest, use: ToolUse, events: AsyncIterator[AnswerEvent]
@@ -253,7 +254,7 @@ class _Attempts:
                 answer.usage,
                 answer.timings,
                 backend.name,
-                self._lane,
+                self._priority,
                 self._state.now_s() - context.began_s,
                 context.first_token_s,
                 context.key.name if context.key is not None else None,
@@ -262,7 +263,7 @@ class _Attempts:
         )
 
     def _total(self, request: ParsedRequest) -> Usage:
-        """Usage of all choices: a prompt counts once, and as cached only what no choice computed."""
+        """Usage of all choices: each prompt counts once, with the smallest number of cached tokens of its choices."""
         usages = [answer.usage for _, answer in sorted(self._answers.items())]
         groups = [usages[start : start + request.n] for start in range(0, len(usages), request.n)]
         cached = [usage.cached_tokens for usage in usages]
@@ -285,12 +286,12 @@ class _Attempts:
 
 @lru_cache(64)
 def fingerprint(identity: Identity) -> str:
-    """The same for answers of the same model and build."""
+    """`system_fingerprint`: equal for answers of the same model and build."""
     return "fp_" + hashlib.sha256(f"{identity.model_id} {identity.build}".encode()).hexdigest()[:12]
 
 
 def _engine_headers(backend: Backend, use: ToolUse) -> list[tuple[bytes, bytes]]:
-    """The backend's name, and a warning if the model does not see the request's tools."""
+    """The backend's name, and a warning header if the model does not see the request's tools."""
     headers = [(b"x-tokenmill-engine", backend.name.encode("ascii", "replace"))]
     if use.hidden:
         headers.append((b"x-tokenmill-not-told", b"tools"))
@@ -317,14 +318,17 @@ _PRIORITY = {
     "description": "batch: scheduled after interactive requests. X-Tokenmill-Lane is an alias.",
 }
 _HEADERS = {
-    "X-Tokenmill-Engine": {"schema": {"type": "string"}, "description": "The engine that answered."},
-    "X-Tokenmill-Cached-Tokens": {"schema": {"type": "integer"}, "description": "Of the prompt; not with streams."},
-    "X-Request-Id": {"schema": {"type": "string"}, "description": "That of the request, or a new one."},
+    "X-Tokenmill-Engine": {"schema": {"type": "string"}, "description": "Name of the engine that answered."},
+    "X-Tokenmill-Cached-Tokens": {
+        "schema": {"type": "integer"},
+        "description": "Prompt tokens that were reused from the cache; not sent with streams.",
+    },
+    "X-Request-Id": {"schema": {"type": "string"}, "description": "The request's own ID, or a new one."},
 }
 
 
 def _operation(path: str, id: str, summary: str, body: Any, answer: Any) -> Operation:
-    description = "The answer, whole or, with stream, as events that end with [DONE]."
+    description = "The answer; with `stream`, server-sent events that end with [DONE]."
     return Operation(
         method="post",
         path=path,

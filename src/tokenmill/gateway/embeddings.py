@@ -1,4 +1,4 @@
-"""/v1/embeddings, passed to servers that support it; the native engine does not."""
+"""/v1/embeddings, forwarded to servers that support it; the native engine does not."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
@@ -14,7 +14,7 @@ from tokenmill.gateway.http.client_connection import ClientLeft, cancel_on_disco
 from tokenmill.gateway.http.faults import GatewayFault
 from tokenmill.gateway.http.openapi import INFERENCE, DocumentedAnswer, Operation
 from tokenmill.gateway.http.request import parse_body, priority_of, read_body
-from tokenmill.gateway.http.request_context import visit_of
+from tokenmill.gateway.http.request_context import context_of
 from tokenmill.gateway.http.route_group import RouteGroup
 from tokenmill.gateway.state import GatewayState
 from tokenmill.jobs.openai.validation import validate
@@ -42,23 +42,25 @@ class EmbeddingList(TypedDict):
     usage: NotRequired[dict[str, Any]]
 
 
-def part(state: GatewayState) -> RouteGroup:
-    """One route."""
+def route_group(state: GatewayState) -> RouteGroup:
+    """The route for embeddings."""
 
     async def embeddings(request: Request) -> Response:
         settings = state.config.gateway
-        visit = visit_of(request.scope)
+        context = context_of(request.scope)
         given = await parse_body(await read_body(request, settings))
         validate(EmbeddingRequest, given)
-        visit.lane = priority_of(request.headers, {})
-        chain = state.routes.choose(given.get("model"), visit.lane, None, visit.key.name if visit.key else None)
-        with state.limiter.admit(*visit.client) as charge:
+        context.priority = priority_of(request.headers, {})
+        chain = state.routes.choose(
+            given.get("model"), context.priority, None, context.key.name if context.key else None
+        )
+        with state.limiter.admit(*context.client) as charge:
             try:
-                async with cancel_on_disconnect(state, visit, request.receive, timeout_s=settings.request_timeout_s):
+                async with cancel_on_disconnect(state, context, request.receive, timeout_s=settings.request_timeout_s):
                     backend, answer = await _first(chain, given)
             except ClientLeft:
                 return Response(status_code=499)
-        visit.backend = backend.name
+        context.backend = backend.name
         charge(int((answer.get("usage") or {}).get("total_tokens") or 0))
         return JSONResponse(answer, headers={"x-tokenmill-engine": backend.name})
 
@@ -92,7 +94,7 @@ _OPERATION = Operation(
     method="post",
     path="/v1/embeddings",
     id="createEmbedding",
-    summary="Embeddings, where the engine computes them.",
+    summary="Create embeddings, if an engine supports them.",
     body=EmbeddingRequest,
     answers={200: DocumentedAnswer("The embeddings.", EmbeddingList)},
     errors=INFERENCE,

@@ -1,4 +1,4 @@
-"""/v1/models: the served models, under all their names."""
+"""/v1/models: the served models and their aliases."""
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -12,8 +12,8 @@ from tokenmill.gateway.http.route_group import RouteGroup
 from tokenmill.gateway.state import GatewayState
 
 
-def part(state: GatewayState) -> RouteGroup:
-    """The list, and single models."""
+def route_group(state: GatewayState) -> RouteGroup:
+    """Routes that list the models and describe one."""
 
     async def listed(_request: Request) -> Response:
         bodies = [_body(name, model) for model in state.routes.models() for name in (model.id, *model.aliases)]
@@ -25,7 +25,7 @@ def part(state: GatewayState) -> RouteGroup:
         for model in state.routes.models():
             if wanted in (model.id, *model.aliases):
                 return JSONResponse(_body(wanted, model))
-        raise UnknownModel(f"the model {wanted[:100]!r} is not served here", hint="/v1/models lists what is")
+        raise UnknownModel(f"the model {wanted[:100]!r} is not served", hint="/v1/models lists the served models")
 
     # a model's name may contain slashes
     return RouteGroup([Route("/v1/models", listed), Route("/v1/models/{model:path}", one)], _OPERATIONS)
@@ -46,13 +46,13 @@ _OPERATIONS = (
     Operation(
         path="/v1/models",
         id="listModels",
-        summary="Every model that is served, under every name.",
+        summary="List the served models; aliases are listed too.",
         answers={200: DocumentedAnswer("The models.", schemas.ModelList)},
     ),
     Operation(
         path="/v1/models/{model}",
         id="retrieveModel",
-        summary="One model.",
+        summary="Describe one model.",
         parameters=[path_parameter("model")],
         answers={200: DocumentedAnswer("The model.", schemas.ModelObject)},
         errors=(404, *NO_KEY),

@@ -1,6 +1,6 @@
-"""Checks everything that can be refused before a gateway loads a model: address, port, and a plan for every engine.
+"""Validates a gateway before it loads a model: address, port, and a plan for every engine.
 
-`prepare` binds the port and plans; `gateway/serving.py` loads the engines and serves. Starts nothing, but downloads the
+`prepare` binds the port and plans; `serving.py` loads the engines and serves. Starts no process, but downloads the
 default model if it is missing.
 """
 
@@ -18,15 +18,15 @@ from tokenmill.api.planning import EnginePlan, plan_engine
 from tokenmill.api.progress import OnProgress, ignore
 from tokenmill.api.tokens import count_digests
 from tokenmill.config import Config, DigestEntry, EngineConfig, EngineEntry
-from tokenmill.engine.pinned_prefixes import PinnedPrefix, digest_in
+from tokenmill.engine.pinned_prefixes import PinnedPrefix, read_digest
 from tokenmill.errors import UsageError
 from tokenmill.gateway.http.listening import bind
-from tokenmill.gateway.serving import EngineWanted, may_listen
+from tokenmill.gateway.serving import EngineSpec, check_address
 
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """Options of a gateway; None: as configured. `engine.port` is the gateway's port."""
+    """Options of a gateway; None: use the configuration. `engine.port` is the gateway's port."""
 
     host: str | None = None
     name: str | None = None
@@ -36,11 +36,11 @@ class ServeOptions:
 
 @dataclass(frozen=True, slots=True)
 class PreparedGateway:
-    """A gateway that can be started. Close `resources`, which hold the port and the engine's name."""
+    """A validated gateway. The caller closes `resources`, which hold the port and the reserved engine name."""
 
     config: Config
     listening: socket
-    engines: tuple[EngineWanted, ...]
+    engines: tuple[EngineSpec, ...]
     resources: ExitStack
 
 
@@ -49,15 +49,15 @@ def prepare(
 ) -> PreparedGateway:
     """Check the options, bind the port and plan every engine.
 
-    With a model, that one is served; without, the engines of the configuration; without those, the default model.
-    UsageError, ConfigError or DoesNotFit where it cannot be served.
+    Serves `model` if given, else the engines of the configuration, else the default model. Raises UsageError,
+    ConfigError or DoesNotFit if they cannot be served.
     """
     config = _with_options(config, options)
-    may_listen(config)
+    check_address(config)
     with ExitStack() as stack:
         listening = stack.enter_context(bind(config.gateway))
-        preparing = _Preparing(config, on_progress, stack)
-        engines = preparing.engines(model, options.name, replace(options.engine, port=None))
+        planner = _Planner(config, on_progress, stack)
+        engines = planner.engines(model, options.name, replace(options.engine, port=None))
         return PreparedGateway(config, listening, engines, stack.pop_all())
 
 
@@ -78,43 +78,44 @@ def _with_options(config: Config, options: ServeOptions) -> Config:
 
 
 @dataclass(frozen=True, slots=True)
-class _Preparing:
+class _Planner:
     config: Config
     on_progress: OnProgress
     resources: ExitStack
 
-    def engines(self, model: str | None, name: str | None, options: EngineOptions) -> tuple[EngineWanted, ...]:
-        """The engine of a model, or those of the configuration."""
+    def engines(self, model: str | None, name: str | None, options: EngineOptions) -> tuple[EngineSpec, ...]:
+        """The engine for `model`, or the engines of the configuration."""
         if model is not None or not self.config.engines:
             return (self._for_model(model, name, options),)
         if name is not None or options.engine is not None or not options.is_default:
             raise UsageError(
-                "the configuration lists engines, each with settings of its own",
-                hint="leave --name and the engine's options out, or name one model",
+                "engine options cannot be combined with the engines of the configuration",
+                hint="leave out --name and the engine options, or give a MODEL",
             )
         return tuple(self._for_entry(entry) for entry in self.config.engines)
 
-    def _for_model(self, model: str | None, name: str | None, options: EngineOptions) -> EngineWanted:
+    def _for_model(self, model: str | None, name: str | None, options: EngineOptions) -> EngineSpec:
         kind = options.engine or self.config.engine.kind
         digests = self._digests(None)
         if "://" in kind:
             engine = options.engine_config(self.config)
             served = (model,) if model else ()
-            return EngineWanted(name or "upstream", served, engine, url=kind, model=model, heads=digests)
+            return EngineSpec(name or "upstream", served, engine, url=kind, model=model, digests=digests)
         planned, digests = self._planned(model, options, digests)
         name = name or self._free_name(name_after(model or DEFAULT_MODEL, planned))
         names = (name,) if model is None or "/" in model else (model, name)
-        return EngineWanted(name, names, planned.config, planned.plan, planned.model_path, heads=digests)
+        return EngineSpec(name, names, planned.config, planned.plan, planned.model_path, digests=digests)
 
-    def _for_entry(self, entry: EngineEntry) -> EngineWanted:
+    def _for_entry(self, entry: EngineEntry) -> EngineSpec:
         engine = _entry_config(entry, self.config.engine)
         digests = self._digests(entry.name)
         if "://" in engine.kind:
             names = (entry.model, *entry.aliases) if entry.model else entry.aliases
-            return EngineWanted(entry.name, names, engine, url=engine.kind, model=entry.model, heads=digests)
+            return EngineSpec(entry.name, names, engine, url=engine.kind, model=entry.model, digests=digests)
         planned, digests = self._planned(entry.model, _entry_options(entry, engine.kind), digests)
         names = (entry.model or DEFAULT_MODEL, *entry.aliases)
-        return EngineWanted(entry.name, names, engine, planned.plan, planned.model_path, heads=digests)
+        engine = replace(planned.config, api_key_env=engine.api_key_env)
+        return EngineSpec(entry.name, names, engine, planned.plan, planned.model_path, digests=digests)
 
     def _planned(
         self, model: str | None, options: EngineOptions, digests: tuple[PinnedPrefix, ...]
@@ -124,17 +125,17 @@ class _Preparing:
         return planned, count_digests(digests, path, planned, self.config)
 
     def _digests(self, engine: str | None) -> tuple[PinnedPrefix, ...]:
-        """The digests of an engine, under the names that the configuration gives them."""
+        """The digests of an engine, with the names from the configuration."""
         return tuple(
-            replace(digest_in(Path(entry.file).expanduser()), name=entry.name)
+            replace(read_digest(Path(entry.file).expanduser()), name=entry.name)
             for entry in self.config.digests
             if engine is None or not entry.engines or engine in entry.engines
         )
 
     def _free_name(self, name: str) -> str:
-        """NAME, or NAME-2, NAME-3 and so on where other running gateways use it.
+        """Reserve `name`, or NAME-2, NAME-3, ... if other running gateways use it.
 
-        A lock reserves it, which the kernel releases when this process dies: after a kill, the same name is free again.
+        The reservation is a file lock, which the kernel releases when this process dies.
         """
         folder = self.config.state_path / "gateways"
         folder.mkdir(parents=True, exist_ok=True)

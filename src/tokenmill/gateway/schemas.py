@@ -1,6 +1,6 @@
-"""Types of the gateway's own responses, used by the functions that build them.
+"""Types of the gateway's own responses; the schemas of /openapi.json are generated from them.
 
-The schemas of /openapi.json are generated from them. Those of chats and completions are in `jobs.openai.answers`.
+Types of chats and completions are in `jobs.openai.answers`.
 """
 
 from typing import Annotated, Any, Literal, TypedDict
@@ -9,7 +9,7 @@ from msgspec import Meta
 
 _Count = Annotated[int, Meta(ge=0)]
 _Bytes = Annotated[int, Meta(ge=0)] | None
-_Rate = Annotated[float | None, Meta(description="Over the last few seconds; null: unknown.")]
+_Rate = Annotated[float | None, Meta(description="Average over the last few seconds; null: unknown.")]
 _Time = Annotated[float, Meta(description="Unix time in seconds.")]
 Health = Literal["ok", "degraded", "down", "stopping"]
 
@@ -18,13 +18,13 @@ Health = Literal["ok", "degraded", "down", "stopping"]
 
 
 class ErrorDetail(TypedDict):
-    """What went wrong."""
+    """Message, code and cause of an error."""
 
     message: str
     type: str
-    param: Annotated[str | None, Meta(description="The key of the request that is wrong.")]
-    code: Annotated[str | None, Meta(description="Stable; programs go by it.")]
-    source: Annotated[Literal["request", "gateway", "engine"], Meta(description="Who failed.")]
+    param: Annotated[str | None, Meta(description="The invalid key of the request.")]
+    code: Annotated[str | None, Meta(description="Stable identifier of the error, for programs.")]
+    source: Annotated[Literal["request", "gateway", "engine"], Meta(description="What caused the error.")]
 
 
 class Error(TypedDict):
@@ -62,7 +62,7 @@ class ModelList(TypedDict):
 
 
 class LaneCounts(TypedDict):
-    """The slots of an engine, and who uses them."""
+    """Slots of an engine: total, busy, and requests by priority class."""
 
     total: int | None
     busy: _Count
@@ -72,7 +72,7 @@ class LaneCounts(TypedDict):
 
 
 class SlotActivity(TypedDict):
-    """What one sequence is doing."""
+    """Progress of one sequence."""
 
     id: Any
     priority: Literal["interactive", "batch"]
@@ -105,20 +105,20 @@ class EngineStatusObject(TypedDict):
     lanes: LaneCounts
     at_work: Annotated[
         list[SlotActivity] | None,
-        Meta(description="What each running sequence is doing; null: the engine does not report it."),
+        Meta(description="Running sequences; null: the engine does not report them."),
     ]
     counters: Annotated[dict[str, Any] | None, Meta(description="Since the engine started; null: not reported.")]
     rates: RatesObject
 
 
 class MemoryPart(TypedDict):
-    """What one engine keeps in one memory."""
+    """Memory of one component of an engine."""
 
     engine: str
     item: str
     predicted_bytes: _Bytes
     measured_bytes: _Bytes
-    source: Annotated[Literal["engine", "process", "driver"], Meta(description="Who measured it.")]
+    source: Annotated[Literal["engine", "process", "driver"], Meta(description="Where the measurement comes from.")]
     explanation: str | None
 
 
@@ -130,7 +130,10 @@ class MemoryObject(TypedDict):
     free_bytes: _Bytes
     other_bytes: Annotated[_Bytes, Meta(description="Used by other programs.")]
     parts: list[MemoryPart]
-    sums: Annotated[list[MemoryPart], Meta(description="The same as the system sees it: mapped, own, total.")]
+    sums: Annotated[
+        list[MemoryPart],
+        Meta(description="Totals of the engine processes as reported by the system: mapped, own, total."),
+    ]
 
 
 class PrefixSegment(TypedDict):
@@ -153,12 +156,12 @@ class Forest(TypedDict):
     total: Annotated[int, Meta(ge=0, description="Number of segments; the list may be shorter.")]
     heads: Annotated[
         list[PrefixSegment],
-        Meta(description="Depth first: a deeper segment continues the last shallower one before it."),
+        Meta(description="In depth-first order: the parent of a segment is the last shallower one before it."),
     ]
 
 
 class TokenCounts(TypedDict):
-    """Tokens of requests, without batches, since the gateway started."""
+    """Tokens of single requests since the gateway started; batches are not included."""
 
     prompt: _Count
     reused: _Count
@@ -167,7 +170,7 @@ class TokenCounts(TypedDict):
 
 
 class Quantiles(TypedDict):
-    """Of the last interactive requests."""
+    """Median and 95th percentile over the last interactive requests."""
 
     median: _Rate
     p95: _Rate
@@ -175,14 +178,14 @@ class Quantiles(TypedDict):
 
 
 class Latencies(TypedDict):
-    """How long answers take."""
+    """Latencies of interactive requests."""
 
     first_token_s: Quantiles
     token_s: Quantiles
 
 
 class CacheMiss(TypedDict):
-    """A prompt that was computed again although it had been computed before."""
+    """A prompt that was recomputed although it had been computed before."""
 
     when_s: _Time
     backend: str

@@ -1,10 +1,8 @@
 """`tokenmill.serve`: a gateway in the background of a script or a notebook.
 
-The gateway runs in an event loop on a thread of its own (`api/background.py`) and its engines in processes of their
-own, so `serve` can be called from any thread, also where an event loop is running. `tokenmill serve` runs the same
-gateway (`prepare.py`, `serving.py`) in the foreground.
-
-Imports nothing of the extra `serve` until it is called.
+The gateway runs in an event loop on a background thread (`api/background.py`) and its engines in processes of their
+own, so `serve` can be called from any thread, even one with a running event loop. `tokenmill serve` runs the same
+gateway (`prepare.py`, `serving.py`) in the foreground. The packages of the extra `serve` are imported by the call.
 """
 
 import asyncio
@@ -44,15 +42,15 @@ def serve(
     on_progress: OnProgress | None = None,
     **options: Unpack[EngineArguments],
 ) -> "Server":
-    """Load a model and serve it at a URL in OpenAI's protocol; returns when the server answers.
+    """Load a model and serve it over an OpenAI-compatible API; returns when the server is ready.
 
-    `model`: as for `tokenmill.load`; without one, the engines of the configuration are served, or else smollm2.
-    `host`, `port=`: the address to listen on; default: the configuration's, else 127.0.0.1 and 8181. Port 0 picks a
+    `model`: as for `tokenmill.load`; default: the engines of the configuration, or smollm2 if it lists none.
+    `host`, `port=`: the address to listen on; default: the configuration's, or 127.0.0.1 and 8181. Port 0 picks a
     free port. Any other host needs an API key (`tokenmill keys add`). `name`: the engine's name; default: the model's.
-    `digests`: files whose text is the system message of many requests; they are computed before the server answers,
-    and kept. The other options are those of `tokenmill.plan`. `on_progress` gets `tokenmill.api.progress` events in the
-    calling thread; default: a progress bar where stderr is a terminal or a notebook. The logger `tokenmill.requests`
-    logs every request.
+    `digests`: files whose text is the system message of many requests; they are computed before the server is ready
+    and stay cached. The other options are those of `tokenmill.plan`. `on_progress` receives `tokenmill.api.progress`
+    events in the calling thread; default: a progress bar if stderr is a terminal or a notebook. The logger
+    `tokenmill.requests` logs every request.
 
     Raises UsageError if the port is taken or the extra `tokenmill[serve]` is missing, and DoesNotFit if the plan does
     not fit. A load that fails or is interrupted leaves no process behind.
@@ -66,7 +64,7 @@ def serve(
 
 
 class Server:
-    """A server that runs in the background; `tokenmill.serve` makes it.
+    """A server that runs in the background; created by `tokenmill.serve`.
 
     Use it as a context manager, or call `close`. A server that is not closed stops when it is garbage-collected or when
     Python exits.
@@ -94,7 +92,7 @@ class Server:
         return self._models
 
     def wait(self) -> None:
-        """Block until the server stops; raises the error of the engine if it failed and is not restarted any more.
+        """Block until the server stops; raises the engine's error if every engine failed for good.
 
         Ctrl-C stops the server as `close` does and raises KeyboardInterrupt.
         """
@@ -107,7 +105,7 @@ class Server:
         self._task.result()
 
     def close(self) -> None:
-        """Let requests in flight end, at most for `gateway.grace_s` seconds, and stop the server and its engines."""
+        """Wait up to `gateway.grace_s` seconds for requests in flight, then stop the server and its engines."""
         self._close()
 
     def __enter__(self) -> Self:
@@ -125,7 +123,7 @@ class Server:
 
 @contextmanager
 def serve_extra() -> Iterator[None]:
-    """For imports of the gateway: UsageError if a package of the extra `serve` is missing."""
+    """Wraps imports of the gateway; raises UsageError if a package of the extra `serve` is missing."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -143,7 +141,7 @@ class _Ready:
 
 
 def _start(prepared: "PreparedGateway", on_progress: OnProgress) -> Server:
-    """Load and serve in the background; returns when the server answers."""
+    """Load and serve in the background; returns when the server is ready."""
     background = Background().start()
     try:
         events: SimpleQueue[Progress | _Ready | None] = SimpleQueue()
@@ -159,7 +157,7 @@ def _start(prepared: "PreparedGateway", on_progress: OnProgress) -> Server:
 def _wait_until_ready(
     events: "SimpleQueue[Progress | _Ready | None]", task: BackgroundTask[None], on_progress: OnProgress
 ) -> _Ready:
-    """Report progress in the calling thread until the server answers; raises the error of a load that failed.
+    """Report progress in the calling thread until the server is ready; raises the error of a failed load.
 
     An exception in the calling thread, such as KeyboardInterrupt, cancels the load and waits for its cleanup.
     """

@@ -1,7 +1,7 @@
 """Loads the engines of a gateway one after the other, serves until it is stopped, and shuts down.
 
-On shutdown it accepts no new requests; requests in flight may end within the grace period, the rest is cancelled with
-an error, jobs return to the queue, and engines are stopped. A second stop request ends it immediately.
+On shutdown the gateway accepts no new requests and waits for those in flight until the grace period ends. The rest is
+cancelled with an error, jobs return to the queue, and the engines are stopped. A second stop request skips the wait.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from tokenmill.engine.pinned_prefixes import PinnedPrefix
 from tokenmill.engine.process import registry
 from tokenmill.engine.server.address import base_url, key_from
 from tokenmill.engine.server.client import ServerEngine
-from tokenmill.engine.start import Slow, attach
+from tokenmill.engine.start import OnSlowLoad, attach
 from tokenmill.engine.warm import WarmProgress
 from tokenmill.errors import EngineError, TokenmillError, UsageError
 from tokenmill.gateway.app import create_app
@@ -30,24 +30,24 @@ from tokenmill.gateway.backends.admission import AdmissionGates
 from tokenmill.gateway.backends.backend import Backend
 from tokenmill.gateway.backends.late_server import LateServer
 from tokenmill.gateway.backends.managed import ManagedBackend
-from tokenmill.gateway.backends.routing import Routed
+from tokenmill.gateway.backends.routing import ConfiguredRoutes
 from tokenmill.gateway.http import keys
 from tokenmill.gateway.http.listening import Listener, allow_files, url_of
 from tokenmill.gateway.http.middleware import allowed_to_listen
 from tokenmill.gateway.http.rate_limits import Limiter
 from tokenmill.gateway.monitoring.recorder import Recorders
-from tokenmill.gateway.state import AccessLog, GatewayState, HeldDigest
+from tokenmill.gateway.state import AccessLog, GatewayState, ServedDigest
 from tokenmill.native.launching import ReadyEngine, Tell, launch_engine
 from tokenmill.planner.plan import Plan
 
-_PREDECESSOR_S = 60.0  # for the engine of a killed gateway, which ends by itself
+_PREDECESSOR_S = 60.0  # maximum wait for the engine of a killed gateway to exit
 _POLL_S = 0.05
-_AFTER_GRACE_S = 5.0  # for cancelled requests to receive their error
+_AFTER_GRACE_S = 5.0  # maximum wait for cancelled requests to receive their error
 
 
 @dataclass(frozen=True, slots=True)
-class EngineWanted:
-    """An engine of the gateway: one to start from a plan, or one that runs at a URL."""
+class EngineSpec:
+    """An engine of the gateway: started from a plan, or reached at a URL."""
 
     name: str
     names: tuple[str, ...]  # names of its model for clients; the first is displayed
@@ -55,37 +55,37 @@ class EngineWanted:
     plan: Plan | None = None
     model_path: Path | None = None
     url: str | None = None
-    model: str | None = None  # at a URL with several models
-    heads: tuple[PinnedPrefix, ...] = ()
+    model: str | None = None  # the model to use, if the server has several
+    digests: tuple[PinnedPrefix, ...] = ()
 
 
-def may_listen(config: Config) -> None:
-    """Raise UsageError if the address requires a key and there is none."""
+def check_address(config: Config) -> None:
+    """Raise UsageError if the address requires an API key and none exists."""
     if not allowed_to_listen(config.gateway, keys.read(config.state_path)):
         raise UsageError(
-            f"{config.gateway.host} can be reached by others, and there is no key yet",
-            hint="tokenmill keys add NAME makes one; or listen on 127.0.0.1",
+            f"listening on {config.gateway.host} requires an API key, and none exists",
+            hint="create one with `tokenmill keys add NAME`, or listen on 127.0.0.1",
         )
 
 
 @asynccontextmanager
-async def engines_up(
-    wanted: Sequence[EngineWanted],
+async def started_engines(
+    wanted: Sequence[EngineSpec],
     config: Config,
     *,
     tell: Callable[[str], Tell] | None = None,
-    slow: Slow | None = None,
-) -> AsyncIterator[tuple[list[tuple[EngineWanted, Engine]], dict[str, ReadyEngine]]]:
-    """Start or attach to all engines, one after the other; all are closed on exit."""
-    engines: list[tuple[EngineWanted, Engine]] = []
-    ups: dict[str, ReadyEngine] = {}
+    slow: OnSlowLoad | None = None,
+) -> AsyncIterator[tuple[list[tuple[EngineSpec, Engine]], dict[str, ReadyEngine]]]:
+    """Start or connect to all engines, one after the other; closes them on exit."""
+    engines: list[tuple[EngineSpec, Engine]] = []
+    ready_engines: dict[str, ReadyEngine] = {}
     async with AsyncExitStack() as stack:
         for one in wanted:
             if one.plan is None or one.model_path is None:
                 engine: Engine = await _attached(one, alone=len(wanted) == 1)
             else:
                 await _predecessor_gone(config.state_path, one.name)
-                ups[one.name] = await launch_engine(
+                ready_engines[one.name] = await launch_engine(
                     one.plan,
                     model_path=one.model_path,
                     config=one.config,
@@ -93,48 +93,48 @@ async def engines_up(
                     name=one.name,
                     tell=tell(one.name) if tell is not None else None,
                     slow=slow,
-                    heads=one.heads,
+                    heads=one.digests,
                     heads_dir=config.heads_path,
                 )
-                engine = ups[one.name].engine
+                engine = ready_engines[one.name].engine
             stack.push_async_callback(engine.close)
             engines.append((one, engine))
         reached = [engine for _, engine in engines if engine.liveness != "unreachable"]
         if engines and not reached and (error := engines[0][1].last_error) is not None:
             raise error
-        yield engines, ups
+        yield engines, ready_engines
 
 
 class Gateway:
-    """Engines that are loaded, and the server in front of them. Belongs to one event loop."""
+    """Loaded engines with the server in front of them. Belongs to one event loop."""
 
-    def __init__(self, state: GatewayState, engines: Sequence[tuple[EngineWanted, Engine]]) -> None:
+    def __init__(self, state: GatewayState, engines: Sequence[tuple[EngineSpec, Engine]]) -> None:
         """Use `loaded_gateway`."""
         self.state = state
-        self.failure: TokenmillError | None = None  # why every engine has failed, if that ended the gateway
+        self.failure: TokenmillError | None = None  # set if the gateway stopped because every engine failed
         self._engines = engines
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
 
     async def serve(self, listening: socket.socket, ready: Callable[[], None] | None = None) -> None:
-        """Answer requests until `stop` is called or every engine has failed for good."""
+        """Serve until `stop` is called or every engine has failed for good."""
         watching = asyncio.ensure_future(self._watch())
         try:
-            await serve(self.state, listening, stop=self._stop, at_once=self._stop_now, ready=ready)
+            await serve(self.state, listening, stop=self._stop, stop_now=self._stop_now, ready=ready)
         finally:
             watching.cancel()
 
     def stop(self) -> None:
-        """Accept no new requests and end when those in flight have ended, at most after `gateway.grace_s`."""
+        """Accept no new requests; `serve` returns when those in flight end, at most after `gateway.grace_s`."""
         self._stop.set()
 
     def stop_now(self) -> None:
-        """End without waiting for requests in flight."""
+        """Stop without waiting for requests in flight."""
         self._stop_now.set()
         self._stop.set()
 
     async def _watch(self) -> None:
-        """Log when engines die and restart; stop when none of them is left."""
+        """Log exits and restarts of engines; stop when every engine has failed."""
         restarting = [(engine, one.name) for one, engine in self._engines if engine.capabilities.restarts]
         several = len(self._engines) > 1
         ends = await asyncio.gather(
@@ -147,21 +147,21 @@ class Gateway:
 
 @asynccontextmanager
 async def loaded_gateway(
-    wanted: Sequence[EngineWanted], config: Config, on_progress: OnProgress, log: AccessLog | None = None
+    wanted: Sequence[EngineSpec], config: Config, on_progress: OnProgress, log: AccessLog | None = None
 ) -> AsyncIterator[Gateway]:
-    """A gateway whose engines are loaded one after the other; all are closed at the end."""
+    """Load the engines one after the other; closes them on exit."""
     several = len(wanted) > 1
-    async with engines_up(
+    async with started_engines(
         wanted,
         config,
         tell=lambda name: _load_progress(name if several else None, on_progress),
         slow=SlowLoad().report,
-    ) as (engines, ups):
-        yield Gateway(state_for(config, engines, ups, log), engines)
+    ) as (engines, ready_engines):
+        yield Gateway(state_for(config, engines, ready_engines, log), engines)
 
 
 def _load_progress(name: str | None, on_progress: OnProgress) -> Tell:
-    """A callback for one engine's load; logs its name first, if it has one."""
+    """Progress callback for one engine; logs `name` before the first event."""
     announced = name is None
 
     def report(event: LoadProgress | WarmProgress) -> None:
@@ -174,7 +174,7 @@ def _load_progress(name: str | None, on_progress: OnProgress) -> Tell:
     return report
 
 
-async def _attached(one: EngineWanted, *, alone: bool) -> Engine:
+async def _attached(one: EngineSpec, *, alone: bool) -> Engine:
     """Attach to a running server; one that is down is attached later if there are other engines."""
     url = one.url or one.config.kind
 
@@ -192,49 +192,49 @@ async def _attached(one: EngineWanted, *, alone: bool) -> Engine:
 
 def state_for(
     config: Config,
-    engines: Sequence[tuple[EngineWanted, Engine]],
-    ups: dict[str, ReadyEngine],
+    engines: Sequence[tuple[EngineSpec, Engine]],
+    ready_engines: dict[str, ReadyEngine],
     log: AccessLog | None = None,
 ) -> GatewayState:
-    """The shared state, for engines that are up."""
+    """The shared state for these engines."""
     settings = config.gateway
-    lanes = AdmissionGates(config.gateway.queue)
+    gates = AdmissionGates(config.gateway.queue)
     backends: list[Backend] = []
     served: list[tuple[Backend, tuple[str, ...]]] = []
     recorder = Recorders()
     for one, engine in engines:
         identity = engine.identity
         can = engine.capabilities
-        gate = lanes.open(one.name, lanes=identity.lanes, interactive_first=can.interactive_first)
+        gate = gates.open(one.name, slots=identity.slots, interactive_first=can.interactive_first)
         key = key_from(one.config.api_key_env) if one.url is not None else None
         backend = ManagedBackend(one.name, engine, gate, recorder=recorder, key=key)
         backends.append(backend)
         served.append((backend, tuple(dict.fromkeys((*one.names, identity.model, one.name)))))
     usual = keys.KeyLimits(settings.requests_at_once, settings.requests_per_minute, settings.tokens_per_minute)
-    routes = Routed(config.routes, served, int(time.time()))
+    routes = ConfiguredRoutes(config.routes, served, int(time.time()))
     state = GatewayState(
         config,
         config.state_path,
         backends,
         routes,
-        lanes,
+        gates,
         keys.Keys(config.state_path),
         Limiter(usual, time.monotonic),
-        ups,
-        digests_of(config, ups),
+        ready_engines,
+        digests_of(config, ready_engines),
         recorder=recorder,
     )
     state.log = log or state.log
     return state
 
 
-def digests_of(config: Config, ups: dict[str, ReadyEngine]) -> list[HeldDigest]:
-    """The result of loading the digests, per engine."""
+def digests_of(config: Config, ready_engines: dict[str, ReadyEngine]) -> list[ServedDigest]:
+    """The digests with the engines that hold them."""
     found = []
     for entry in config.digests:
-        digest = HeldDigest(entry.name, Path(entry.file))
-        for name, up in ups.items():
-            for head in up.warmth.heads if up.warmth is not None else ():
+        digest = ServedDigest(entry.name, Path(entry.file))
+        for name, ready in ready_engines.items():
+            for head in ready.warmth.prefixes if ready.warmth is not None else ():
                 if head.name == entry.name:
                     digest.held[name] = head
         found.append(digest)
@@ -246,16 +246,16 @@ async def serve(
     listening: socket.socket,
     *,
     stop: asyncio.Event,
-    at_once: asyncio.Event | None = None,
+    stop_now: asyncio.Event | None = None,
     ready: Callable[[], None] | None = None,
 ) -> None:
-    """Serve until `stop` is set, then end within the grace period; `at_once` ends the grace period."""
+    """Serve until `stop` is set, then shut down within the grace period; `stop_now` ends it."""
     settings = state.config.gateway
     app = create_app(state)
     allow_files(settings.max_connections)
     listener = Listener(app, settings, state.recorder.refused)
     state.url = url_of(settings, listening)
-    async with app.alongside():
+    async with app.lifespan():
         serving = asyncio.create_task(listener.serve(sockets=[listening]))
         waiting = asyncio.create_task(stop.wait())
         try:
@@ -264,20 +264,22 @@ async def serve(
                 ready()
             await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
             state.shutting_down.set()
-            await _end(state, listener, serving, at_once or asyncio.Event())
+            await _shut_down(state, listener, serving, stop_now or asyncio.Event())
         finally:
             waiting.cancel()
             serving.cancel()
 
 
-async def _end(state: GatewayState, listener: Listener, serving: "asyncio.Task[None]", at_once: asyncio.Event) -> None:
-    """Let requests in flight end within the grace period, cancel the rest, and wait until all have responded."""
+async def _shut_down(
+    state: GatewayState, listener: Listener, serving: "asyncio.Task[None]", stop_now: asyncio.Event
+) -> None:
+    """Wait for requests in flight, cancel those left after the grace period, and wait for their responses."""
     listener.stop()
-    hurry = asyncio.create_task(at_once.wait())
+    hurry = asyncio.create_task(stop_now.wait())
     try:
         await asyncio.wait({serving, hurry}, timeout=state.config.gateway.grace_s, return_when=asyncio.FIRST_COMPLETED)
-        state.end_all()
-        if not at_once.is_set():
+        state.cancel_all()
+        if not stop_now.is_set():
             await asyncio.wait({serving, hurry}, timeout=_AFTER_GRACE_S, return_when=asyncio.FIRST_COMPLETED)
         listener.stop_now()
         await serving
@@ -293,7 +295,7 @@ async def _started(listener: Listener, serving: "asyncio.Task[None]") -> None:
 
 
 async def _predecessor_gone(state: Path, name: str) -> None:
-    """The engine of a killed gateway ends by itself; until then its name is taken."""
+    """Wait until the engine of a killed gateway has exited and its name is free."""
     loop = asyncio.get_running_loop()
     until_s = loop.time() + _PREDECESSOR_S
     while (

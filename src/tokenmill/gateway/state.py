@@ -1,4 +1,4 @@
-"""State shared by the gateway's parts: configuration, engines, access, recording and shutdown.
+"""State shared by the gateway's routes: configuration, engines, access, recording and shutdown.
 
 Created by `serving.py`; belongs to one event loop.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.config import Config
-from tokenmill.engine.pinned_prefixes import WarmedHead
+from tokenmill.engine.pinned_prefixes import PrefixResult
 from tokenmill.gateway.backends.admission import AdmissionGates
 from tokenmill.gateway.backends.backend import Backend, Routes
 from tokenmill.gateway.http.keys import Keys
@@ -20,41 +20,39 @@ from tokenmill.gateway.monitoring.recorder import Recorders, RequestTally
 from tokenmill.native.launching import ReadyEngine
 
 AccessLog = Callable[[Mapping[str, Any]], None]
-"""Called for every request with plain values: no bodies, no keys."""
+"""Logs one event, such as a finished request. Values are plain; bodies and keys are never passed."""
 
 
 @dataclass(slots=True)
-class HeldDigest:
-    """A named prompt prefix that the engines hold."""
+class ServedDigest:
+    """A digest and the backends that hold it."""
 
     name: str
     file: Path
-    held: dict[str, WarmedHead] = field(default_factory=dict)  # by backend
+    held: dict[str, PrefixResult] = field(default_factory=dict)  # by backend
 
 
 @dataclass(slots=True)
 class GatewayState:
-    """The shared state."""
+    """State shared by all requests."""
 
     config: Config
     state_path: Path
     backends: list[Backend]
     routes: Routes
-    lanes: AdmissionGates
+    gates: AdmissionGates
     keys: Keys
     limiter: Limiter
-    ups: dict[str, ReadyEngine] = field(
-        default_factory=dict
-    )  # how each of our engines started, by backend: predicted, measured
-    digests: Sequence[HeldDigest] = ()
+    ready_engines: dict[str, ReadyEngine] = field(default_factory=dict)  # engines that this gateway started, by backend
+    digests: Sequence[ServedDigest] = ()
     counters: RequestTally = field(default_factory=RequestTally)
-    recorder: Recorders = field(default_factory=Recorders)  # append to `recorder.all`
+    recorder: Recorders = field(default_factory=Recorders)  # to add a recorder, append to `recorder.all`
     log: AccessLog = lambda _: None
     started_s: float = field(default_factory=time.time)  # Unix time
-    url: str = ""  # the gateway's URL, once it serves
-    shutting_down: asyncio.Event = field(default_factory=asyncio.Event)  # no new requests are accepted
-    hand_back: asyncio.Event = field(default_factory=asyncio.Event)  # requests in flight must end now
-    at_work: set[Callable[[str], None]] = field(default_factory=set)  # cancels a request in flight, with the reason
+    url: str = ""  # set when the gateway serves
+    shutting_down: asyncio.Event = field(default_factory=asyncio.Event)  # set: no new requests are accepted
+    cancelling: asyncio.Event = field(default_factory=asyncio.Event)  # set: requests in flight are being cancelled
+    in_flight: set[Callable[[str], None]] = field(default_factory=set)  # cancel functions; the argument is the reason
 
     def __post_init__(self) -> None:
         if self.counters not in self.recorder.all:
@@ -62,15 +60,15 @@ class GatewayState:
 
     @staticmethod
     def now_s() -> float:
-        """Clock for request timings; an event loop's own time may be rounded to milliseconds."""
+        """Clock for request timings; uvloop rounds the event loop's time to milliseconds."""
         return time.perf_counter()
 
-    def end_all(self) -> None:
-        """Cancel all requests in flight; each gets an error."""
-        self.hand_back.set()
-        for end in tuple(self.at_work):
-            end("stopping")
+    def cancel_all(self) -> None:
+        """Cancel all requests in flight; each client gets an error."""
+        self.cancelling.set()
+        for cancel in tuple(self.in_flight):
+            cancel("stopping")
 
     def backend(self, name: str) -> Backend | None:
-        """The backend with a name."""
+        """The backend with this name."""
         return next((backend for backend in self.backends if backend.name == name), None)

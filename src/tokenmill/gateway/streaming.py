@@ -1,6 +1,6 @@
-"""Answers as server-sent events, as OpenAI's clients read them, and several engine streams read as one.
+"""Encodes answers as OpenAI's server-sent events, and merges several engine streams into one.
 
-What does not change from token to token is encoded once; a token costs one small JSON string.
+The constant part of an event is encoded once per stream; each token adds one small JSON string.
 """
 
 import asyncio
@@ -24,23 +24,23 @@ HEADERS = (
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),
 )
-_MOST_WAITING = 64  # events of merged streams that have not been consumed
+_MAX_QUEUED_EVENTS = 64  # events of merged streams waiting for the consumer
 _T = TypeVar("_T")
 _text = json.JSONEncoder(ensure_ascii=True).encode  # escaped: half of a surrogate pair stays readable JSON
 
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """The fields that every chunk and every answer has."""
+    """Fields common to all chunks of an answer."""
 
     endpoint: Endpoint
-    id: str  # with prefix
+    id: str  # with its prefix, such as chatcmpl-
     created: int
     model: str
     fingerprint: str
 
     def fields(self, *, chunk: bool) -> dict[str, Any]:
-        """As fields of an answer or a chunk."""
+        """The fields of a chunk, or of a whole answer."""
         chat = "chat.completion.chunk" if chunk else "chat.completion"
         return {
             "id": self.id,
@@ -52,7 +52,7 @@ class Heading:
 
 
 class Chunks:
-    """Writes the events of one stream."""
+    """Encodes the events of one stream."""
 
     def __init__(self, heading: Heading, *, include_usage: bool) -> None:
         self._chat = heading.endpoint == "chat"
@@ -63,7 +63,7 @@ class Chunks:
         self._offsets: dict[int, int] = {}
 
     def opening(self, index: int) -> bytes:
-        """The first event of a choice; completions have none."""
+        """The first event of a choice; empty for completions."""
         return self._delta(index, '{"role": "assistant", "content": "", "refusal": null}') if self._chat else b""
 
     def text(self, index: int, text: str, logprobs: Sequence[TokenLogprob] = ()) -> bytes:
@@ -79,11 +79,11 @@ class Chunks:
         return self._event(f'{index}, "text": {_text(text)}, "logprobs": {odds}, "finish_reason": null')
 
     def reasoning(self, index: int, text: str) -> bytes:
-        """The reasoning, where the engine separates it from the answer."""
+        """A piece of reasoning, if the engine separates it from the answer."""
         return self._delta(index, f'{{"reasoning_content": {_text(text)}}}')
 
     def tool_call(self, index: int, number: int, call: Mapping[str, Any]) -> bytes:
-        """One tool call, whole."""
+        """A complete tool call."""
         return self._delta(index, f'{{"tool_calls": [{_text({"index": number, **call})}]}}')
 
     def end(self, index: int, reason: str) -> bytes:
@@ -93,7 +93,7 @@ class Chunks:
         return self._event(f'{index}, "text": "", "logprobs": null, "finish_reason": "{reason}"')
 
     def usage(self, usage: Usage) -> bytes:
-        """The event with the usage, which has no choices."""
+        """The usage event, which has no choices."""
         fields = self._heading.fields(chunk=True) | {"choices": [], "usage": usage_body(usage)}
         return f"data: {_text(fields)}\n\n".encode()
 
@@ -110,7 +110,7 @@ def failure(error: TokenmillError) -> bytes:
 
 
 class ChoiceStream:
-    """Makes the events of one choice from the pieces of its answer."""
+    """Encodes one choice of an answer."""
 
     def __init__(self, chunks: Chunks, index: int, reader: tool_calls.ToolCallParser | None) -> None:
         self.index = index
@@ -119,7 +119,7 @@ class ChoiceStream:
         self._calls = 0
 
     def piece(self, piece: Piece) -> bytes:
-        """The events of a piece; none while it may be part of a tool call."""
+        """The events of a piece; empty while the text may be part of a tool call."""
         if self._reader is not None:
             return b"".join(map(self._part, self._reader.feed(piece.text)))
         if not piece.text and not piece.logprobs:
@@ -127,7 +127,7 @@ class ChoiceStream:
         return self._chunks.text(self.index, piece.text, piece.logprobs)
 
     def end(self, answer: Answer) -> bytes:
-        """The last events: text that was held back, calls that the engine parsed, and the finish reason."""
+        """The last events: buffered text, tool calls parsed by the engine, and the finish reason."""
         parts = list(map(self._part, self._reader.end())) if self._reader is not None else []
         message = answer.message or {}
         if message.get("reasoning_content"):
@@ -147,17 +147,17 @@ class ChoiceStream:
 
 @asynccontextmanager
 async def merged(streams: Sequence[AsyncGenerator[_T, None]]) -> AsyncIterator[AsyncIterator[tuple[int, _T]]]:
-    """Read all streams concurrently: events with the index of their stream, in order of arrival.
+    """Read all streams concurrently; yields (stream index, event) in order of arrival.
 
-    The first error ends all. Leaving the block closes every stream.
+    The first error ends the iteration. Leaving the block closes every stream.
     """
-    room = asyncio.Semaphore(_MOST_WAITING)
+    free_places = asyncio.Semaphore(_MAX_QUEUED_EVENTS)
     queue: asyncio.Queue[tuple[int, _T] | BaseException | None] = asyncio.Queue()
 
     async def pump(index: int, stream: AsyncGenerator[_T, None]) -> None:
         async with aclosing(stream):
             async for event in stream:
-                await room.acquire()
+                await free_places.acquire()
                 queue.put_nowait((index, event))
 
     async def events() -> AsyncIterator[tuple[int, _T]]:
@@ -169,7 +169,7 @@ async def merged(streams: Sequence[AsyncGenerator[_T, None]]) -> AsyncIterator[A
             if item is None:
                 running -= 1
                 continue
-            room.release()
+            free_places.release()
             yield item
 
     def ended(task: "asyncio.Task[None]") -> None:

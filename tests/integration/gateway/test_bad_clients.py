@@ -79,7 +79,7 @@ def test_the_key_that_is_wrong_is_named(both: Both) -> None:
 
 
 def test_what_is_not_there(both: Both) -> None:
-    assert patient.get(f"{both[0].url}/v1/nothing").json()["error"]["message"] == "there is nothing at /v1/nothing"
+    assert patient.get(f"{both[0].url}/v1/nothing").json()["error"]["message"] == "/v1/nothing does not exist"
     assert patient.get(f"{both[0].url}/v1/completions").status_code == 405
     assert both[0].lines[-2]["route"] == "other"
 

@@ -34,7 +34,7 @@ Make = Callable[[], Sequence[tuple[str, FakeEngine]]]
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(app, "parts", lambda state: (routes.part(state, tick_s=0.02, clock=made),))
+    monkeypatch.setattr(app, "extra_groups", lambda state: (routes.route_group(state, tick_s=0.02, clock=made),))
     return made
 
 

@@ -21,7 +21,7 @@ def test_every_route_is_described_and_every_description_is_served(tmp_path: Path
         document = patient.get(f"{gateway.url}/openapi.json").json()
         described = {(path, method.upper()) for path, item in document["paths"].items() for method in item}
         served = set()
-        for part in (*app.front(gateway.state), *app.parts(gateway.state)):
+        for part in (*app.core_groups(gateway.state), *app.extra_groups(gateway.state)):
             for route in part.routes:
                 if isinstance(route, Route):
                     path = route.path.replace(":path}", "}")
@@ -39,7 +39,7 @@ def test_a_bug_is_answered_and_told(
     async def broken(_request: Request) -> Response:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(app, "parts", lambda _state: (RouteGroup([Route("/broken", broken)]),))
+    monkeypatch.setattr(app, "extra_groups", lambda _state: (RouteGroup([Route("/broken", broken)]),))
     with faked(tmp_path) as (gateway, _), caplog.at_level(logging.ERROR):
         answer = patient.get(f"{gateway.url}/broken")
         assert answer.status_code == 500

@@ -27,7 +27,7 @@ ENDS = {"cancelling": "cancelled"} | dict.fromkeys(("in_progress", "finalizing",
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     made.now_s = EXPECTED["now_s"]
-    monkeypatch.setattr(app, "parts", lambda state: (routes.part(state, tick_s=0.02, clock=made),))
+    monkeypatch.setattr(app, "extra_groups", lambda state: (routes.route_group(state, tick_s=0.02, clock=made),))
     return made
 
 

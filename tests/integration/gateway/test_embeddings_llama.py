@@ -16,7 +16,7 @@ from support.gateway import LIMIT_S, Served, config_in, served
 from tokenmill.config import Config, EngineConfig
 from tokenmill.engine.process.ports import free_port
 from tokenmill.engine.start import attach
-from tokenmill.gateway.serving import EngineWanted, state_for
+from tokenmill.gateway.serving import EngineSpec, state_for
 from tokenmill.gateway.state import GatewayState
 
 WIDTH = 576  # of SmolLM2-135M
@@ -71,7 +71,7 @@ def gateway(server: str, tmp_path: Path) -> Iterator[Served]:
     async def up(config: Config) -> AsyncIterator[GatewayState]:
         engine = await attach(server, EngineConfig(kind=server))
         try:
-            yield state_for(config, [(EngineWanted("words", ("smollm2",), EngineConfig()), engine)], {})
+            yield state_for(config, [(EngineSpec("words", ("smollm2",), EngineConfig()), engine)], {})
         finally:
             await engine.close()
 

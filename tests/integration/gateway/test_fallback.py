@@ -171,7 +171,7 @@ def test_routes_of_the_configuration_are_followed(tmp_path: Path) -> None:
         assert both.engine(model="other") == "second"
         assert both.engine(service_tier="flex") == "second"
         reasons = [line["why"] for line in both.lines()]
-        assert reasons == ["no route holds", "route 1: model other", "route 2: lane batch"]
+        assert reasons == ["no route matches", "route 1: model other", "route 2: lane batch"]
         unknown = both.ask(model="nobody-has-it")
         assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
         assert "other" in [model["id"] for model in client.get("/v1/models").json()["data"]]

@@ -102,7 +102,7 @@ def test_a_batch_a_chat_beside_it_and_a_death(browser: Browser, gateway: Served,
         expect(batch.locator(".pill")).to_have_text("in progress")
         expect(batch.locator(".name")).to_have_text("grains.jsonl")
 
-        expect(page.locator(".lane[data-doing=answer], .lane[data-doing=prompt]").first).to_be_visible()
+        expect(page.locator(".slot[data-doing=answer], .slot[data-doing=prompt]").first).to_be_visible()
         say(one, "What is a mill?")
         expect(page.locator(".stats")).to_contain_text("tokens")
         expect(page.locator(".said.assistant > span").first).not_to_be_empty()
@@ -113,7 +113,7 @@ def test_a_batch_a_chat_beside_it_and_a_death(browser: Browser, gateway: Served,
             batch.get_by_text("Results").click()
         answers = Path(saved.value.path()).read_text(encoding="utf-8").splitlines()
         assert {json.loads(answer)["custom_id"] for answer in answers} == {f"grain-{at}" for at in range(JOBS)}
-        expect(page.locator("#forest .hits").first).to_contain_text("hit")
+        expect(page.locator("#prefixes .hits").first).to_contain_text("hit")
         expect(page.locator("#reuse")).to_contain_text("%")
         assert page.locator("[data-tier=host] [data-item]").evaluate_all(
             "parts => [...new Set(parts.map(part => part.dataset.item))].sort()"
@@ -186,7 +186,7 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(browser: Browser, tmp_path: Path
         say(one, "hello")
         expect(page.locator(".stats")).to_contain_text("4 tokens")
         expect(page.locator(".stats")).to_contain_text("by fake")
-        expect(page.locator("#misses")).to_have_text("None known.")  # this engine tells of none
+        expect(page.locator("#misses .empty")).to_be_visible()
         page.reload()
         ready(one)
         assert page.evaluate("Object.keys(localStorage).length") == 0

@@ -17,7 +17,7 @@ from tokenmill.engine.engine import Engine
 from tokenmill.engine.restart import RestartingEngine
 from tokenmill.gateway.http import keys
 from tokenmill.gateway.monitoring import monitor
-from tokenmill.gateway.monitoring.recorder import Missed
+from tokenmill.gateway.monitoring.recorder import PrefixMiss
 
 
 @contextmanager
@@ -104,7 +104,7 @@ def test_engines_are_only_asked_while_somebody_looks(tmp_path: Path, monkeypatch
 
 
 def test_no_more_pages_than_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(monitor, "MOST_CLIENTS", 3)
+    monkeypatch.setattr(monitor, "MAX_CLIENTS", 3)
     with faked(tmp_path) as (gateway, _), ExitStack() as stack:
         kept = [stack.enter_context(stream(gateway)) for _ in range(3)]  # one that is dropped is closed
         assert {next(coming)[0] for coming in kept} == {"history"}
@@ -120,7 +120,7 @@ def test_no_more_pages_than_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_death_is_told_before_the_next_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(monitor, "LOOK_S", 3600.0)  # only what wakes it can be seen in time
+    monkeypatch.setattr(monitor, "POLL_S", 3600.0)  # only what wakes it can be seen in time
     lives: list[FakeEngine] = []
 
     async def start() -> Engine:
@@ -164,7 +164,7 @@ def test_misses_and_errors_are_shown_with_their_reasons(tmp_path: Path) -> None:
     with faked(tmp_path) as (gateway, _):
 
         async def tell() -> None:
-            gateway.state.recorder.missed(Missed("fake", 80, 10, "the engine dropped 70 tokens in between"))
+            gateway.state.recorder.missed(PrefixMiss("fake", 80, 10, "the engine dropped 70 tokens in between"))
 
         gateway.call(tell())
         wrong = patient.post(f"{gateway.url}/v1/completions", json={"model": "none", "prompt": "a"})

@@ -15,7 +15,7 @@ from support.gateway import Served, config_in, served
 from support.servers import EMBEDDED, small_plan
 from tokenmill.config import Config, EngineConfig
 from tokenmill.engine.restart import RestartingEngine
-from tokenmill.gateway.serving import EngineWanted, state_for
+from tokenmill.gateway.serving import EngineSpec, state_for
 from tokenmill.gateway.state import GatewayState
 from tokenmill.native.launching import start_restarting
 
@@ -32,8 +32,8 @@ def gateway(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
             small_plan(smollm2_path), model_path=smollm2_path, config=EMBEDDED, state=config.state_path, name="server"
         )
         engines: list[Any] = [
-            (EngineWanted("server", ("smollm2",), EMBEDDED), server),
-            (EngineWanted("spare", ("smollm2",), EngineConfig()), FakeEngine()),
+            (EngineSpec("server", ("smollm2",), EMBEDDED), server),
+            (EngineSpec("spare", ("smollm2",), EngineConfig()), FakeEngine()),
         ]
         try:
             yield state_for(config, engines, {})

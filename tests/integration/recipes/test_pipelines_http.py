@@ -31,7 +31,7 @@ RunBatch = Callable[..., dict[str, int]]
 @pytest.fixture(scope="module")
 def gateway(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(app, "parts", lambda one: (routes.part(one, tick_s=0.1),))
+        patched.setattr(app, "extra_groups", lambda one: (routes.route_group(one, tick_s=0.1),))
         with served(native_engine(smollm2_path), config_in(tmp_path_factory.mktemp("state"))) as one:
             yield one
 

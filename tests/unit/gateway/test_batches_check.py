@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tokenmill.gateway.batches.result_files import MOST_ERRORS, CheckedInput, check_input
+from tokenmill.gateway.batches.result_files import MAX_ERRORS, CheckedInput, check_input
 
 URL = "/v1/completions"
 
@@ -78,9 +78,9 @@ def test_files_that_are_something_else(tmp_path: Path, content: bytes, code: str
 
 
 def test_not_every_bad_line_is_told(tmp_path: Path) -> None:
-    assert len(checked(tmp_path, *["{"] * 300).errors) == MOST_ERRORS
+    assert len(checked(tmp_path, *["{"] * 300).errors) == MAX_ERRORS
 
 
 def test_it_can_be_broken_off(tmp_path: Path) -> None:
     (tmp_path / "jobs").write_text(line("a"))
-    assert check_input(tmp_path / "jobs", URL, go_on=lambda: False).lines == 0
+    assert check_input(tmp_path / "jobs", URL, should_continue=lambda: False).lines == 0

@@ -119,14 +119,14 @@ def test_terms_that_are_wrong(fields: dict[str, str]) -> None:
 @pytest.mark.parametrize("query", [{"limit": "0"}, {"limit": "101"}, {"limit": "x"}, {"order": "up"}, {"page": "2"}])
 def test_pages_that_are_wrong(query: dict[str, str]) -> None:
     with pytest.raises(GatewayFault) as caught:
-        page_of(query, usual=20, most=100, known=("after", "limit", "order"))
+        page_of(query, default=20, maximum=100, known=("after", "limit", "order"))
     assert caught.value.param in query
 
 
 def test_pages() -> None:
     known = ("after", "limit", "order")
-    assert page_of({}, usual=20, most=100, known=known) == Page(20)
-    asked = page_of({"limit": "3", "after": "a", "order": "asc"}, usual=20, most=100, known=known)
+    assert page_of({}, default=20, maximum=100, known=known) == Page(20)
+    asked = page_of({"limit": "3", "after": "a", "order": "asc"}, default=20, maximum=100, known=known)
     assert asked == Page(3, "a", newest_first=False)
     files = [StoredFile(f"file-{number}", None, "f", "batch", 1, "", 5.9) for number in range(3)]
     part = list_body(files, Page(2), file_body)

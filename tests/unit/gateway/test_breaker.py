@@ -23,7 +23,7 @@ def after(steps: str) -> tuple[Breaker, float]:
             case "x":
                 breaker = breaker.failed(now_s, lost=True)
             case "l":
-                breaker = breaker.left()
+                breaker = breaker.abandoned()
             case "h":
                 breaker = breaker.looks_healthy(now_s)
             case _:
@@ -57,7 +57,7 @@ def after(steps: str) -> tuple[Breaker, float]:
 )
 def test_steps(steps: str, position: str, allows: bool) -> None:
     breaker, now_s = after(steps)
-    assert (breaker.position(now_s), breaker.allows(now_s)) == (position, allows)
+    assert (breaker.state(now_s), breaker.allows(now_s)) == (position, allows)
 
 
 def test_the_wait_has_a_limit() -> None:
@@ -73,19 +73,19 @@ def test_it_never_stays_shut(steps: str) -> None:
     """Whatever happened, the longest wait later one request may try, and its answer closes the breaker."""
     breaker, now_s = after(steps)
     later_s = now_s + RULES.longest_s
-    trying = breaker.left()
+    trying = breaker.abandoned()
     assert trying.allows(later_s)
-    assert trying.began(later_s).succeeded().position(later_s) == "closed"
+    assert trying.began(later_s).succeeded().state(later_s) == "closed"
 
 
 @given(st.text("bsfxlh1234"))
 def test_half_open_lets_one_in(steps: str) -> None:
     breaker, now_s = after(steps)
-    if breaker.position(now_s) == "half-open" and breaker.allows(now_s):
+    if breaker.state(now_s) == "half-open" and breaker.allows(now_s):
         assert not breaker.began(now_s).allows(now_s)
 
 
 @given(st.text("bsl1234"))
 def test_without_failures_it_stays_closed(steps: str) -> None:
     breaker, now_s = after(steps)
-    assert breaker.position(now_s) == "closed"
+    assert breaker.state(now_s) == "closed"

@@ -32,7 +32,7 @@ def send(
     into: Path,
     *,
     pieces: int = 7,
-    most_bytes: int = 1000,
+    max_bytes: int = 1000,
     headers: dict[str, str] | None = None,
     hangs: bool = False,
     leaves: bool = False,
@@ -56,7 +56,7 @@ def send(
         "headers": [(name.encode(), value.encode()) for name, value in given_headers.items()],
     }
     timeout_s = 0.05 if hangs else 10.0
-    return asyncio.run(receive(Request(scope, receive_message), into, most_bytes=most_bytes, timeout_s=timeout_s))
+    return asyncio.run(receive(Request(scope, receive_message), into, max_bytes=max_bytes, timeout_s=timeout_s))
 
 
 @settings(max_examples=40, deadline=None)
@@ -75,7 +75,7 @@ def test_every_byte_comes_through(
 def test_large_files_go_to_the_disk_as_they_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uploads, "_WRITE_BYTES", 100)
     data = bytes(range(256)) * 20
-    came = send(form(part("file", data, "a"), part("purpose", b"batch")), tmp_path / "f", pieces=64, most_bytes=10_000)
+    came = send(form(part("file", data, "a"), part("purpose", b"batch")), tmp_path / "f", pieces=64, max_bytes=10_000)
     assert (tmp_path / "f").read_bytes() == data
     assert came.sha256 == hashlib.sha256(data).hexdigest()
 
@@ -102,7 +102,7 @@ FILE = part("file", b"x" * 20, "f")
 )
 def test_bad_forms_leave_nothing(tmp_path: Path, body: bytes, status: int, code: str, words: str) -> None:
     with pytest.raises(GatewayFault, match=words) as caught:
-        send(body, tmp_path / "f", pieces=50, most_bytes=1000)
+        send(body, tmp_path / "f", pieces=50, max_bytes=1000)
     assert (caught.value.answer_status, caught.value.code) == (status, code)
     assert list(tmp_path.iterdir()) == []
 

@@ -19,11 +19,11 @@ def test_a_key_is_kept_as_its_hash(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert len(secret) >= len("tm-") + 43
-    owner = Keys(tmp_path).owner(secret)
+    owner = Keys(tmp_path).find(secret)
     assert owner is not None
     assert (owner.name, owner.limits.requests_per_minute) == ("ann", 5)
     for wrong in ("", "tm-", secret[:-1], secret + "x", secret.upper(), "é" * 1000, "\udc80"):
-        assert Keys(tmp_path).owner(wrong) is None
+        assert Keys(tmp_path).find(wrong) is None
 
 
 def test_two_are_told_apart_and_one_can_go(tmp_path: Path) -> None:
@@ -33,8 +33,8 @@ def test_two_are_told_apart_and_one_can_go(tmp_path: Path) -> None:
     assert caught.value.code == "key_exists"
     keys.revoke(tmp_path, "a")
     kept = Keys(tmp_path)
-    assert kept.owner(first) is None
-    assert kept.owner(second) is not None
+    assert kept.find(first) is None
+    assert kept.find(second) is not None
     with pytest.raises(UsageError) as caught:
         keys.revoke(tmp_path, "a")
     assert caught.value.code == "key_not_found"
@@ -60,12 +60,12 @@ def test_changes_are_seen_and_damage_lets_nobody_in(tmp_path: Path, monkeypatch:
     kept = Keys(tmp_path)
     assert kept.all() == ()
     secret = keys.add(tmp_path, "a")
-    assert kept.owner(secret) is None
+    assert kept.find(secret) is None
     now_s += 1
-    assert kept.owner(secret) is not None
+    assert kept.find(secret) is not None
     keys.path_in(tmp_path).write_text("{")
     now_s += 1
-    assert kept.owner(secret) is None
+    assert kept.find(secret) is None
     assert len(kept.all()) == 1  # so that a key is still asked for
     with pytest.raises(ConfigError, match="keys.json"):
         keys.read(tmp_path)

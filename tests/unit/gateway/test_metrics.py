@@ -18,8 +18,8 @@ from tokenmill.engine.engine import Timings, Usage
 from tokenmill.engine.reconcile import ReconciledItem, Reconciliation
 from tokenmill.gateway.monitoring.metrics import Metrics
 from tokenmill.gateway.monitoring.monitor import Monitor
-from tokenmill.gateway.monitoring.recorder import FinishedRequest, Missed, Seen
-from tokenmill.gateway.serving import EngineWanted, state_for
+from tokenmill.gateway.monitoring.recorder import FinishedRequest, PrefixMiss, RequestRecord
+from tokenmill.gateway.serving import EngineSpec, state_for
 
 DASHBOARD = Path(__file__).resolve().parents[3] / "docs" / "grafana" / "tokenmill.json"
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -35,7 +35,7 @@ def scraped(folder: Path, tell: Callable[[Metrics], None] = lambda _: None) -> s
     async def go() -> str:
         engine = FakeEngine()
         ups: Any = {"here": SimpleNamespace(held=HELD, warmth=None)}
-        state = state_for(config_in(folder), [(EngineWanted("here", ("fake",), EngineConfig()), engine)], ups)
+        state = state_for(config_in(folder), [(EngineSpec("here", ("fake",), EngineConfig()), engine)], ups)
         metrics = Metrics(Monitor(state))
         tell(metrics)
         return (await metrics.text()).decode()
@@ -92,14 +92,16 @@ def test_what_is_recorded_is_counted(tmp_path: Path) -> None:
     usage = Usage(100, 11, 60)
 
     def tell(metrics: Metrics) -> None:
-        metrics.request(Seen("a", "POST", "/v1/chat/completions", 200, 0.4, "here", "interactive", usage=usage))
-        metrics.request(Seen("b", "POST", "/v1/chat/completions", 429, 0.001, error="queue_full"))
-        metrics.request(Seen("c", "GET", "/api/events", 200, 3600.0))
+        metrics.request(
+            RequestRecord("a", "POST", "/v1/chat/completions", 200, 0.4, "here", "interactive", usage=usage)
+        )
+        metrics.request(RequestRecord("b", "POST", "/v1/chat/completions", 429, 0.001, error="queue_full"))
+        metrics.request(RequestRecord("c", "GET", "/api/events", 200, 3600.0))
         metrics.first_token(0.3, "here", "interactive")
         metrics.finished(FinishedRequest(usage, Timings(), "here", "interactive", 1.3, 0.3))
         metrics.finished(FinishedRequest(Usage(5, 1, None), Timings(), "here", "batch", 0.2, 0.1))  # no second token
         metrics.refused("queue")
-        metrics.missed(Missed("here", 90, 30, "evicted"))
+        metrics.missed(PrefixMiss("here", 90, 30, "evicted"))
 
     found = samples(scraped(tmp_path, tell))
     chat, batch = (("backend", "here"), ("lane", "interactive")), (("backend", "here"), ("lane", "batch"))

@@ -9,25 +9,25 @@ from hypothesis import strategies as st
 
 from tokenmill.engine.engine import Counters
 from tokenmill.engine.reconcile import ReconciledItem, Reconciliation
-from tokenmill.gateway.monitoring.memory_view import Room, memory_view
-from tokenmill.gateway.monitoring.throughput import CounterPace, quantile
-from tokenmill.gateway.monitoring.view import MOST_HEADS, _parents, _worth_showing, named
+from tokenmill.gateway.monitoring.memory_view import MemorySize, memory_view
+from tokenmill.gateway.monitoring.throughput import CounterRates, quantile
+from tokenmill.gateway.monitoring.view import MAX_PREFIXES, _most_used, _parents, with_digests
 
 GENERATED = "generated_tokens"
 
 
-def paced(*looks: tuple[float, Counters]) -> CounterPace:
-    pace = CounterPace(window_s=3.0)
+def paced(*looks: tuple[float, Counters]) -> CounterRates:
+    rates = CounterRates(window_s=3.0)
     for now_s, counters in looks:
-        pace.seen(now_s, counters)
-    return pace
+        rates.add(now_s, counters)
+    return rates
 
 
 def test_a_rate_is_of_the_last_seconds() -> None:
-    pace = paced(
+    rates = paced(
         *((float(at), Counters(generated_tokens=at * (100 if at < 10 else 0) + 900 * (at >= 10))) for at in range(20))
     )
-    assert pace.per_s(GENERATED) == 0
+    assert rates.per_s(GENERATED) == 0
     assert paced((0.0, Counters(generated_tokens=0)), (2.0, Counters(generated_tokens=30))).per_s(GENERATED) == 15
 
 
@@ -47,11 +47,11 @@ def test_where_there_is_no_rate(looks: list[tuple[float, Counters]]) -> None:
 
 @given(st.lists(st.integers(0, 50), min_size=2, max_size=40))
 def test_rates_are_never_negative(grown: list[int]) -> None:
-    total, pace = 0, CounterPace(window_s=3.0)
+    total, rates = 0, CounterRates(window_s=3.0)
     for at, more in enumerate(grown):
         total += more
-        pace.seen(float(at), Counters(generated_tokens=total))
-        rate = pace.per_s(GENERATED)
+        rates.add(float(at), Counters(generated_tokens=total))
+        rate = rates.per_s(GENERATED)
         assert rate is None or 0 <= rate <= 50
 
 
@@ -73,7 +73,7 @@ def test_pages_of_a_mapped_model_are_not_free() -> None:
         ReconciledItem("host", "kv", 50, 60, "engine"),
         ReconciledItem("host", "mapped", 100, 110, "process"),
     )
-    (host,) = memory_view(ups(*rows), {"host": Room(1000, 700)})
+    (host,) = memory_view(ups(*rows), {"host": MemorySize(1000, 700)})
     assert (host["free_bytes"], host["other_bytes"]) == (590, 250)
     assert [part["item"] for part in host["parts"]] == ["weights", "kv"]
     assert [part["item"] for part in host["sums"]] == ["mapped"]
@@ -86,7 +86,7 @@ def test_unknown_rooms_stay_unknown_and_gpus_come_first() -> None:
         ReconciledItem("gpu0", "kv", 5, 5, "engine"),
         ReconciledItem("gpu0", "compute", 0, 0, "engine"),
     )
-    tiers = memory_view(ups(*rows), {"gpu0": Room(80, 60)})
+    tiers = memory_view(ups(*rows), {"gpu0": MemorySize(80, 60)})
     assert [tier["tier"] for tier in tiers] == ["gpu0", "gpu1", "host"]
     assert [len(tier["parts"]) for tier in tiers] == [1, 1, 1]
     assert tiers[0]["other_bytes"] == 15
@@ -97,7 +97,7 @@ def test_unknown_rooms_stay_unknown_and_gpus_come_first() -> None:
 def forests(draw: st.DrawFn) -> list[dict[str, Any]]:
     """Depth first: one can be at most one deeper than the one before it."""
     heads: list[dict[str, Any]] = []
-    for number in range(draw(st.integers(0, 2 * MOST_HEADS))):
+    for number in range(draw(st.integers(0, 2 * MAX_PREFIXES))):
         deepest = heads[-1]["depth"] + 1 if heads else 0
         depth = draw(st.integers(0, min(deepest, 6)))
         heads.append({"id": number, "depth": depth, "hits": draw(st.integers(0, 9)), "pinned": draw(st.booleans())})
@@ -106,8 +106,8 @@ def forests(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 @given(forests())
 def test_who_is_shown_has_its_ancestors_shown(heads: list[dict[str, Any]]) -> None:
-    shown = _worth_showing(heads)
-    assert len(shown) == len(heads) if len(heads) <= MOST_HEADS else 0 < len(shown) <= MOST_HEADS
+    shown = _most_used(heads)
+    assert len(shown) == len(heads) if len(heads) <= MAX_PREFIXES else 0 < len(shown) <= MAX_PREFIXES
     kept = [head["id"] for head in shown]
     assert kept == sorted(kept), "the order stays"
     above = _parents(heads)
@@ -130,4 +130,4 @@ def pinned(start: int, tokens: int, *, pinned: bool = True) -> dict[str, Any]:
     ],
 )
 def test_digests_are_named_where_they_are_sure(heads: list[dict[str, Any]], names: list[str | None]) -> None:
-    assert [head["digest"] for head in named(heads, {"mill": 207})] == names
+    assert [head["digest"] for head in with_digests(heads, {"mill": 207})] == names

@@ -7,28 +7,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.engine.engine import Speech, Usage
+from tokenmill.engine.engine import HttpApi, Usage
 from tokenmill.gateway.backends.passthrough import (
     ObservedAnswer,
+    has_content,
     hides_usage,
     relayed_body,
     relayed_headers,
-    says_something,
-    spent_in,
+    usage_in,
 )
 from tokenmill.gateway.http.request import parsed_request
 from tokenmill.gateway.monitoring.recorder import PriorityClass
 
-LLAMA, VLLM, ANY = Speech("llama-server", "m"), Speech("vllm", "m"), Speech("url", "m")
+LLAMA, VLLM, ANY = HttpApi("llama-server", "m"), HttpApi("vllm", "m"), HttpApi("url", "m")
 HELLO = [{"role": "user", "content": "hello"}]
 
 
 def sent(
-    body: dict[str, Any], speech: Speech, *, lane: PriorityClass = "interactive", text: bytes | None = None
+    body: dict[str, Any], api: HttpApi, *, lane: PriorityClass = "interactive", text: bytes | None = None
 ) -> bytes | None:
     data = json.dumps(body).encode() if text is None else text
     endpoint: Any = "chat" if "messages" in body else "completion"
-    return relayed_body(parsed_request(endpoint, body, lane, most_choices=8, raw=data), speech)
+    return relayed_body(parsed_request(endpoint, body, lane, max_choices=8, raw=data), api)
 
 
 def test_bytes_stay_as_they_came() -> None:
@@ -66,29 +66,29 @@ def test_a_body_without_a_model_gets_one() -> None:
 @pytest.mark.parametrize(("lane", "priority"), [("interactive", 0), ("batch", 1)])
 def test_the_lane_as_vllm_has_it(lane: PriorityClass, priority: int) -> None:
     body = {"model": "m", "messages": HELLO}
-    made = sent(body, Speech("vllm", "m", priorities=True), lane=lane)
+    made = sent(body, HttpApi("vllm", "m", priorities=True), lane=lane)
     assert made is not None
     assert json.loads(made) == body | {"priority": priority}
 
 
 @pytest.mark.parametrize(
-    ("body", "speech"),
+    ("body", "api"),
     [
         ({"messages": HELLO, "n": 2}, VLLM),  # our own choices share a head
         ({"messages": HELLO, "timeout": 5}, LLAMA),  # ours to keep
         ({"messages": HELLO, "logprobs": True}, LLAMA),  # with none on top it gives none at all
         ({"messages": HELLO, "top_k": 5}, ANY),
-        ({"messages": HELLO}, Speech("ik_llama", "m")),  # does not say truly why it stopped
+        ({"messages": HELLO}, HttpApi("ik_llama", "m")),  # does not say truly why it stopped
         ({"prompt": "a"}, VLLM),  # would stop after 16 tokens
         ({"prompt": ["a", "b"], "max_tokens": 5}, VLLM),
         (
             {"messages": HELLO, "tools": [{"type": "function", "function": {"name": "f"}}]},
-            Speech("vllm", "m", tools=False),
+            HttpApi("vllm", "m", tools=False),
         ),
     ],
 )
-def test_what_the_engine_protocol_must_say(body: dict[str, Any], speech: Speech) -> None:
-    assert sent({"model": "m"} | body, speech) is None
+def test_what_the_engine_protocol_must_say(body: dict[str, Any], api: HttpApi) -> None:
+    assert sent({"model": "m"} | body, api) is None
 
 
 def test_headers_of_the_connection_stay_behind() -> None:
@@ -120,7 +120,7 @@ def test_usage_that_only_we_asked_for_is_taken_out(sizes: list[int]) -> None:
         stream = stream[size:]
     out += observed.take(stream) + observed.end()
     assert out == CHUNK * 2 + DONE
-    assert observed.spent().usage == Usage(7, 2, 3)
+    assert observed.usage().usage == Usage(7, 2, 3)
     assert observed.ended_well
 
 
@@ -133,9 +133,9 @@ def test_carriage_returns_are_kept() -> None:
 def test_usage_that_was_asked_for_goes_by() -> None:
     observed = ObservedAnswer()
     assert observed.take(CHUNK + USED + DONE) == CHUNK + USED + DONE
-    assert observed.spent().usage == Usage(7, 2, 3)
+    assert observed.usage().usage == Usage(7, 2, 3)
     body = {"model": "m", "messages": HELLO, "stream": True, "stream_options": {"include_usage": True}}
-    assert not hides_usage(parsed_request("chat", body, "interactive", most_choices=8), ANY)
+    assert not hides_usage(parsed_request("chat", body, "interactive", max_choices=8), ANY)
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_usage_that_was_asked_for_goes_by() -> None:
     ],
 )
 def test_what_was_used(text: bytes, usage: Usage | None) -> None:
-    assert spent_in(text).usage == usage
+    assert usage_in(text).usage == usage
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_what_was_used(text: bytes, usage: Usage | None) -> None:
     ],
 )
 def test_when_an_answer_has_begun(data: bytes, said: bool) -> None:
-    assert says_something(data) is said
+    assert has_content(data) is said
 
 
 @pytest.mark.parametrize("count", ["maxItems", "minItems"])

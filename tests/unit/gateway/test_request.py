@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenmill.errors import RequestRefused
 from tokenmill.gateway.http.faults import GatewayFault, param_of
 from tokenmill.gateway.http.request import (
-    MOST_DEPTH,
+    MAX_DEPTH,
     ParsedRequest,
     deeper_than,
     parse_json,
@@ -37,16 +37,16 @@ def test_depth(value: Any, most: int) -> None:
 
 def test_bounds_of_json() -> None:
     assert parse_json(b' {"a": 1} \n') == {"a": 1}
-    assert parse_json(b'{"a":' * MOST_DEPTH + b"1" + b"}" * MOST_DEPTH)
+    assert parse_json(b'{"a":' * MAX_DEPTH + b"1" + b"}" * MAX_DEPTH)
     assert parse_json(b'{"a": "\\ud83d\\ude00"}') == {"a": "😀"}
-    for bad in (b'{"a":' * (MOST_DEPTH + 1) + b"1" + b"}" * (MOST_DEPTH + 1), b'{"a": 1} x', b'{"a": Infinity}'):
+    for bad in (b'{"a":' * (MAX_DEPTH + 1) + b"1" + b"}" * (MAX_DEPTH + 1), b'{"a": 1} x', b'{"a": Infinity}'):
         with pytest.raises(GatewayFault):
             parse_json(bad)
 
 
 def chat(**more: Any) -> ParsedRequest:
     return parsed_request(
-        "chat", {"messages": [{"role": "user", "content": "?"}], **more}, "interactive", most_choices=8
+        "chat", {"messages": [{"role": "user", "content": "?"}], **more}, "interactive", max_choices=8
     )
 
 
@@ -60,11 +60,11 @@ def test_choices_have_seeds_of_their_own() -> None:
 
 
 def test_several_prompts_of_a_completion() -> None:
-    made = parsed_request("completion", {"prompt": ["a", [1, 2]], "n": 2, "seed": 1}, "batch", most_choices=8)
+    made = parsed_request("completion", {"prompt": ["a", [1, 2]], "n": 2, "seed": 1}, "batch", max_choices=8)
     assert [request.prompt for request in made.engine_requests()] == ["a", "a", (1, 2), (1, 2)]
     assert [request.sampling.seed for request in made.engine_requests()] == [1, 2, 1, 2]
     assert all(request.priority == "batch" for request in made.engine_requests())
-    one = parsed_request("completion", {"prompt": [1, 2]}, "batch", most_choices=8)
+    one = parsed_request("completion", {"prompt": [1, 2]}, "batch", max_choices=8)
     assert [request.prompt for request in one.engine_requests()] == [(1, 2)]
 
 

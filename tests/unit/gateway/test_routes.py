@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.config import RouteEntry
-from tokenmill.gateway.backends.routing import Choice, RouteQuery, chosen, holds, is_pattern
+from tokenmill.gateway.backends.routing import Choice, RouteQuery, choose_engines, is_pattern, matches
 from tokenmill.gateway.monitoring.recorder import PriorityClass
 
 NAMES = {"gpu": ("qwen", "qwen3", "gpu"), "cpu": ("qwen", "cpu"), "away": ("big", "away")}
@@ -23,8 +23,8 @@ RULES = (
     [
         ("qwen", "batch", 2000, None, ("cpu",), "route 1: lane batch, tokens >= 1000"),
         ("qwen", "batch", 1000, None, ("cpu",), "route 1: lane batch, tokens >= 1000"),
-        ("qwen", "batch", 999, None, ("gpu", "cpu"), "no route holds"),
-        ("qwen", "batch", None, None, ("gpu", "cpu"), "no route holds"),  # nobody could count
+        ("qwen", "batch", 999, None, ("gpu", "cpu"), "no route matches"),
+        ("qwen", "batch", None, None, ("gpu", "cpu"), "no route matches"),  # nobody could count
         ("big", "interactive", None, None, ("away", "gpu"), "route 2: model big"),  # gpu stands in with what it has
         ("gpt-4o", "interactive", None, None, ("gpu", "cpu"), "route 3: model gpt-*"),
         ("qwen", "interactive", None, None, ("gpu", "cpu"), "route 5: lane interactive"),
@@ -32,33 +32,33 @@ RULES = (
         ("qwen", "interactive", None, "alice", ("gpu", "cpu"), "route 5: lane interactive"),  # away has no qwen
         (None, "interactive", None, "alice", ("away",), "route 4: lane interactive, key alice"),
         (None, "interactive", None, None, ("gpu", "cpu"), "route 5: lane interactive"),
-        ("away", "batch", 10, None, ("away",), "no route holds"),  # an engine's own name
+        ("away", "batch", 10, None, ("away",), "no route matches"),  # an engine's own name
     ],
 )
 def test_the_first_rule_that_holds(
     model: str | None, lane: PriorityClass, tokens: int | None, key: str | None, engines: tuple[str, ...], reason: str
 ) -> None:
-    assert chosen(RULES, NAMES, RouteQuery(model, lane, tokens, key)) == Choice(engines, reason)
+    assert choose_engines(RULES, NAMES, RouteQuery(model, lane, tokens, key)) == Choice(engines, reason)
 
 
 def test_a_name_that_nothing_has() -> None:
-    assert chosen(RULES, NAMES, RouteQuery("claude", "interactive", 5, None)) is None
-    assert chosen((), NAMES, RouteQuery("claude", "interactive", 5, None)) is None
+    assert choose_engines(RULES, NAMES, RouteQuery("claude", "interactive", 5, None)) is None
+    assert choose_engines((), NAMES, RouteQuery("claude", "interactive", 5, None)) is None
     everything = (RouteEntry(("cpu",), model="*"),)
-    assert chosen(everything, NAMES, RouteQuery("claude", "interactive", 5, None)) == Choice(
+    assert choose_engines(everything, NAMES, RouteQuery("claude", "interactive", 5, None)) == Choice(
         ("cpu",), "route 1: model *"
     )
 
 
 def test_without_rules_whoever_has_the_model() -> None:
-    assert chosen((), NAMES, RouteQuery("qwen", "batch", None, None)) == Choice(("gpu", "cpu"), None)
-    assert chosen((), NAMES, RouteQuery(None, "batch", None, None)) == Choice(("gpu", "cpu"), None)
+    assert choose_engines((), NAMES, RouteQuery("qwen", "batch", None, None)) == Choice(("gpu", "cpu"), None)
+    assert choose_engines((), NAMES, RouteQuery(None, "batch", None, None)) == Choice(("gpu", "cpu"), None)
 
 
 @given(st.integers(0, 100), st.integers(0, 100), st.integers(0, 100))
 def test_lengths_are_inclusive(low: int, high: int, tokens: int) -> None:
     rule = RouteEntry(("cpu",), min_prompt_tokens=low, max_prompt_tokens=high)
-    assert holds(rule, RouteQuery(None, "batch", tokens, None)) == (low <= tokens <= high)
+    assert matches(rule, RouteQuery(None, "batch", tokens, None)) == (low <= tokens <= high)
 
 
 @pytest.mark.parametrize(("model", "pattern"), [("qwen", False), ("gpt-*", True), ("gpt-?", True), ("a[bc]", True)])

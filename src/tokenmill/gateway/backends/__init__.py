@@ -1,5 +1,5 @@
-"""Engines as the gateway uses them.
+"""Backends: the engines behind the gateway.
 
-backend: the protocol.  managed: with admission control, a circuit breaker and health checks.  late_server: connects
-when a server appears.  routing: which backend gets a request.  http_client, relay, passthrough: proxied servers.
+backend: the protocol.  managed: admission control, circuit breaker and health checks.  routing: the fallback chain of
+a request.  late_server: a server that was unreachable at the start.  http_client, relay, passthrough: proxied servers.
 """

@@ -1,8 +1,8 @@
-"""Admission control: interactive requests before batch requests, and a bounded queue.
+"""Admission control: a bounded queue in front of each engine, interactive requests first.
 
-An engine that runs interactive requests first by itself (the native one) gets every request immediately, because it
-shares prefixes between queued requests. Other engines get as many requests as they have slots; the rest waits here.
-`AdmissionGate` belongs to one event loop; only `enter` waits.
+An engine with its own priorities (the native one) gets every request immediately, because it shares prefixes between
+queued requests. Other engines get at most one request per slot; the rest is queued here. An `AdmissionGate` belongs to
+one event loop.
 """
 
 import asyncio
@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from tokenmill.gateway.http.faults import Busy
 from tokenmill.gateway.monitoring.recorder import PriorityClass
 
-LEAST_RETRY_S = 1.0
-MOST_RETRY_S = 120.0
+MIN_RETRY_S = 1.0
+MAX_RETRY_S = 120.0
 _FIRST_GUESS_S = 5.0  # assumed duration of a request before the first has ended
 _NEW = 0.2  # weight of the newest request in the running mean
 
@@ -24,11 +24,11 @@ _NEW = 0.2  # weight of the newest request in the running mean
 class AdmissionGate:
     """The queue in front of one engine."""
 
-    lanes: int | None  # requests that it runs concurrently; None: unknown
-    at_once: int | None  # maximum streams admitted concurrently; None: all
+    slots: int | None  # slots of the engine; None: unknown
+    max_streams: int | None  # maximum concurrent streams; None: unlimited
     queue: int  # maximum queued requests per priority class, here or inside the engine
     inside: dict[PriorityClass, int] = field(default_factory=lambda: {"interactive": 0, "batch": 0})
-    mean_s: float | None = None  # of a request
+    mean_s: float | None = None  # running mean of request durations
     _waiting: dict[PriorityClass, deque[asyncio.Future[None]]] = field(
         default_factory=lambda: {"interactive": deque(), "batch": deque()}
     )
@@ -38,65 +38,68 @@ class AdmissionGate:
         """Number of admitted streams."""
         return sum(self.inside.values())
 
-    def waiting(self, lane: PriorityClass) -> int:
-        """Requests queued here; the engine counts those queued inside it."""
-        return sum(not turn.done() for turn in self._waiting[lane])
+    def waiting(self, priority: PriorityClass) -> int:
+        """Number of requests queued at the gate; those queued inside the engine are not included."""
+        return sum(not turn.done() for turn in self._waiting[priority])
 
-    def queued(self, lane: PriorityClass) -> int:
+    def queued(self, priority: PriorityClass) -> int:
         """Estimated number of admitted or queued requests of a priority class that are not running yet."""
-        return self.waiting(lane) + (max(0, self.inside[lane] - self.lanes) if self.lanes is not None else 0)
+        return self.waiting(priority) + (max(0, self.inside[priority] - self.slots) if self.slots is not None else 0)
 
-    def retry_after_s(self, lane: PriorityClass) -> float:
-        """Seconds until a retry may succeed: when the first of the requests before it has probably ended."""
-        per_lane = (self.mean_s or _FIRST_GUESS_S) / max(1, self.lanes or 1)
-        return min(MOST_RETRY_S, max(LEAST_RETRY_S, per_lane))
+    def retry_after_s(self, priority: PriorityClass) -> float:
+        """Estimated seconds until a request ends and a retry may succeed."""
+        per_slot = (self.mean_s or _FIRST_GUESS_S) / max(1, self.slots or 1)
+        return min(MAX_RETRY_S, max(MIN_RETRY_S, per_slot))
 
     @asynccontextmanager
-    async def enter(self, lane: PriorityClass) -> AsyncIterator[None]:
-        """Wait for a place and hold it; raises Busy immediately if the queue is full."""
-        if self.queued(lane) >= self.queue and not self._free():
-            raise Busy(f"{self.queued(lane)} requests are waiting already", retry_after_s=self.retry_after_s(lane))
+    async def enter(self, priority: PriorityClass) -> AsyncIterator[None]:
+        """Wait for admission, and hold the place during the block; raises Busy if the queue is full."""
+        if self.queued(priority) >= self.queue and not self._free():
+            raise Busy(
+                f"{self.queued(priority)} {priority} requests are already queued",
+                retry_after_s=self.retry_after_s(priority),
+            )
         loop = asyncio.get_running_loop()
-        await self._turn(lane)
+        await self._admitted(priority)
         began_s = loop.time()
         try:
             yield
         finally:
-            self.inside[lane] -= 1
+            self.inside[priority] -= 1
             spent_s = loop.time() - began_s
             self.mean_s = spent_s if self.mean_s is None else self.mean_s + _NEW * (spent_s - self.mean_s)
-            self._next()
+            self._admit_next()
 
     def _free(self) -> bool:
-        limit = self.at_once if self.at_once is not None else self.lanes
+        limit = self.max_streams if self.max_streams is not None else self.slots
         return limit is None or self.running < limit
 
-    async def _turn(self, lane: PriorityClass) -> None:
-        """Returns once the place is acquired."""
-        if self.at_once is None or self.running < self.at_once:
-            self.inside[lane] += 1  # a free place never has waiters: a leaving request passes it on
+    async def _admitted(self, priority: PriorityClass) -> None:
+        """Wait until the request is admitted."""
+        if self.max_streams is None or self.running < self.max_streams:
+            self.inside[priority] += 1  # no request is queued: a finished one passes its place on
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[lane].append(turn)
+        self._waiting[priority].append(turn)
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # the place was already acquired
-                self.inside[lane] -= 1
-                self._next()
+            if turn.done() and not turn.cancelled():  # admitted before it was cancelled
+                self.inside[priority] -= 1
+                self._admit_next()
             else:
-                self._waiting[lane].remove(turn)
+                self._waiting[priority].remove(turn)
             raise
 
-    def _next(self) -> None:
-        """Pass a free place to the next waiter, interactive requests first."""
-        while self.at_once is not None and self.running < self.at_once:
-            lane: PriorityClass = "interactive" if self._waiting["interactive"] else "batch"
-            if not self._waiting[lane]:
+    def _admit_next(self) -> None:
+        """Admit queued requests to free places, interactive ones first."""
+        while self.max_streams is not None and self.running < self.max_streams:
+            priority: PriorityClass = "interactive" if self._waiting["interactive"] else "batch"
+            if not self._waiting[priority]:
                 return
-            turn = self._waiting[lane].popleft()
+            turn = self._waiting[priority].popleft()
             if not turn.done():
-                self.inside[lane] += 1
+                self.inside[priority] += 1
                 turn.set_result(None)
 
 
@@ -107,8 +110,8 @@ class AdmissionGates:
     queue: int
     gates: dict[str, AdmissionGate] = field(default_factory=dict)
 
-    def open(self, name: str, *, lanes: int | None, interactive_first: bool) -> AdmissionGate:
+    def open(self, name: str, *, slots: int | None, interactive_first: bool) -> AdmissionGate:
         """Create the gate of a backend."""
-        gate = AdmissionGate(lanes, None if interactive_first else lanes, self.queue)
+        gate = AdmissionGate(slots, None if interactive_first else slots, self.queue)
         self.gates[name] = gate
         return gate

@@ -1,5 +1,4 @@
-"""A backend as an engine for batches: requests go through the backend's gate, so that interactive requests go first
-where the engine itself does not order them."""
+"""A backend as an engine for batches. If the engine has no priorities of its own, requests enter through its gate."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -12,12 +11,12 @@ from tokenmill.gateway.http.faults import Busy
 
 
 def engine_behind(backend: Backend) -> Engine:
-    """The engine to run batches on."""
+    """The engine to run batches on: through the gate if the engine has no priorities of its own."""
     return backend.engine if backend.engine.capabilities.interactive_first else AdmissionEngine(backend)
 
 
 class AdmissionEngine(ForwardingEngine):
-    """The engine of a backend, entered through its gate. Its owner closes it."""
+    """The engine of a backend, used through its gate. `close` does nothing: the backend's owner closes the engine."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -67,7 +66,7 @@ class AdmissionEngine(ForwardingEngine):
         return await self.inner.reconnect()
 
     async def stream(self, request: Request) -> AsyncGenerator[Piece | Answer, None]:
-        """Run one request when the gate admits it; waits as long as that takes."""
+        """Run one request; waits without a limit until the gate admits it."""
         while True:
             events = self._backend.stream(request)
             begun = False

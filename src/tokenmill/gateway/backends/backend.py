@@ -1,6 +1,6 @@
 """Protocol of a backend (an engine with a name and an admission gate), and the fallback chain of a request.
 
-A request goes to the first backend of its chain that can take it. Another is tried only before the first token.
+A request goes to the first available backend of its chain. The next one is tried only before the first token.
 """
 
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -30,45 +30,45 @@ class Backend(Protocol):
 
     @property
     def engine(self) -> Engine:
-        """The engine itself, without the gate."""
+        """The engine without admission control."""
 
     @property
     def gate(self) -> AdmissionGate:
-        """Its admission gate."""
+        """The admission gate of the engine."""
 
     @property
     def available(self) -> bool:
-        """Whether to try it now: it is up, and its breaker is not open."""
+        """Whether it is up and its circuit breaker is not open."""
 
     @property
     def state(self) -> str:
-        """Its state: a value of engine.State or of the breaker."""
+        """A value of engine.State, or the circuit breaker's state."""
 
     @property
     def trouble(self) -> str | None:
-        """Why the last request to it failed; None if it succeeded."""
+        """Error of the last request; None if it succeeded."""
 
     def stream(self, request: Request) -> Events:
-        """Run one request when it is admitted; the last event is the answer. Closing cancels."""
+        """Run one request once it is admitted; the last event is the answer. Closing the stream cancels the request."""
 
     async def relay(
-        self, request: "ParsedRequest", sending: ResponseWriter, visit: RequestContext, charge: Callable[[int], None]
+        self, request: "ParsedRequest", writer: ResponseWriter, context: RequestContext, charge: Callable[[int], None]
     ) -> bool:
-        """Answer by relaying bytes to the engine's HTTP API; False if this request needs `stream`.
+        """Relay the request to the engine's HTTP API; returns False if it needs `stream` instead.
 
-        An EngineError that is raised before anything was sent leaves the request to another backend.
+        After an EngineError that is raised before anything was sent, another backend may answer.
         """
 
     async def check(self, pace: PollPace) -> None:
-        """Update `state` by asking the engine's health page."""
+        """Poll the engine's health and update `state`."""
 
     def close(self) -> None:
-        """Close its connections; the engine belongs to its owner."""
+        """Close its connections; the engine stays open."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model name that clients can use."""
+    """A model and its names."""
 
     id: str
     backends: tuple[str, ...]  # backends that serve it, in order of preference
@@ -82,36 +82,36 @@ class Routes(Protocol):
 
     @property
     def by_length(self) -> bool:
-        """Whether routing depends on the prompt's length; only then is it counted."""
+        """Whether routing depends on the prompt's length, which is counted only then."""
 
     def models(self) -> Sequence[ServedModel]:
-        """Every model that is served."""
+        """The served models."""
 
     def choose(
-        self, model: str | None, lane: PriorityClass, prompt_tokens: int | None, key: str | None
+        self, model: str | None, priority: PriorityClass, prompt_tokens: int | None, key: str | None
     ) -> "Sequence[Backend]":
-        """The chain for a request, never empty; UnknownModel where nothing serves that name."""
+        """The fallback chain of a request, never empty; raises UnknownModel if no backend serves the model."""
 
-    def reasoned(
-        self, model: str | None, lane: PriorityClass, prompt_tokens: int | None, key: str | None
+    def choose_with_reason(
+        self, model: str | None, priority: PriorityClass, prompt_tokens: int | None, key: str | None
     ) -> "tuple[Sequence[Backend], str | None]":
-        """The chain with the reason for the log; None: the model alone decided."""
+        """The fallback chain, and the matching route for the log; None: chosen by model alone."""
 
 
 @dataclass(slots=True)
-class ByModel:
+class ModelRoutes:
     """Routes by model alone: all backends with the model, in configuration order."""
 
-    served: Sequence[tuple[Backend, tuple[str, ...]]]  # with all names of its model; the first is displayed
+    served: Sequence[tuple[Backend, tuple[str, ...]]]  # with the names of its model; the first is displayed
     created_s: int
 
     @property
     def by_length(self) -> bool:
-        """Not used: routing depends on the model alone."""
+        """False: routing depends on the model alone."""
         return False
 
     def models(self) -> Sequence[ServedModel]:
-        """Every model once."""
+        """The served models, each once."""
         found: dict[str, ServedModel] = {}
         for backend, names in self.served:
             there = found.get(names[0])
@@ -121,26 +121,26 @@ class ByModel:
         return tuple(found.values())
 
     def choose(
-        self, model: str | None, lane: PriorityClass, prompt_tokens: int | None, key: str | None
+        self, model: str | None, priority: PriorityClass, prompt_tokens: int | None, key: str | None
     ) -> "Sequence[Backend]":
-        """Backends with the model; without a name, the first and all with the same model."""
+        """The backends with this model; for None, the backends with the first model."""
         wanted = self.served[0][1][0] if model is None else model
         chain = tuple(backend for backend, names in self.served if wanted in names)
         if not chain:
             known = ", ".join(one.id for one in self.models())
-            raise UnknownModel(f"the model {wanted[:100]!r} is not served here", hint=f"served: {known}")
+            raise UnknownModel(f"the model {wanted[:100]!r} is not served", hint=f"served models: {known}")
         return chain
 
-    def reasoned(
-        self, model: str | None, lane: PriorityClass, prompt_tokens: int | None, key: str | None
+    def choose_with_reason(
+        self, model: str | None, priority: PriorityClass, prompt_tokens: int | None, key: str | None
     ) -> "tuple[Sequence[Backend], str | None]":
-        """The chain; there is never another reason."""
-        return self.choose(model, lane, prompt_tokens, key), None
+        """The fallback chain, without a reason."""
+        return self.choose(model, priority, prompt_tokens, key), None
 
 
 @dataclass(frozen=True, slots=True)
 class StartedStream:
-    """A started answer: its backend, and the events received so far."""
+    """A stream whose first event has arrived."""
 
     backend: Backend
     first: Piece | Answer
@@ -148,7 +148,7 @@ class StartedStream:
 
 
 async def begin(backend: Backend, request: Request) -> StartedStream:
-    """Wait for the first event of an answer; before it, another backend may still be tried."""
+    """Start a stream and wait for its first event."""
     events = backend.stream(request)
     try:
         return StartedStream(backend, await anext(events), events)
@@ -158,5 +158,5 @@ async def begin(backend: Backend, request: Request) -> StartedStream:
 
 
 def worth_trying(chain: Sequence[Backend]) -> Sequence[Backend]:
-    """Backends that are up; all of them if none is, so that the real cause is reported."""
+    """The available backends; all of them if none is, so that the request fails with the real cause."""
     return [backend for backend in chain if backend.available] or chain

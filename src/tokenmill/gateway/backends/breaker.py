@@ -1,17 +1,17 @@
-"""A circuit breaker: one that fails again and again is left alone for a while, then tried with one request.
+"""A circuit breaker: after repeated failures, a backend gets no requests for a while, then a single trial request.
 
     closed ──failures in a row, or a lost connection──▶ open ──its wait is over, or it looks healthy again──▶ half-open
        ▲                                                 ▲                                                       │
        └──────────────── the trial succeeds ─────────────┼───────────────────────────────────────────────────────┤
                                                          └─────────── the trial fails: a longer wait ────────────┘
 
-Pure: every step gives a new breaker, and the clock is the caller's.
+Pure: every method returns a new breaker, and the time is a parameter.
 """
 
 from dataclasses import dataclass, replace
 from typing import Literal
 
-Position = Literal["closed", "open", "half-open"]
+BreakerState = Literal["closed", "open", "half-open"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,8 @@ class Breaker:
     lost: bool = False  # it opened because the backend did not respond at all
     trial: bool = False  # a trial request is in flight
 
-    def position(self, now_s: float) -> Position:
-        """The state: closed, open or half-open."""
+    def state(self, now_s: float) -> BreakerState:
+        """Closed, open or half-open."""
         if self.until_s is None:
             return "closed"
         return "half-open" if self.trial or now_s >= self.until_s else "open"
@@ -45,17 +45,17 @@ class Breaker:
         return self.until_s is None or (now_s >= self.until_s and not self.trial)
 
     def began(self, now_s: float) -> "Breaker":
-        """A request was sent; if half-open, it is the trial."""
-        return replace(self, trial=True) if self.position(now_s) == "half-open" else self
+        """Record that a request was sent; if half-open, it is the trial."""
+        return replace(self, trial=True) if self.state(now_s) == "half-open" else self
 
     def succeeded(self) -> "Breaker":
-        """An answer has started. A late answer to a request sent before it opened does not close it."""
+        """Record a started answer. An answer to a request sent before the breaker opened is ignored."""
         if self.until_s is not None and not self.trial:
             return self
         return Breaker(self.rules)
 
     def failed(self, now_s: float, *, lost: bool = False) -> "Breaker":
-        """A request failed; `lost`: the backend did not respond at all, which opens it immediately."""
+        """Record a failed request. `lost`: the backend did not respond at all, which opens the breaker immediately."""
         if self.until_s is not None and not self.trial:
             return self
         failures = self.failures + 1
@@ -64,12 +64,12 @@ class Breaker:
         wait_s = min(self.rules.longest_s, 2 * self.wait_s if self.trial else self.rules.wait_s)
         return Breaker(self.rules, failures, now_s + wait_s, wait_s, lost)
 
-    def left(self) -> "Breaker":
-        """The request ended without a verdict: its client left, or it was invalid."""
+    def abandoned(self) -> "Breaker":
+        """Record a request that tells nothing about the backend: the client disconnected, or it was invalid."""
         return replace(self, trial=False)
 
     def looks_healthy(self, now_s: float) -> "Breaker":
-        """The health page responds. Matters only after a lost connection; the next request is the trial."""
+        """Record a successful health check. After a lost connection, the next request becomes the trial."""
         if self.until_s is None or not self.lost or now_s >= self.until_s:
             return self
         return replace(self, until_s=now_s)

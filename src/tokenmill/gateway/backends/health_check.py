@@ -1,7 +1,7 @@
-"""Health checks of a backend: polls its health page periodically.
+"""Periodic health checks of backends.
 
-A server that refuses the connection or reports a failure is down after the second time; one that is only slow to
-respond after the third, because a long prefill on few cores can delay the response. Loading does not count as failure.
+A server is down after two refused connections or reported failures in a row, or after three timeouts: a long prefill
+on few cores can delay the response. Loading is not a failure.
 """
 
 import asyncio
@@ -28,22 +28,22 @@ _DOWN = 6  # three timeouts, or two failures
 
 
 @dataclass(frozen=True, slots=True)
-class Vitals:
-    """Results of the latest health checks; immutable."""
+class HealthHistory:
+    """Outcome of the latest health checks; immutable."""
 
     condition: Condition = "up"
     misses: int = 0
 
-    def saw(self, result: ProbeResult) -> "Vitals":
+    def add(self, result: ProbeResult) -> "HealthHistory":
         """Add the next result."""
         if result == "up" or result == "loading":  # noqa: PLR1714  narrows
-            return Vitals(result)
+            return HealthHistory(result)
         misses = min(_DOWN, self.misses + _WEIGHT[result])
-        return Vitals("down" if misses >= _DOWN else self.condition, misses)
+        return HealthHistory("down" if misses >= _DOWN else self.condition, misses)
 
 
-async def look(upstream: Upstream, timeout_s: float) -> ProbeResult:
-    """Request a server's health page; a response without such a page counts as healthy."""
+async def probe(upstream: Upstream, timeout_s: float) -> ProbeResult:
+    """Request /health of a server; a server without this page counts as healthy."""
     try:
         async with asyncio.timeout(timeout_s):
             response = await upstream.send("GET", "/health")
@@ -64,11 +64,11 @@ class HealthChecked(Protocol):
     """A backend whose health can be checked."""
 
     async def check(self, pace: PollPace) -> None:
-        """Check, and store the result."""
+        """Check and store the result."""
 
 
 async def keep_checking(backends: Sequence[HealthChecked], pace: PollPace) -> None:
-    """Check all of them repeatedly, until cancelled."""
+    """Check all backends periodically, until cancelled."""
     while True:
         await asyncio.gather(*(backend.check(pace) for backend in backends))
         await asyncio.sleep(pace.interval_s)

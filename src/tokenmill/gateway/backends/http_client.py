@@ -1,9 +1,8 @@
 """A minimal HTTP/1.1 client for one server, with microseconds of overhead per request.
 
-Connections are pooled; one that the server closed while idle is replaced once silently, because no response had
-started. Body pieces arrive as the server wrote them, joined only if received together, and reading pauses while the
-consumer is slow. Leaving a response early closes its connection, which makes servers stop generating. Does not
-interpret bodies.
+Connections are pooled; a request on a connection that the server closed while idle is sent again. Body pieces are
+returned as they arrive, and reading pauses while the consumer is slow. Closing a response early closes its connection,
+which makes servers stop generating. Does not interpret bodies.
 """
 
 import asyncio
@@ -15,18 +14,18 @@ from urllib.parse import urlsplit
 import httptools
 
 _CONNECT_S = 5.0
-_KEEP_S = 4.0  # of an idle connection; servers close theirs after 5 s or more
-_MOST_IDLE = 64
-_MOST_HEADER_BYTES = 64 * 1024
-_MOST_WAITING_BYTES = 256 * 1024  # of a body that was not consumed yet
+_KEEP_S = 4.0  # idle time after which a connection is dropped; servers close theirs after 5 s or more
+_MAX_IDLE = 64
+_MAX_HEADER_BYTES = 64 * 1024
+_MAX_UNREAD_BYTES = 256 * 1024  # received but not consumed
 
 
 class UpstreamLost(Exception):
-    """The server did not respond, or not completely."""
+    """The connection broke before the response was complete."""
 
 
 class UpstreamUnreachable(UpstreamLost):
-    """No connection could be made; nothing was sent."""
+    """The connection could not be established; nothing was sent."""
 
 
 class Response(asyncio.Protocol):
@@ -36,8 +35,8 @@ class Response(asyncio.Protocol):
         self._owner = owner
         self._loop = asyncio.get_running_loop()
         self.transport: asyncio.Transport | None = None
-        self.used = False  # it has carried a response before
-        self.at_rest = False  # no request is in flight
+        self.used = False  # has carried a response before
+        self.idle = False  # no request is in flight
         self.idle_since_s = 0.0
         self.lost: str | None = None
         self._renew()
@@ -50,19 +49,19 @@ class Response(asyncio.Protocol):
         self._waiting_bytes = self._header_bytes = 0
         self._whole = self._framed = self._headed = self._paused = self._keeps = False
         self.begun = False  # a byte of the response has arrived
-        self.given_up = False  # the wait for the response was cancelled
+        self.given_up = False  # `give_up` was called
         self._waiter: asyncio.Future[None] | None = None
 
     # ---- asyncio protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It is there."""
+        """The connection was established."""
         self.transport = cast(asyncio.Transport, transport)  # uvloop's transport is not a subclass
 
     def data_received(self, data: bytes) -> None:
-        """Parse received data, and wake the reader once."""
-        if self.at_rest:
-            self._break("it spoke without being asked")
+        """Parse received data and wake the reader."""
+        if self.idle:
+            self._break("the server sent data without a request")
             return
         self.begun = True
         if not self._headed:
@@ -70,31 +69,31 @@ class Response(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._break(f"it sent what is not HTTP: {error}")
+            self._break(f"the server sent malformed HTTP: {error}")
             return
-        if not self._headed and self._header_bytes > _MOST_HEADER_BYTES:
-            self._break("its headers do not end")
+        if not self._headed and self._header_bytes > _MAX_HEADER_BYTES:
+            self._break("the response headers are too long")
             return
-        if self._waiting_bytes > _MOST_WAITING_BYTES and not self._paused and self.transport is not None:
+        if self._waiting_bytes > _MAX_UNREAD_BYTES and not self._paused and self.transport is not None:
             self._paused = True
             self.transport.pause_reading()
         self._wake()
 
     def eof_received(self) -> bool:
-        """A body without a length ends with its connection."""
+        """The end of the connection ends a body without a length."""
         if self._headed and not self._framed:
             self._whole = True
             self._wake()
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection was lost, idle or during a response."""
+        """The connection was closed or lost."""
         self.lost = self.lost or (f"{exc}" if exc else "the server closed the connection")
-        self._owner.gone(self)
+        self._owner.remove(self)
         self._wake()
 
-    def _break(self, words: str) -> None:
-        self.lost = words
+    def _break(self, reason: str) -> None:
+        self.lost = reason
         if self.transport is not None:
             self.transport.abort()
         self._wake()
@@ -102,16 +101,16 @@ class Response(asyncio.Protocol):
     # ---- parser callbacks
 
     def on_message_begin(self) -> None:
-        """A second response to one request is an error of the server."""
+        """Refuse a second response to one request."""
         if self._whole:
-            raise ValueError("more than was asked for")
+            raise ValueError("a second response to one request")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header."""
+        """Store a header."""
         self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        """All headers; those of 1xx responses are dropped."""
+        """Store the status; headers of 1xx responses are dropped."""
         self.status = self._parser.get_status_code()
         if self.status < 200:
             self.headers.clear()
@@ -120,34 +119,34 @@ class Response(asyncio.Protocol):
         self._framed = any(name in (b"content-length", b"transfer-encoding") for name, _ in self.headers)
 
     def on_body(self, body: bytes) -> None:
-        """A part of the body."""
+        """Store a part of the body."""
         self._parts.append(body)
         self._waiting_bytes += len(body)
 
     def on_message_complete(self) -> None:
-        """The end."""
+        """Note the end of the response."""
         if self._headed:
             self._whole = True
-            self._keeps = self._framed and self._parser.should_keep_alive()  # the parser forgets it after this
+            self._keeps = self._framed and self._parser.should_keep_alive()  # unknown to the parser later
 
     # ---- reading
 
-    def ask(self, request: bytes) -> None:
-        """Send a request over an idle connection."""
-        assert self.transport is not None  # noqa: S101  it was connected
+    def write(self, request: bytes) -> None:
+        """Send a request over this idle connection."""
+        assert self.transport is not None  # noqa: S101  connected
         self._renew()
-        self.at_rest = False
+        self.idle = False
         self.transport.write(request)
 
-    async def head(self) -> None:
-        """Wait for status and headers; raises Lost if they do not arrive."""
+    async def wait_for_headers(self) -> None:
+        """Wait for status and headers; raises UpstreamLost if they do not arrive."""
         while not self._headed:
             if self.lost is not None:
                 raise UpstreamLost(self.lost)
             await self._wait()
 
     async def part(self) -> bytes:
-        """The body received since the last call; empty at its end. Raises Lost if the connection ends early."""
+        """The body received since the last call; empty at its end. Raises UpstreamLost if it is incomplete."""
         while not self._parts:
             if self._whole:
                 return b""
@@ -162,35 +161,35 @@ class Response(asyncio.Protocol):
             self.transport.resume_reading()
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    async def all(self, most_bytes: int) -> bytes:
-        """The whole body; raises Lost if it is too large."""
+    async def all(self, max_bytes: int) -> bytes:
+        """The whole body; raises UpstreamLost if it is incomplete or larger than `max_bytes`."""
         parts = []
         size = 0
         while part := await self.part():
             size += len(part)
-            if size > most_bytes:
-                raise UpstreamLost(f"its answer is larger than {most_bytes} bytes")
+            if size > max_bytes:
+                raise UpstreamLost(f"the response is larger than {max_bytes} bytes")
             parts.append(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def header(self, wanted: bytes) -> bytes:
-        """A header's value, or an empty string."""
+        """The value of a header, or an empty string."""
         return next((value for name, value in self.headers if name == wanted), b"")
 
     def close(self) -> None:
-        """Release the connection: it is kept if the response was read completely."""
+        """Release the connection: return it to the pool if the response was read completely, else close it."""
         if self._whole and self.lost is None and self._keeps:
             self._owner.keep(self)
         else:
-            self._owner.gone(self)
+            self._owner.remove(self)
             if self.transport is not None:
                 self.transport.abort()
 
-    def give_up(self, words: str) -> None:
-        """Cancel the wait for a response that has not started."""
+    def give_up(self, reason: str) -> None:
+        """Close the connection if the response has not started."""
         if not self.begun:
             self.given_up = True
-            self._break(words)
+            self._break(reason)
 
     async def _wait(self) -> None:
         self._waiter = self._loop.create_future()
@@ -205,10 +204,10 @@ class Response(asyncio.Protocol):
 
 
 class Upstream:
-    """A server with its connections. Belongs to one event loop."""
+    """A server with its connection pool. Belongs to one event loop."""
 
     def __init__(self, url: str, key: str | None = None, *, connect_s: float = _CONNECT_S) -> None:
-        """`url` in the form of base_url: scheme, host, optional port and path."""
+        """`url`: scheme, host, optional port and path, as returned by `base_url`."""
         parts = urlsplit(url)
         self.url = url
         self._connect_s = connect_s
@@ -219,12 +218,12 @@ class Upstream:
         key_line = f"Authorization: Bearer {key}\r\n" if key else ""
         self._common = f"Host: {parts.netloc}\r\n{key_line}User-Agent: tokenmill\r\nAccept-Encoding: identity\r\n"
         self._idle: list[Response] = []
-        self._asked: set[Response] = set()
+        self._in_flight: set[Response] = set()
 
     async def send(self, method: str, path: str, body: bytes = b"", request_id: str = "") -> Response:
-        """Send a request and return when status and headers have arrived. The caller closes the response.
+        """Send a request; returns when status and headers have arrived. The caller closes the response.
 
-        Raises Unreachable or Lost.
+        Raises UpstreamUnreachable or UpstreamLost.
         """
         lines = f"{method} {self._prefix}{path} HTTP/1.1\r\n{self._common}"
         if request_id:
@@ -233,44 +232,44 @@ class Upstream:
             lines += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         request = f"{lines}\r\n".encode("latin-1") + body
         while True:
-            response = self._kept() or await self._connect()
-            self._asked.add(response)
-            response.ask(request)
+            response = self._pooled() or await self._connect()
+            self._in_flight.add(response)
+            response.write(request)
             try:
-                await response.head()
+                await response.wait_for_headers()
             except UpstreamLost:
                 response.close()
                 if response.used and not response.begun and not response.given_up:
-                    continue  # it had been closed while idle
+                    continue  # the server closed it while idle
                 raise
             except BaseException:
                 response.close()
                 raise
             return response
 
-    def give_up(self, words: str) -> None:
-        """Cancel every request whose response has not started, so that another backend can answer it."""
-        for response in tuple(self._asked):
-            response.give_up(words)
+    def give_up(self, reason: str) -> None:
+        """Cancel all requests whose response has not started, so that another backend can answer them."""
+        for response in tuple(self._in_flight):
+            response.give_up(reason)
 
     def keep(self, response: Response) -> None:
         """Return an idle connection to the pool."""
-        self._asked.discard(response)
-        response.used = response.at_rest = True
+        self._in_flight.discard(response)
+        response.used = response.idle = True
         response.idle_since_s = asyncio.get_running_loop().time()
         self._idle.append(response)
-        if len(self._idle) > _MOST_IDLE:
+        if len(self._idle) > _MAX_IDLE:
             self._drop(self._idle.pop(0))
 
-    def gone(self, response: Response) -> None:
-        """Remove a connection."""
-        self._asked.discard(response)
+    def remove(self, response: Response) -> None:
+        """Remove a closed connection from the pool."""
+        self._in_flight.discard(response)
         if response in self._idle:
             self._idle.remove(response)
 
     def close(self) -> None:
         """Close all connections."""
-        for response in (*self._idle, *self._asked):
+        for response in (*self._idle, *self._in_flight):
             self._drop(response)
         self._idle.clear()
 
@@ -279,7 +278,7 @@ class Upstream:
         if response.transport is not None:
             response.transport.abort()
 
-    def _kept(self) -> Response | None:
+    def _pooled(self) -> Response | None:
         now_s = asyncio.get_running_loop().time()
         while self._idle:
             response = self._idle.pop()  # the most recently used one, so that the others may expire

@@ -1,11 +1,11 @@
-"""A server that was unreachable when the gateway started; it joins the other backends once it responds.
+"""A server that was unreachable when the gateway started; it is used once it responds.
 
 Until `reconnect` or a request reaches it, its liveness is "unreachable" and requests raise `EngineDied`.
 """
 
 from collections.abc import Awaitable, Callable
 
-from tokenmill.engine.engine import Capabilities, Counters, Engine, EngineStatus, Identity, Liveness, Speech
+from tokenmill.engine.engine import Capabilities, Counters, Engine, EngineStatus, HttpApi, Identity, Liveness
 from tokenmill.engine.forward import ForwardingEngine
 from tokenmill.engine.server.request import capabilities_of
 from tokenmill.errors import EngineDied, TokenmillError
@@ -14,45 +14,45 @@ Attach = Callable[[], Awaitable[Engine]]
 
 
 class LateServer(ForwardingEngine):
-    """A server that is attached once it is reachable."""
+    """A server that is connected once it is reachable."""
 
     def __init__(self, attach: Attach, *, model: str, address: str, error: TokenmillError) -> None:
         """`model`: its name until the server reports its own; `error`: why the first attempt failed."""
         self._attach = attach
         self._error = error
-        self._speech = Speech("url", model)
+        self._api = HttpApi("url", model)
         self._identity = Identity("url", model, f"away:{address}:{model}", "not reached yet", None, None, address)
         self._server: Engine | None = None
 
     @property
     def inner(self) -> Engine | None:
-        """The server; None until it was reached."""
+        """The connected server; None before."""
         return self._server
 
     @property
     def identity(self) -> Identity:
-        """Identity of the server, assumed until it was reached."""
+        """Identity of the server; a placeholder until it is connected."""
         return self._server.identity if self._server is not None else self._identity
 
     @property
     def capabilities(self) -> Capabilities:
-        """Its capabilities; until it was reached, those of any server."""
+        """Capabilities of the server; those common to all servers until it is connected."""
         if self._server is not None:
             return self._server.capabilities
-        return capabilities_of(self._speech, reports_cached=False)
+        return capabilities_of(self._api, reports_cached=False)
 
     @property
     def liveness(self) -> Liveness:
-        """Whether it was reached."""
+        """Liveness of the server; "unreachable" until it is connected."""
         return self._server.liveness if self._server is not None else "unreachable"
 
     @property
     def last_error(self) -> TokenmillError | None:
-        """Why the last attempt to reach it failed."""
+        """Error of the last attempt to connect."""
         return self._server.last_error if self._server is not None else self._error
 
     async def reconnect(self) -> bool:
-        """Try to reach the server."""
+        """Try to connect; returns whether the server is connected."""
         if self._server is None:
             try:
                 self._server = await self._attach()
@@ -61,13 +61,13 @@ class LateServer(ForwardingEngine):
         return self._server is not None
 
     async def status(self) -> EngineStatus:
-        """State and counters, as of now."""
+        """State and counters."""
         if self._server is not None:
             return await self._server.status()
         return EngineStatus("failed", self._identity, Counters(), self._error.message)
 
     async def close(self) -> None:
-        """Detach from it."""
+        """Disconnect from the server."""
         if self._server is not None:
             await self._server.close()
 

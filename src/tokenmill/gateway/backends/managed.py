@@ -1,7 +1,7 @@
 """A backend with admission control, a circuit breaker, health checks and byte relaying.
 
-A backend that looks dead is skipped while another is available; requests that wait for its first byte move to the next
-one, and it is used again once it is healthy. Belongs to one event loop.
+An unhealthy backend is skipped while another one is available, and requests that wait for its first byte move to the
+next one. Belongs to one event loop.
 """
 
 import asyncio
@@ -18,10 +18,10 @@ from tokenmill.errors import EngineDied, EngineError, EngineTimeout
 from tokenmill.gateway.backends.admission import AdmissionGate
 from tokenmill.gateway.backends.backend import Events
 from tokenmill.gateway.backends.breaker import Breaker, Rules
-from tokenmill.gateway.backends.health_check import PollPace, Vitals, keep_checking, look
+from tokenmill.gateway.backends.health_check import HealthHistory, PollPace, keep_checking, probe
 from tokenmill.gateway.backends.http_client import Upstream, UpstreamLost
 from tokenmill.gateway.backends.passthrough import hides_usage, relayed_body
-from tokenmill.gateway.backends.relay import Relaying, lost
+from tokenmill.gateway.backends.relay import Relay, lost
 from tokenmill.gateway.http.request_context import RequestContext
 from tokenmill.gateway.http.response_writer import ResponseWriter
 from tokenmill.gateway.http.route_group import RouteGroup
@@ -49,7 +49,7 @@ class ManagedBackend:
         rules: Rules | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`key` is the server's API key; `recorder` is informed of relayed answers."""
+        """`key`: the server's API key. `recorder`: records relayed answers; others are recorded by the caller."""
         self.name = name
         self.engine = engine
         self.gate = gate
@@ -57,7 +57,7 @@ class ManagedBackend:
         self._key = key
         self._clock = clock
         self._breaker = Breaker(rules or Rules())
-        self._vitals = Vitals()
+        self._health = HealthHistory()
         self._upstream: Upstream | None = None
         self._proxied = False
         self.trouble: str | None = None  # error of the last failed request
@@ -66,44 +66,44 @@ class ManagedBackend:
 
     @property
     def state(self) -> str:
-        """A value of engine.State, or the breaker's while it refuses requests."""
+        """A value of engine.State, or the circuit breaker's state while it refuses requests."""
         liveness = self.engine.liveness
         if liveness != "up":
             return _STATES[liveness]
-        if self._vitals.condition != "up":
-            return self._vitals.condition
+        if self._health.condition != "up":
+            return self._health.condition
         now_s = self._clock()
-        return "ready" if self._breaker.allows(now_s) else self._breaker.position(now_s)
+        return "ready" if self._breaker.allows(now_s) else self._breaker.state(now_s)
 
     @property
     def available(self) -> bool:
-        """Whether to try it now."""
+        """Whether it is ready."""
         return self.state == "ready"
 
     async def check(self, pace: PollPace) -> None:
-        """Poll its health; if it is down, requests that wait for their first byte are cancelled."""
+        """Poll its health; once it is down, requests that wait for their first byte are cancelled."""
         if not await self.engine.reconnect():
-            return  # it is restarting or unreachable, as its state says
+            return  # restarting or unreachable
         if self.engine.http_api is not None:
-            finding = await look(self._upstream_now(), pace.timeout_s)
+            result = await probe(self._current_upstream(), pace.timeout_s)
         else:
-            finding = "up"
-        before = self._vitals
-        self._vitals = self._vitals.saw(finding)
-        if self._vitals.condition == "down" and before.condition != "down" and self._upstream is not None:
-            self._upstream.give_up("it is down")
-        if finding == "up":
+            result = "up"
+        before = self._health
+        self._health = self._health.add(result)
+        if self._health.condition == "down" and before.condition != "down" and self._upstream is not None:
+            self._upstream.give_up("the backend is down")
+        if result == "up":
             self._breaker = self._breaker.looks_healthy(self._clock())
 
     def close(self) -> None:
-        """Close connections; the engine belongs to its owner."""
+        """Close its connections; the engine stays open."""
         if self._upstream is not None:
             self._upstream.close()
 
     # ---- through the engine protocol
 
     async def stream(self, request: Request) -> Events:
-        """Run one request when it is admitted; the last event is the answer. Closing cancels."""
+        """Run one request once it is admitted; the last event is the answer. Closing the stream cancels the request."""
         async with self.gate.enter(request.priority):
             events = self.engine.stream(request)
             try:
@@ -117,57 +117,57 @@ class ManagedBackend:
     # ---- relaying
 
     async def relay(
-        self, request: "ParsedRequest", sending: ResponseWriter, visit: RequestContext, charge: Callable[[int], None]
+        self, request: "ParsedRequest", writer: ResponseWriter, context: RequestContext, charge: Callable[[int], None]
     ) -> bool:
-        """Answer by relaying bytes; False if this request needs the engine protocol."""
-        speech = self.engine.http_api
-        if speech is None:
+        """Relay the request; returns False if it needs the engine protocol."""
+        api = self.engine.http_api
+        if api is None:
             return False
-        upstream = self._upstream_now()
-        body = relayed_body(request, speech)
+        upstream = self._current_upstream()
+        body = relayed_body(request, api)
         if body is None or self._proxied:
             return False
-        async with self.gate.enter(request.lane):
+        async with self.gate.enter(request.priority):
             with self._attempt() as succeeded:
                 try:
-                    response = await upstream.send("POST", _PATHS[request.endpoint], body, visit.id)
-                    relaying = Relaying(response, sending, self.name, hide_usage=hides_usage(request, speech))
+                    response = await upstream.send("POST", _PATHS[request.endpoint], body, context.id)
+                    relayed = Relay(response, writer, self.name, hide_usage=hides_usage(request, api))
                     try:
-                        await relaying.run(lambda token: self._begun(visit, succeeded, token=token))
+                        await relayed.run(lambda token: self._record_start(context, succeeded, token=token))
                         succeeded()
-                        if relaying.failed:
-                            visit.error = "engine_error"
+                        if relayed.failed:
+                            context.error = "engine_error"
                     finally:
                         response.close()
-                        self._spent(relaying, visit, charge)
+                        self._record_usage(relayed, context, charge)
                 except UpstreamLost as error:
                     raise lost(self.name, error) from error
         return True
 
-    def _begun(self, visit: RequestContext, succeeded: Callable[[], None], *, token: bool) -> None:
+    def _record_start(self, context: RequestContext, succeeded: Callable[[], None], *, token: bool) -> None:
         succeeded()
         if token:
-            visit.first_token_s = time.perf_counter() - visit.began_s
+            context.first_token_s = time.perf_counter() - context.began_s
             if self._recorder is not None:
-                self._recorder.first_token(visit.first_token_s, self.name, visit.lane or "interactive")
+                self._recorder.first_token(context.first_token_s, self.name, context.priority or "interactive")
 
-    def _spent(self, relaying: Relaying, visit: RequestContext, charge: Callable[[int], None]) -> None:
-        usage = relaying.spent.usage
+    def _record_usage(self, relayed: Relay, context: RequestContext, charge: Callable[[int], None]) -> None:
+        usage = relayed.reported.usage
         if usage is None:
-            charge(relaying.tokens)
+            charge(relayed.tokens)
             return
-        visit.usage = usage
-        charge(visit.usage_tokens)
+        context.usage = usage
+        charge(context.usage_tokens)
         if self._recorder is not None:
             self._recorder.finished(
                 FinishedRequest(
                     usage,
-                    relaying.spent.timings,
+                    relayed.reported.timings,
                     self.name,
-                    visit.lane or "interactive",
-                    time.perf_counter() - visit.began_s,
-                    visit.first_token_s,
-                    visit.key.name if visit.key is not None else None,
+                    context.priority or "interactive",
+                    time.perf_counter() - context.began_s,
+                    context.first_token_s,
+                    context.key.name if context.key is not None else None,
                 )
             )
 
@@ -175,32 +175,32 @@ class ManagedBackend:
 
     @contextmanager
     def _attempt(self) -> Iterator[Callable[[], None]]:
-        """Report the outcome of a request to the breaker; yields the callback for the start of an answer."""
+        """Report the outcome of a request to the circuit breaker; yields a callback for the start of the answer."""
         self._breaker = self._breaker.began(self._clock())
-        told = False
+        reported = False
 
         def succeeded() -> None:
-            nonlocal told
-            if not told:
-                told = True
+            nonlocal reported
+            if not reported:
+                reported = True
                 self._breaker = self._breaker.succeeded()
                 self.trouble = None
 
         try:
             yield succeeded
         except EngineTimeout:
-            raise  # a request's own timeout says nothing about the backend
+            raise  # the request's own timeout is not a failure of the backend
         except EngineError as error:
-            told = True
+            reported = True
             self.trouble = error.message
             self._breaker = self._breaker.failed(self._clock(), lost=isinstance(error, EngineDied))
             raise
         finally:
-            if not told:
-                self._breaker = self._breaker.left()
+            if not reported:
+                self._breaker = self._breaker.abandoned()
 
-    def _upstream_now(self) -> Upstream:
-        """Connections to its current address; a restarted engine may have another port."""
+    def _current_upstream(self) -> Upstream:
+        """The client for its current address; a restarted engine may have another port."""
         address = self.engine.identity.address
         if self._upstream is None or self._upstream.url != address:
             self.close()
@@ -209,11 +209,11 @@ class ManagedBackend:
         return self._upstream
 
 
-def part(state: "GatewayState", pace: PollPace | None = None) -> RouteGroup:
-    """Has no routes: polls the backends' health while the gateway serves."""
+def route_group(state: "GatewayState", pace: PollPace | None = None) -> RouteGroup:
+    """A group without routes that polls the backends' health while the gateway serves."""
 
     @asynccontextmanager
-    async def alongside() -> AsyncIterator[None]:
+    async def lifespan() -> AsyncIterator[None]:
         checking = asyncio.create_task(keep_checking(state.backends, pace or PollPace()))
         try:
             yield
@@ -223,11 +223,11 @@ def part(state: "GatewayState", pace: PollPace | None = None) -> RouteGroup:
             for backend in state.backends:
                 backend.close()
 
-    return RouteGroup([], alongside=alongside)
+    return RouteGroup([], lifespan=lifespan)
 
 
 def _proxied(address: str) -> bool:
-    """Whether the environment requires a proxy, which only the engine's own client supports."""
+    """Whether the environment requires a proxy, which `Upstream` does not support."""
     parts = urlsplit(address)
     host = parts.hostname or ""
     return not is_loopback(host) and parts.scheme in getproxies() and not proxy_bypass(host)

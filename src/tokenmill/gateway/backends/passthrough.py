@@ -1,8 +1,8 @@
-"""Decides which requests a server can answer unchanged, and reads usage from its responses.
+"""Decides which requests can be relayed to a server unchanged, and reads usage from its responses.
 
-A request is relayed if every key in it has the same meaning for the server; its bytes stay unchanged except for the
-model's name and, for vLLM, the priority. Usage is read from the end of the response. Pure: sockets are in `upstream`,
-the sequence is in `relaying`.
+A request is relayed if every key in it has the same meaning for the server; only the model's name and, for vLLM, the
+priority are replaced. Usage is read from the end of the response. Pure: sockets are in `http_client`, the sequence is
+in `relay`.
 """
 
 import json
@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenmill.engine.engine import Speech, Timings, Usage
+from tokenmill.engine.engine import HttpApi, Timings, Usage
 from tokenmill.engine.schema_bounds import bounded
-from tokenmill.engine.server.request import PATIENT, URGENT
+from tokenmill.engine.server.request import BATCH_PRIORITY, INTERACTIVE_PRIORITY
 from tokenmill.errors import RequestRefused
 from tokenmill.gateway.http.request import ParsedRequest
 from tokenmill.storage.json_text import encode
@@ -37,8 +37,8 @@ _EVERYWHERE = frozenset(
     )
 )
 _TOOLS = frozenset(("tools", "tool_choice", "parallel_tool_calls"))
-# By engine kind. Other keys have another meaning or spelling there: the engine protocol translates them.
-# ik_llama.cpp is not listed, because its streams do not report finish reasons correctly.
+# Relayable keys by engine kind; requests with other keys are translated by the engine protocol.
+# ik_llama.cpp is missing, because its streams report wrong finish reasons.
 _KEYS: Mapping[str, frozenset[str]] = {
     "llama-server": _EVERYWHERE | {"max_completion_tokens", "top_k", "min_p", "repeat_penalty"},
     "vllm": _EVERYWHERE | {"max_completion_tokens", "logprobs", "top_logprobs", "logit_bias", "min_p"},
@@ -46,7 +46,7 @@ _KEYS: Mapping[str, frozenset[str]] = {
 }
 _MODEL = re.compile(rb'"model"\s*:\s*("(?:[^"\\]|\\.)*")')
 _ERROR = re.compile(rb'^(?:error:|data: ?\{"error")', re.MULTILINE)
-_TAIL_BYTES = 8192  # bytes kept of a response's end, which contain the usage
+_TAIL_BYTES = 8192  # kept from the end of a response, which contains the usage
 _HOP_BY_HOP = frozenset(
     (
         b"connection",
@@ -60,11 +60,11 @@ _HOP_BY_HOP = frozenset(
         b"upgrade",
     )
 )
-_NOT_ITS_OWN = frozenset((b"content-length", b"date", b"server", b"set-cookie", b"x-request-id", b"www-authenticate"))
+_REPLACED = frozenset((b"content-length", b"date", b"server", b"set-cookie", b"x-request-id", b"www-authenticate"))
 
 
 def _has_compilable_schemas(given: Mapping[str, Any]) -> bool:
-    """Whether the server may get the JSON schemas unchanged; if not, the engine protocol bounds or rejects them."""
+    """Whether the JSON schemas can be relayed unchanged; otherwise the engine protocol bounds or rejects them."""
     schemas = [given.get("response_format"), given.get("tools")]
     try:
         return bool(bounded(schemas) == schemas)
@@ -72,37 +72,35 @@ def _has_compilable_schemas(given: Mapping[str, Any]) -> bool:
         return False
 
 
-def relayed_body(request: ParsedRequest, speech: Speech) -> bytes | None:
-    """The bytes to send; None if the request must be translated, or needs a feature of the gateway."""
-    keys = _KEYS.get(speech.kind)
+def relayed_body(request: ParsedRequest, api: HttpApi) -> bytes | None:
+    """The body to send; None if the request cannot be relayed."""
+    keys = _KEYS.get(api.kind)
     if keys is None or len(request.calls) != 1:
         return None
-    if speech.tools:
+    if api.tools:
         keys |= _TOOLS
     if not keys.issuperset(request.body) or not _has_compilable_schemas(request.body):
         return None
     wanted = request.body.get("max_tokens", request.body.get("max_completion_tokens"))
-    if speech.kind != "llama-server" and (wanted == 0 or (wanted is None and request.endpoint == "completion")):
+    if api.kind != "llama-server" and (wanted == 0 or (wanted is None and request.endpoint == "completion")):
         return None
     more: dict[str, Any] = {}
-    if speech.priorities:
-        more["priority"] = URGENT if request.lane == "interactive" else PATIENT
-    if request.stream and not request.include_usage and speech.kind != "llama-server":
+    if api.priorities:
+        more["priority"] = INTERACTIVE_PRIORITY if request.priority == "interactive" else BATCH_PRIORITY
+    if request.stream and not request.include_usage and api.kind != "llama-server":
         more["stream_options"] = {**(request.body.get("stream_options") or {}), "include_usage": True}
-    if not more and request.body.get("model") == speech.model:
+    if not more and request.body.get("model") == api.model:
         return request.raw
-    return _spliced(request.raw, request.body, speech.model, more) or encode(
-        {**request.body, "model": speech.model, **more}
-    )
+    return _spliced(request.raw, request.body, api.model, more) or encode({**request.body, "model": api.model, **more})
 
 
-def hides_usage(request: ParsedRequest, speech: Speech) -> bool:
-    """Whether only the gateway asked for the usage event; llama.cpp has usage in its last event anyway."""
-    return request.stream and not request.include_usage and speech.kind != "llama-server"
+def hides_usage(request: ParsedRequest, api: HttpApi) -> bool:
+    """Whether the usage event must be removed, because the gateway requested it and the client did not."""
+    return request.stream and not request.include_usage and api.kind != "llama-server"
 
 
 def _spliced(body: bytes, given: Mapping[str, Any], model: str, more: Mapping[str, Any]) -> bytes | None:
-    """The bytes with another model and additional keys; None if that cannot be done reliably."""
+    """The body with another model and additional keys; None if it cannot be edited safely."""
     if body.count(b'"model"') != 1 or b"\\u006" in body or not more.keys().isdisjoint(given):
         return None
     found = _MODEL.search(body)
@@ -114,19 +112,19 @@ def _spliced(body: bytes, given: Mapping[str, Any], model: str, more: Mapping[st
 
 
 def encode_value(value: Any) -> bytes:
-    """Compact JSON."""
+    """`value` as compact JSON."""
     return json.dumps(value, separators=(",", ":")).encode()
 
 
 def relayed_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """The server's headers that are passed to the client, without connection headers and our own."""
+    """The server's headers that are passed to the client."""
     headers = list(headers)
     named = {name.strip().lower() for key, value in headers if key == b"connection" for name in value.split(b",")}
     return [
         (name, value)
         for name, value in headers
         if name not in _HOP_BY_HOP
-        and name not in _NOT_ITS_OWN
+        and name not in _REPLACED
         and name not in named
         and not name.startswith((b"access-control-", b"x-tokenmill-"))
     ]
@@ -134,23 +132,23 @@ def relayed_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes,
 
 @dataclass(frozen=True, slots=True)
 class ObservedUsage:
-    """Usage of a response, as far as reported."""
+    """Usage that a response reported."""
 
     usage: Usage | None
     timings: Timings = field(default_factory=Timings)
 
 
 class ObservedAnswer:
-    """One relayed response: keeps its last bytes, counts events, and can remove one event."""
+    """Observes one relayed response: counts events, keeps the last bytes, and removes the usage event if asked to."""
 
     def __init__(self, *, hide_usage: bool = False) -> None:
         self.events = 0
         self._hide = hide_usage
-        self._held = b""  # the beginning of an event that may have to be removed
+        self._held = b""  # an incomplete event that may have to be removed
         self._tail = b""
 
     def take(self, data: bytes) -> bytes:
-        """The part of received bytes to pass on."""
+        """Observe received bytes; returns the bytes to pass on."""
         self.events += data.count(b"data: ")
         self._tail = data if len(data) >= _TAIL_BYTES else (self._tail + data)[-_TAIL_BYTES:]
         return self._without_usage(data) if self._hide else data
@@ -168,12 +166,12 @@ class ObservedAnswer:
 
     @property
     def failed(self) -> bool:
-        """Whether the server reported an error at the end of the stream."""
+        """Whether the stream ended with an error event."""
         return _ERROR.search(self._tail) is not None
 
-    def spent(self) -> ObservedUsage:
+    def usage(self) -> ObservedUsage:
         """The reported usage."""
-        return spent_in(self._tail)
+        return usage_in(self._tail)
 
     def _without_usage(self, data: bytes) -> bytes:
         data = self._held + data
@@ -204,8 +202,8 @@ _COUNTS = re.compile(
 )
 
 
-def spent_in(text: bytes) -> ObservedUsage:
-    """The usage in the end of a response: `usage` of every server, `timings` of llama.cpp."""
+def usage_in(text: bytes) -> ObservedUsage:
+    """The usage in the end of a response, read from `usage` and llama.cpp's `timings`."""
     starts = [place for name in (b'"usage"', b'"timings"') if (place := text.rfind(name)) >= 0]
     if not starts:
         return ObservedUsage(None)
@@ -224,15 +222,15 @@ def spent_in(text: bytes) -> ObservedUsage:
     return ObservedUsage(None if prompt is None or completion is None else Usage(prompt, completion, cached), timings)
 
 
-def says_something(data: bytes) -> bool:
-    """Whether the beginning of a stream has more than a role; from then on no other backend may answer."""
+def has_content(data: bytes) -> bool:
+    """Whether the beginning of a stream contains more than a role; from then on no other backend may answer."""
     for line in data.splitlines():
         if not line.startswith(b"data:"):
             continue
         try:
             chunk = json.loads(line[5:])
         except ValueError:
-            return True  # the end of a stream, or half an event
+            return True  # the end of a stream, or an incomplete event
         choices = chunk.get("choices") if isinstance(chunk, dict) else None
         if not choices or not isinstance(choices[0], dict):
             return True

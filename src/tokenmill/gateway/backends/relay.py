@@ -1,7 +1,8 @@
-"""Relays one server response as bytes: buffered until it has started, then passed on as it arrives.
+"""Relays one server response as bytes.
 
-Nothing is sent before the server's first event, so that another backend may still answer; the caller reports later
-errors to the client. Responses that are not streams are read and passed on as a whole.
+A stream is buffered until its first event with content, so that another backend can answer if the server fails before;
+then bytes are passed on as they arrive. Other responses are read and passed on as a whole. Errors after the start of a
+stream are reported to the client by the caller.
 """
 
 import asyncio
@@ -14,46 +15,46 @@ from tokenmill.gateway.backends.http_client import Response, UpstreamLost
 from tokenmill.gateway.backends.passthrough import (
     ObservedAnswer,
     ObservedUsage,
+    has_content,
     relayed_headers,
-    says_something,
-    spent_in,
+    usage_in,
 )
 from tokenmill.gateway.http.faults import Busy
 from tokenmill.gateway.http.response_writer import ResponseWriter
 from tokenmill.units import MIB
 
-_MOST_ANSWER_BYTES = 256 * MIB
-_MOST_ERROR_BYTES = MIB
-_MOST_HELD_BYTES = 16 * 1024  # of a stream before its first event
-_DRAIN_S = 0.5  # for the end of the body after the last event
+_MAX_ANSWER_BYTES = 256 * MIB
+_MAX_ERROR_BYTES = MIB
+_MAX_BUFFERED_BYTES = 16 * 1024  # of a stream before its first event with content
+_DRAIN_S = 0.5  # maximum wait for the end of the body after the last event
 _ERRORS = (b"error:", b'data: {"error"', b'data:{"error"')
 Headers = list[tuple[bytes, bytes]]
 
 
-class Relaying:
-    """One relayed response; `spent` and `tokens` are its known cost so far."""
+class Relay:
+    """One relayed response; `reported` and `tokens` are its known cost so far."""
 
-    def __init__(self, response: Response, sending: ResponseWriter, engine: str, *, hide_usage: bool) -> None:
+    def __init__(self, response: Response, writer: ResponseWriter, engine: str, *, hide_usage: bool) -> None:
         self._response = response
-        self._sending = sending
+        self._writer = writer
         self._engine = engine
         self._observed = ObservedAnswer(hide_usage=hide_usage)
-        self.spent = ObservedUsage(None)
+        self.reported = ObservedUsage(None)
 
     @property
     def tokens(self) -> int:
-        """Approximate number of relayed tokens: events of a stream."""
+        """Approximate number of relayed tokens: the number of events."""
         return self._observed.events
 
     @property
     def failed(self) -> bool:
-        """Whether the server ended its stream with an error event, which the client received."""
+        """Whether the server ended its stream with an error event, which was relayed."""
         return self._observed.failed
 
     async def run(self, begun: Callable[[bool], None]) -> None:
-        """Relay the response; `begun` is called when the server has started, and whether with a token of a stream.
+        """Relay the response; calls `begun` when it starts, with True if it is a stream.
 
-        Raises Lost, EngineError or Busy; before `begun`, another backend may answer.
+        Raises UpstreamLost, EngineError or Busy. Until `begun` is called, another backend may answer.
         """
         response = self._response
         if response.status != 200:
@@ -61,32 +62,33 @@ class Relaying:
         elif response.header(b"content-type").startswith(b"text/event-stream"):
             await self._stream(begun)
         else:
-            body = await response.all(_MOST_ANSWER_BYTES)
+            body = await response.all(_MAX_ANSWER_BYTES)
             begun(False)
-            self.spent = spent_in(body)
+            self.reported = usage_in(body)
             await self._send_whole(200, body)
 
     async def _stream(self, begun: Callable[[bool], None]) -> None:
         response = self._response
         observed = self._observed
-        put = self._sending.put
-        held = await self._first()
+        put = self._writer.put
+        data = await self._first()
         begun(True)
-        await self._sending.start(200, [*relayed_headers(response.headers), *self._named()])
-        data = held
+        await self._writer.start(200, [*relayed_headers(response.headers), *self._named()])
         while data:
             out = observed.take(data)
             if observed.ended_well:
-                self.spent = observed.spent()
-                await put(out + observed.end(), more=False)  # clients leave at this event: nothing may follow it
+                self.reported = observed.usage()
+                await put(
+                    out + observed.end(), more=False
+                )  # clients disconnect at this event, so nothing may follow it
                 await self._drained()
                 return
             if out:
                 await put(out)
             data = await response.part()
-        self.spent = observed.spent()
+        self.reported = observed.usage()
         if not observed.failed:
-            raise EngineDied(f"the stream of {self._engine} ended in the middle")
+            raise EngineDied(f"the stream of {self._engine} ended early")
         await put(observed.end(), more=False)
 
     async def _drained(self) -> None:
@@ -97,46 +99,48 @@ class Relaying:
                     pass
 
     async def _first(self) -> bytes:
-        """Buffer the beginning of a stream, up to its first event with content."""
+        """Read the beginning of a stream, up to its first event with content."""
         held = b""
-        while len(held) < _MOST_HELD_BYTES:
+        while len(held) < _MAX_BUFFERED_BYTES:
             data = await self._response.part()
             if not data:
-                raise EngineDied(f"the stream of {self._engine} ended before it said anything")
+                raise EngineDied(f"the stream of {self._engine} ended before its first event")
             held += data
             if held.startswith(_ERRORS):
                 raise _fault(500, held)
-            if says_something(held):
+            if has_content(held):
                 break
         return held
 
     async def _refused(self) -> None:
-        """Handle a status other than 200: request errors are passed on, server errors are raised."""
+        """Handle a status other than 200: pass request errors on, raise server errors."""
         status = self._response.status
         engine = self._engine
-        body = await self._response.all(_MOST_ERROR_BYTES)
+        body = await self._response.all(_MAX_ERROR_BYTES)
         if status in (401, 403):
-            raise EngineError(f"{engine} does not accept our key ({status})", hint="api_key_env names its variable")
+            raise EngineError(
+                f"{engine} rejected the API key (status {status})", hint="check the variable named by api_key_env"
+            )
         if status == 429:
             wait = self._response.header(b"retry-after")
             wait_s = float(wait) if wait.isdigit() else 1.0
-            raise Busy(f"{engine} has too much to do", retry_after_s=wait_s, code="upstream_busy", kind="upstream")
+            raise Busy(f"{engine} is overloaded", retry_after_s=wait_s, code="upstream_busy", kind="upstream")
         if status < 400 or status in (404, 405, 408) or status >= 500:
             error = _fault(status, body)
             raise error if isinstance(error, EngineError) else EngineError(f"{engine}: {error.message}")
         error = _fault(status, body)
         if isinstance(error, TooLong) or not self._response.header(b"content-type").startswith(b"application/json"):
-            raise error  # servers report a prompt that is too long differently; clients rely on our code
+            raise error  # a prompt that is too long has the same code for all servers
         await self._send_whole(status, body)
 
     async def _send_whole(self, status: int, body: bytes) -> None:
         headers = [*relayed_headers(self._response.headers), *self._named()]
         headers.append((b"content-length", str(len(body)).encode()))
-        usage = self.spent.usage
+        usage = self.reported.usage
         if usage is not None and usage.cached_tokens is not None:
             headers.append((b"x-tokenmill-cached-tokens", str(usage.cached_tokens).encode()))
-        await self._sending.start(status, headers)
-        await self._sending.put(body, more=False)
+        await self._writer.start(status, headers)
+        await self._writer.put(body, more=False)
 
     def _named(self) -> Headers:
         return [(b"x-tokenmill-engine", self._engine.encode("ascii", "replace"))]

@@ -1,8 +1,8 @@
-"""Chooses the engines of a request by the configured routes, with the reason for the log.
+"""Chooses the engines of a request by the configured routes.
 
-Rules are tried in order; the first match gives the chain. A rule that names a model (`*` and `?` are wildcards) sends
-its requests to its engines whatever their model; one that names none uses what its engines serve. After the last rule,
-all engines with the model are used. Pure, except that backends are passed through.
+The first matching rule gives the chain. A rule with a model (`*` and `?` are wildcards) sends its requests to its
+engines whatever they serve; a rule without one uses those of its engines that serve the requested model. If no rule
+matches, all engines with the model are used. Pure, except that backends are passed through.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 
 from tokenmill.config import RouteEntry
 from tokenmill.errors import UnknownModel
-from tokenmill.gateway.backends.backend import Backend, ByModel, ServedModel
+from tokenmill.gateway.backends.backend import Backend, ModelRoutes, ServedModel
 from tokenmill.gateway.monitoring.recorder import PriorityClass
 
 
@@ -20,8 +20,8 @@ class RouteQuery:
     """The properties of a request that routing depends on."""
 
     model: str | None
-    lane: PriorityClass
-    prompt_tokens: int | None  # None: it could not be counted
+    priority: PriorityClass
+    prompt_tokens: int | None  # None: not counted
     key: str | None
 
 
@@ -30,28 +30,28 @@ class Choice:
     """Engines in order of preference."""
 
     engines: tuple[str, ...]
-    reason: str | None  # None: the model alone decided
+    reason: str | None  # the matching rule; None: there are no rules
 
 
 Names = Mapping[str, Sequence[str]]
-"""All names of its model, by engine."""
+"""Engine -> names of its model."""
 
 
-def chosen(rules: Sequence[RouteEntry], names: Names, wanted: RouteQuery) -> Choice | None:
-    """The chain for a request; None if no engine serves the model."""
+def choose_engines(rules: Sequence[RouteEntry], names: Names, wanted: RouteQuery) -> Choice | None:
+    """The fallback chain of a request; None if no engine serves the model."""
     for number, rule in enumerate(rules, 1):
         engines = _engines(rule, names, wanted.model)
-        if engines and holds(rule, wanted):
+        if engines and matches(rule, wanted):
             return Choice(engines, f"route {number}: {conditions(rule)}")
-    engines = having(names, wanted.model)
+    engines = engines_with(names, wanted.model)
     if not engines:
         return None
-    return Choice(engines, "no route holds" if rules else None)
+    return Choice(engines, "no route matches" if rules else None)
 
 
-def holds(rule: RouteEntry, wanted: RouteQuery) -> bool:
-    """Whether all conditions of a rule except its model hold; an unknown length never matches."""
-    if rule.lane is not None and rule.lane != wanted.lane:
+def matches(rule: RouteEntry, wanted: RouteQuery) -> bool:
+    """Whether the conditions of a rule other than its model match; an unknown length never matches."""
+    if rule.lane is not None and rule.lane != wanted.priority:
         return False
     if rule.key is not None and rule.key != wanted.key:
         return False
@@ -66,8 +66,8 @@ def holds(rule: RouteEntry, wanted: RouteQuery) -> bool:
 
 
 def conditions(rule: RouteEntry) -> str:
-    """The conditions of a rule, in words."""
-    said = [
+    """The conditions of a rule as text for the log."""
+    parts = [
         f"{name} {value}"
         for name, value in (
             ("model", rule.model),
@@ -78,18 +78,18 @@ def conditions(rule: RouteEntry) -> str:
         )
         if value is not None
     ]
-    return ", ".join(said) or "everything"
+    return ", ".join(parts) or "everything"
 
 
-def having(names: Names, model: str | None) -> tuple[str, ...]:
-    """Engines with a model; without a name, the first and all with the same model."""
+def engines_with(names: Names, model: str | None) -> tuple[str, ...]:
+    """The engines with this model; for None, the engines with the first model."""
     if model is None:
         model = next((own[0] for own in names.values() if own), None)
     return tuple(engine for engine, own in names.items() if model in own)
 
 
 def _engines(rule: RouteEntry, names: Names, model: str | None) -> tuple[str, ...]:
-    """A rule's engines for a model; empty if the rule does not apply."""
+    """The engines of a rule for a model; empty if the rule does not apply."""
     if model is None:
         return rule.engines if rule.model in (None, "*") else ()
     if rule.model is not None:
@@ -98,52 +98,52 @@ def _engines(rule: RouteEntry, names: Names, model: str | None) -> tuple[str, ..
 
 
 def is_pattern(model: str) -> bool:
-    """Whether a rule's model has wildcards."""
+    """Whether the model of a rule has wildcards."""
     return any(sign in model for sign in "*?[")
 
 
-class Routed:
+class ConfiguredRoutes:
     """Applies the configured routes to the backends."""
 
     def __init__(
         self, rules: Sequence[RouteEntry], served: Sequence[tuple[Backend, tuple[str, ...]]], created_s: int
     ) -> None:
-        """`served`: backends with all names of their models, the displayed one first."""
+        """`served`: backends with the names of their models, the displayed one first."""
         self._rules = rules
         self._created_s = created_s
-        self._plain = ByModel(served, created_s)
+        self._by_model = ModelRoutes(served, created_s)
         self._backends = {backend.name: backend for backend, _ in served}
         self._names = {backend.name: names for backend, names in served}
 
     @property
     def by_length(self) -> bool:
-        """Whether routing depends on the prompt's length; only then is it counted."""
+        """Whether routing depends on the prompt's length, which is counted only then."""
         return any(rule.min_prompt_tokens is not None or rule.max_prompt_tokens is not None for rule in self._rules)
 
     def models(self) -> Sequence[ServedModel]:
-        """Every model once, and every name that only routes have."""
-        plain = list(self._plain.models())
-        known = {name for model in plain for name in (model.id, *model.aliases)}
+        """The served models, and the names that only routes define."""
+        models = list(self._by_model.models())
+        known = {name for model in models for name in (model.id, *model.aliases)}
         for rule in self._rules:
             if rule.model is None or is_pattern(rule.model) or rule.model in known:
                 continue
             known.add(rule.model)
             context = self._backends[rule.engines[0]].engine.identity.context
-            plain.append(ServedModel(rule.model, rule.engines, self._created_s, context))
-        return tuple(plain)
+            models.append(ServedModel(rule.model, rule.engines, self._created_s, context))
+        return tuple(models)
 
     def choose(
-        self, model: str | None, lane: PriorityClass, prompt_tokens: int | None, key: str | None
+        self, model: str | None, priority: PriorityClass, prompt_tokens: int | None, key: str | None
     ) -> Sequence[Backend]:
-        """The chain for a request, never empty; UnknownModel where nothing serves that name."""
-        return self.reasoned(model, lane, prompt_tokens, key)[0]
+        """The fallback chain of a request, never empty; raises UnknownModel if no backend serves the model."""
+        return self.choose_with_reason(model, priority, prompt_tokens, key)[0]
 
-    def reasoned(
-        self, model: str | None, lane: PriorityClass, prompt_tokens: int | None, key: str | None
+    def choose_with_reason(
+        self, model: str | None, priority: PriorityClass, prompt_tokens: int | None, key: str | None
     ) -> tuple[Sequence[Backend], str | None]:
-        """The chain, with the reason in words."""
-        choice = chosen(self._rules, self._names, RouteQuery(model, lane, prompt_tokens, key))
+        """The fallback chain, and the matching route for the log."""
+        choice = choose_engines(self._rules, self._names, RouteQuery(model, priority, prompt_tokens, key))
         if choice is None:
             known = ", ".join(one.id for one in self.models())
-            raise UnknownModel(f"the model {(model or '')[:100]!r} is not served here", hint=f"served: {known}")
+            raise UnknownModel(f"the model {(model or '')[:100]!r} is not served", hint=f"served models: {known}")
         return tuple(self._backends[name] for name in choice.engines), choice.reason

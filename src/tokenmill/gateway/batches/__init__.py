@@ -1,5 +1,5 @@
 """OpenAI's files and batches over HTTP, on the store of `tokenmill.jobs`.
 
-routes: /v1/batches.  files, uploads: /v1/files.  result_files: output and error files.  schemas: their JSON.
-runner: checks, starts, expires and cancels batches.  workers: the engines that work on them.
+routes: /v1/batches.  files, uploads: /v1/files.  schemas: their JSON.  result_files: input check and result files.
+runner: the life cycle of a batch.  workers: assignment of batches to backends.
 """

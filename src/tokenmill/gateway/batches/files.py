@@ -1,10 +1,10 @@
 """/v1/files: upload, list, retrieve, delete and download files.
 
-    files/ID     the bytes of a file; the gateway chooses ids, never a client
-    files/.ID    a draft: bytes that are being written, or that a kill left behind
+    files/ID     the content of a file; the gateway chooses the ID
+    files/.ID    a draft: content that is being written, or left behind by a kill
 
-A file exists when its row is in the store. The row is added after the bytes and removed before them, so a kill leaves
-at most bytes without a row, which `FileStore.sweep` removes.
+A file exists if the store has a row for it. The row is added after the content and removed before it, so a kill leaves
+at most content without a row, which `FileStore.sweep` deletes.
 """
 
 import asyncio
@@ -22,9 +22,9 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from tokenmill.gateway.batches import schemas, uploads
-from tokenmill.gateway.batches.schemas import LEAST_KEPT_S, LISTED_PURPOSES, MOST_KEPT_S, PURPOSES
+from tokenmill.gateway.batches.schemas import LISTED_PURPOSES, MAX_LIFETIME_S, MIN_LIFETIME_S, PURPOSES
 from tokenmill.gateway.http.faults import GatewayFault
-from tokenmill.gateway.http.request_context import visit_of
+from tokenmill.gateway.http.request_context import context_of
 from tokenmill.gateway.http.response_writer import ResponseWriter, SlowClient
 from tokenmill.gateway.state import GatewayState
 from tokenmill.jobs.store.http_batches import MOST_FILES, HttpBatch, HttpBatches, Page, StoredFile, new_file_id
@@ -35,7 +35,7 @@ from tokenmill.units import KIB
 
 FOLDER = "files"
 _PIECE_BYTES = 256 * KIB
-_ORPHAN_S = 3600.0  # age of bytes without a row that no upload is writing any more
+_ORPHAN_S = 3600.0  # age after which content without a row is deleted
 _LIST_PARAMETERS = ("after", "limit", "order", "purpose")
 _UPLOAD_FIELDS = ("purpose", "expires_after[anchor]", "expires_after[seconds]")
 
@@ -43,7 +43,7 @@ T = TypeVar("T", StoredFile, HttpBatch)
 
 
 class FileStore:
-    """The bytes of files in a folder, and their rows. Methods block and may be called from several threads."""
+    """The content of files in a folder, and their rows. Methods block and may be called from several threads."""
 
     def __init__(self, folder: Path, rows: HttpBatches) -> None:
         self._folder = folder / FOLDER
@@ -54,30 +54,30 @@ class FileStore:
             raise unusable(self._folder, error) from error
 
     def path(self, file: str) -> Path:
-        """Where the bytes of a file are. `file` must be an id that the gateway chose."""
+        """Path of a file's content. `file` must be an ID that the gateway chose."""
         return self._folder / file
 
     def draft(self, file: str) -> Path:
-        """Where the bytes of a file are written before it exists."""
+        """Path of the content before the file exists."""
         return self._folder / f".{file}"
 
     def keep(self, file: StoredFile) -> StoredFile:
-        """Make a file of its draft, whose bytes must be on the disk; safe to repeat."""
-        with suppress(FileNotFoundError):  # done before, and killed before the row was added
+        """Turn the draft, whose content must be on disk, into the file; safe to repeat."""
+        with suppress(FileNotFoundError):  # renamed before a kill, but without a row
             self.draft(file.id).rename(self.path(file.id))
         sync_folder(self._folder)
         self._rows.add_file(file)
         return file
 
     def delete(self, file: str) -> str | None:
-        """Delete a file, or return the id of an unfinished batch that needs it."""
+        """Delete a file; if an unfinished batch needs it, return that batch's ID instead."""
         user = self._rows.delete_file(file)
         if user is None:
             self.path(file).unlink(missing_ok=True)
         return user
 
     def sweep(self) -> int:
-        """Delete expired files and old bytes without a row; returns how many."""
+        """Delete expired files and old content without a row; returns the number of deleted files."""
         deleted = sum(self.delete(file) is None for file in self._rows.expired_files())
         for path in self._folder.iterdir():
             with suppress(FileNotFoundError):
@@ -89,7 +89,7 @@ class FileStore:
 
 
 def file_routes(state: GatewayState, opened: Callable[[], tuple[HttpBatches, FileStore]]) -> list[Route]:
-    """The routes; `opened` returns rows and bytes while the gateway serves, and raises a Fault before."""
+    """The routes of /v1/files. `opened` raises GatewayFault until the gateway serves."""
     settings = state.config.gateway
 
     async def create(request: Request) -> Response:
@@ -97,7 +97,7 @@ def file_routes(state: GatewayState, opened: Callable[[], tuple[HttpBatches, Fil
         file = new_file_id()
         draft = store.draft(file)
         upload = await uploads.receive(
-            request, draft, most_bytes=settings.max_file_bytes, timeout_s=settings.read_timeout_s
+            request, draft, max_bytes=settings.max_file_bytes, timeout_s=settings.read_timeout_s
         )
         try:
             purpose, kept_s = upload_terms(upload.fields)
@@ -112,7 +112,7 @@ def file_routes(state: GatewayState, opened: Callable[[], tuple[HttpBatches, Fil
         return JSONResponse(file_body(await asyncio.to_thread(store.keep, made)))
 
     async def listed(request: Request) -> Response:
-        page = page_of(request.query_params, usual=MOST_FILES, most=MOST_FILES, known=_LIST_PARAMETERS)
+        page = page_of(request.query_params, default=MOST_FILES, maximum=MOST_FILES, known=_LIST_PARAMETERS)
         purpose = request.query_params.get("purpose")
         if purpose is not None and purpose not in LISTED_PURPOSES:
             refuse("purpose", f"must be one of {', '.join(LISTED_PURPOSES)}")
@@ -128,10 +128,10 @@ def file_routes(state: GatewayState, opened: Callable[[], tuple[HttpBatches, Fil
         user = await asyncio.to_thread(store.delete, file.id)
         if user is not None:
             raise GatewayFault(
-                f"{file.id} is needed by {user}, which is not finished",
+                f"{file.id} is used by the unfinished batch {user}",
                 status=409,
                 code="file_in_use",
-                hint="cancel the batch, or wait for it",
+                hint="cancel the batch, or wait until it ends",
             )
         deleted: schemas.FileDeleted = {"id": file.id, "object": "file", "deleted": True}
         return JSONResponse(deleted)
@@ -154,18 +154,18 @@ def file_routes(state: GatewayState, opened: Callable[[], tuple[HttpBatches, Fil
 
 
 def owner_of(request: Request) -> str | None:
-    """The name of the request's API key; None if no key is required, in which case the client sees everything."""
-    key = visit_of(request.scope).key
+    """The name of the request's API key; None if no key is required. Such clients see everything."""
+    key = context_of(request.scope).key
     return key.name if key is not None else None
 
 
 def may_see(owner: str | None, of: str | None) -> bool:
-    """Whether an owner may see a resource; those created without a key belong to everyone."""
+    """Whether `owner` may see a resource of the owner `of`; resources created without a key are visible to all."""
     return owner is None or of is None or owner == of
 
 
 async def visible_file(request: Request, rows: HttpBatches, file: str, *, param: str) -> StoredFile:
-    """A file that the client may see; else a Fault with status 404."""
+    """A file that the client may see; raises GatewayFault with status 404 otherwise."""
     found = await asyncio.to_thread(rows.file, file)
     if found is None or not may_see(owner_of(request), found.owner):
         raise no_file(file, param=param)
@@ -174,11 +174,11 @@ async def visible_file(request: Request, rows: HttpBatches, file: str, *, param:
 
 def no_file(file: str, *, param: str) -> GatewayFault:
     """The error for a file that does not exist or that the client may not see."""
-    return GatewayFault(f"there is no file {file[:60]!r}", status=404, code="file_not_found", param=param)
+    return GatewayFault(f"unknown file {file[:60]!r}", status=404, code="file_not_found", param=param)
 
 
 def file_body(file: StoredFile) -> schemas.FileObject:
-    """A file as OpenAI's clients see it."""
+    """A file as JSON."""
     return {
         "id": file.id,
         "object": "file",
@@ -194,9 +194,9 @@ def file_body(file: StoredFile) -> schemas.FileObject:
 
 
 def list_body(found: Sequence[T] | None, page: Page, body: Callable[[T], Mapping[str, Any]]) -> dict[str, Any]:
-    """A page of a list of files or batches; one that is longer than the page has more, None has no `page.after`."""
+    """A page of files or batches. `found` has one entry more if there are more pages; None: `page.after` is unknown."""
     if found is None:
-        refuse("after", f"there is no {(page.after or '')[:60]!r}")
+        refuse("after", f"unknown ID {(page.after or '')[:60]!r}")
     part = found[: page.limit]
     return {
         "object": "list",
@@ -208,33 +208,36 @@ def list_body(found: Sequence[T] | None, page: Page, body: Callable[[T], Mapping
 
 
 def moment(time_s: float | None) -> int | None:
-    """A time as OpenAI's clients see it."""
+    """A time in whole seconds, as in OpenAI's JSON."""
     return None if time_s is None else int(time_s)
 
 
-def page_of(query: Mapping[str, str], *, usual: int, most: int, known: Sequence[str]) -> Page:
-    """The page that a query asks for; a Fault for parameters that are not `known`."""
+def page_of(query: Mapping[str, str], *, default: int, maximum: int, known: Sequence[str]) -> Page:
+    """The page that a query requests; raises GatewayFault for parameters that are not in `known`."""
     for name in query:
         if name not in known:
             raise GatewayFault(f"unknown parameter {shown(name)}", param=name[:60], code="unknown_parameter")
-    limit = query.get("limit", str(usual))
+    limit = query.get("limit", str(default))
     order = query.get("order", "desc")
-    if not re.fullmatch(r"[0-9]{1,9}", limit) or not 1 <= int(limit) <= most:
-        refuse("limit", f"must be a whole number from 1 to {most}, not {shown(limit)}")
+    if not re.fullmatch(r"[0-9]{1,9}", limit) or not 1 <= int(limit) <= maximum:
+        refuse("limit", f"must be a whole number from 1 to {maximum}, not {shown(limit)}")
     if order not in ("asc", "desc"):
         refuse("order", f"must be asc or desc, not {shown(order)}")
     return Page(int(limit), query.get("after"), newest_first=order == "desc")
 
 
 def upload_terms(fields: Mapping[str, str]) -> tuple[str, int | None]:
-    """The purpose of an upload and its lifetime in seconds, from its form fields."""
+    """The purpose of an upload and its lifetime in seconds, from the form fields."""
     for name in fields:
         if name not in _UPLOAD_FIELDS:
             raise GatewayFault(f"unknown field {shown(name)}", param=name[:60], code="unknown_parameter")
     purpose = fields.get("purpose")
     if purpose is None:
         raise GatewayFault(
-            "purpose is missing", param="purpose", code="missing_required_parameter", hint="batch for jobs"
+            "purpose is missing",
+            param="purpose",
+            code="missing_required_parameter",
+            hint='use "batch" for a file of jobs',
         )
     if purpose not in PURPOSES:
         refuse("purpose", f"must be one of {', '.join(PURPOSES)}, not {shown(purpose)}")
@@ -244,25 +247,25 @@ def upload_terms(fields: Mapping[str, str]) -> tuple[str, int | None]:
         return purpose, None
     if not re.fullmatch(r"[0-9]{1,9}", seconds or ""):
         refuse("expires_after", f"seconds must be a whole number, not {shown(seconds)}")
-    return purpose, kept_s(anchor, int(seconds or 0), "expires_after")
+    return purpose, lifetime_s(anchor, int(seconds or 0), "expires_after")
 
 
-def kept_s(anchor: Any, seconds: int, param: str) -> int:
-    """How long a file is kept after its creation, checked."""
+def lifetime_s(anchor: Any, seconds: int, param: str) -> int:
+    """Validate the lifetime of a file, which starts at its creation."""
     if anchor != "created_at":
         refuse(param, f'anchor must be "created_at", not {shown(anchor)}')
-    if not LEAST_KEPT_S <= seconds <= MOST_KEPT_S:
-        refuse(param, f"seconds must be from {LEAST_KEPT_S} to {MOST_KEPT_S}, not {seconds}")
+    if not MIN_LIFETIME_S <= seconds <= MAX_LIFETIME_S:
+        refuse(param, f"seconds must be from {MIN_LIFETIME_S} to {MAX_LIFETIME_S}, not {seconds}")
     return seconds
 
 
 def refuse(param: str, reason: str) -> NoReturn:
-    """Raise the Fault for an invalid value of a parameter."""
+    """Raise GatewayFault for an invalid parameter."""
     raise GatewayFault(f"{param}: {reason}", param=param, code="invalid_value")
 
 
 class _Content(Response):
-    """The bytes of a file in pieces; a client that does not read them is disconnected."""
+    """Streams the content of a file; a client that does not read is disconnected."""
 
     def __init__(self, path: Path, file: StoredFile, timeout_s: float) -> None:
         self._path = path
@@ -275,11 +278,11 @@ class _Content(Response):
             opened = await asyncio.to_thread(self._path.open, "rb")
         except OSError:
             raise GatewayFault(
-                "the bytes of this file are gone from the disk", status=404, code="file_not_found"
+                "the content of this file is missing on disk", status=404, code="file_not_found"
             ) from None
-        sending = ResponseWriter(scope, send, self._timeout_s)
+        writer = ResponseWriter(scope, send, self._timeout_s)
         try:
-            await sending.start(
+            await writer.start(
                 200,
                 [
                     (b"content-type", b"application/octet-stream"),
@@ -287,16 +290,16 @@ class _Content(Response):
                     (b"content-disposition", f"attachment; filename*=UTF-8''{quote(self._file.filename)}".encode()),
                 ],
             )
-            await self._send_pieces(opened, sending)
+            await self._send_pieces(opened, writer)
         except SlowClient:
-            visit_of(scope).error = "slow_client"
-            sending.abort()
+            context_of(scope).error = "slow_client"
+            writer.abort()
         finally:
             opened.close()
 
-    async def _send_pieces(self, opened: BinaryIO, sending: ResponseWriter) -> None:
+    async def _send_pieces(self, opened: BinaryIO, writer: ResponseWriter) -> None:
         left = self._file.bytes
         while left > 0 and (piece := await asyncio.to_thread(opened.read, min(_PIECE_BYTES, left))):
             left -= len(piece)
-            await sending.put(piece)
-        await sending.put(b"", more=False)
+            await writer.put(piece)
+        await writer.put(b"", more=False)

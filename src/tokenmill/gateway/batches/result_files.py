@@ -1,7 +1,7 @@
-"""The files of a batch: `check_input` validates the one that a client uploaded, `write_results` writes its results.
+"""The files of a batch: `check_input` validates the input file, `write_results` writes the results.
 
-As at OpenAI, a line that is not a request refuses the whole file, with its number and the reason. A body that no engine
-accepts fails only its own line, which ends up in the file of errors.
+As with OpenAI, one line that is not a request makes the whole file invalid. A line whose body no engine accepts fails
+alone and is written to the error file.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from tokenmill.jobs.store.sqlite_errors import unusable
 from tokenmill.storage import lines
 from tokenmill.storage.json_text import parse, shown
 
-MOST_ERRORS = 100  # errors reported at most
+MAX_ERRORS = 100  # reported per file
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5": "zstd", b"PA": "Parquet"}
 _PAGE_LINES = 512
 _OPENAI_ERRORS = {
@@ -36,16 +36,16 @@ _OPENAI_ERRORS = {
 
 @dataclass(frozen=True, slots=True)
 class CheckedInput:
-    """A file that was read."""
+    """The result of checking an input file."""
 
-    model: str | None = None  # None: its lines name none
+    model: str | None = None  # None: the lines name no model
     lines: int = 0
     errors: tuple[RefusedLine, ...] = ()  # empty: the file is valid
 
 
 @dataclass(slots=True)
 class _Reading:
-    """What the lines so far have in common."""
+    """State of a check: what the lines so far have in common."""
 
     endpoint: str
     model: str | None = None
@@ -53,26 +53,26 @@ class _Reading:
     ids: dict[str, int] = field(default_factory=dict)
 
 
-def check_input(path: Path, endpoint: str, *, go_on: Callable[[], bool] = lambda: True) -> CheckedInput:
-    """Read a whole file; stops early when `go_on` returns False."""
+def check_input(path: Path, endpoint: str, *, should_continue: Callable[[], bool] = lambda: True) -> CheckedInput:
+    """Validate a file; stops early when `should_continue` returns False."""
     reading = _Reading(endpoint)
     try:
-        errors = tuple(islice(_errors(path, reading, go_on), MOST_ERRORS))
+        errors = tuple(islice(_errors(path, reading, should_continue), MAX_ERRORS))
     except UsageError as error:
         errors = (RefusedLine("invalid_file", error.message.replace(str(path), "the file")),)
     if not errors and not reading.lines:
-        errors = (RefusedLine("empty_file", "the file holds no requests"),)
+        errors = (RefusedLine("empty_file", "the file contains no requests"),)
     return CheckedInput(reading.model, reading.lines, errors)
 
 
-def _errors(path: Path, reading: _Reading, go_on: Callable[[], bool]) -> Iterator[RefusedLine]:
+def _errors(path: Path, reading: _Reading, should_continue: Callable[[], bool]) -> Iterator[RefusedLine]:
     with path.open("rb") as file:
         start = file.read(2)
     if start in _COMPRESSED:
-        raise UsageError(f"the file is {_COMPRESSED[start]}: uncompressed lines of JSON are needed")
+        raise UsageError(f"the file is {_COMPRESSED[start]}; upload uncompressed JSON lines")
     with open_jobs(path) as source:
         for chunk in source.chunks():
-            if not go_on():
+            if not should_continue():
                 return
             for item in (chunk,) if isinstance(chunk, lines.BadLine) else lines.split(chunk):
                 if isinstance(item, lines.BadLine):
@@ -82,14 +82,14 @@ def _errors(path: Path, reading: _Reading, go_on: Callable[[], bool]) -> Iterato
 
 
 def _bad_line(text: str, number: int, reading: _Reading) -> RefusedLine | None:
-    """The error of a line, given the lines before it."""
+    """The error of a line, or None."""
     reading.lines += 1
     try:
         line = parse(text)
     except ValueError as error:
         return RefusedLine("invalid_json_line", str(error), number)
     bad = _bad_custom_id(line, number, reading) or _bad_request(line, number, reading)
-    # the message may quote half of a surrogate pair, which cannot be sent
+    # replace unpaired surrogates, which cannot be encoded
     return bad and replace(bad, message=bad.message.encode(errors="replace").decode())
 
 
@@ -102,7 +102,7 @@ def _bad_custom_id(line: Mapping[str, Any], number: int, reading: _Reading) -> R
         return RefusedLine("invalid_value", error.message, number, "custom_id")
     first = reading.ids.setdefault(name, number)
     if first != number:
-        message = f"custom_id {name[:60]!r} is on line {first} and again on line {number}"
+        message = f"duplicate custom_id {name[:60]!r} on lines {first} and {number}"
         return RefusedLine("duplicate_custom_id", message, number, "custom_id")
     return None
 
@@ -114,7 +114,7 @@ def _bad_request(line: Mapping[str, Any], number: int, reading: _Reading) -> Ref
     if line["method"] != "POST":
         return RefusedLine("invalid_method", f'method must be "POST", not {shown(line["method"])}', number, "method")
     if line["url"] != reading.endpoint:
-        message = f"url is {shown(line['url'])}, and the batch is for {reading.endpoint}"
+        message = f"url is {shown(line['url'])}, but the endpoint of the batch is {reading.endpoint}"
         return RefusedLine("mismatched_endpoint", message, number, "url")
     body = line["body"]
     if not isinstance(body, dict):
@@ -124,19 +124,21 @@ def _bad_request(line: Mapping[str, Any], number: int, reading: _Reading) -> Ref
 
 def _bad_model(model: Any, number: int, reading: _Reading) -> RefusedLine | None:
     if not isinstance(model, str | None):
-        return RefusedLine("invalid_value", f"model must be a text, not {shown(model)}", number, "body.model")
+        return RefusedLine("invalid_value", f"model must be a string, not {shown(model)}", number, "body.model")
     if reading.lines == 1:
         reading.model = model
     elif model != reading.model:
-        message = f"model is {shown(model)}, but {shown(reading.model)} on the first line: a batch has one model"
+        message = (
+            f"model is {shown(model)}, but {shown(reading.model)} on the first line; all lines must have the same model"
+        )
         return RefusedLine("mismatched_model", message, number, "body.model")
     return None
 
 
 def write_results(files: FileStore, reader: StoreReader, jobs: Batch, batch: HttpBatch, *, now_s: float) -> None:
-    """Write answers and errors of a finished batch in the order of its lines; a file without lines is not created.
+    """Write the answers and errors of a finished batch in the order of its lines; empty files are not created.
 
-    Every byte comes from the store, so a file that a kill cut short is written again. Blocks.
+    Everything is read from the store, so the call can be repeated after a kill. Blocks.
     """
     late = ended_late(jobs, batch)
     with ExitStack() as stack:
@@ -153,7 +155,7 @@ def write_results(files: FileStore, reader: StoreReader, jobs: Batch, batch: Htt
 
 
 def ended_late(jobs: Batch, batch: HttpBatch) -> bool:
-    """Whether running jobs were cancelled because the completion window was over, and not by a client."""
+    """Whether the jobs were cancelled because the completion window ended, and not by a client."""
     cancelled_s = jobs.cancelled_s
     return cancelled_s is not None and cancelled_s >= batch.expires_s and batch.cancelling_s is None
 
@@ -165,7 +167,7 @@ def _as_openai(result: Result, *, late: bool) -> Result:
 
 
 class _Draft:
-    """The draft of a result file; deleted on exit unless it was kept."""
+    """The draft of a result file; deleted on exit unless `keep` was called."""
 
     def __init__(self, files: FileStore, file: str) -> None:
         self._files = files
@@ -186,7 +188,7 @@ class _Draft:
         self._path.unlink(missing_ok=True)
 
     def append(self, line: bytes) -> None:
-        """Add a line."""
+        """Append a line."""
         try:
             self._file.write(line)
         except OSError as error:
@@ -195,7 +197,7 @@ class _Draft:
         self._size += len(line)
 
     def keep(self, name: str, batch: HttpBatch, now_s: float) -> None:
-        """Make a file of it, unless it is empty."""
+        """Turn the draft into a file, unless it is empty."""
         if not self._size:
             return
         try:

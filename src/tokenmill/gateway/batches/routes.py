@@ -1,4 +1,4 @@
-"""/v1/batches: create, list, retrieve and cancel batches; a `BatchRunner` works on them while the gateway serves."""
+"""/v1/batches: create, list, retrieve and cancel batches; an `HttpBatchRunner` runs them while the gateway serves."""
 
 import asyncio
 import re
@@ -47,21 +47,21 @@ from tokenmill.jobs.store.http_batches import (
 )
 from tokenmill.storage.json_text import shown
 
-FOLDER = "batches"  # in the state folder: the store that `tokenmill run` and `tokenmill status` use by default
+FOLDER = "batches"  # in the state folder; the default store of `tokenmill run` and `tokenmill status`
 _WINDOW = re.compile(WINDOW[1:-1])
 _METADATA_QUERY = re.compile(r"metadata\[(.+)\]", re.DOTALL)
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def part(state: GatewayState, *, tick_s: float = TICK_S, clock: Callable[[], float] = time.time) -> RouteGroup:
-    """Files and batches, and the runner that works on them while the gateway serves."""
+def route_group(state: GatewayState, *, tick_s: float = TICK_S, clock: Callable[[], float] = time.time) -> RouteGroup:
+    """Routes for files and batches, and the runner that executes batches while the gateway serves."""
     service = _Service(state, tick_s, clock)
-    return RouteGroup(_routes(state, service), OPERATIONS, alongside=service.serving)
+    return RouteGroup(_routes(state, service), OPERATIONS, lifespan=service.serving)
 
 
 @dataclass(slots=True)
 class _Service:
-    """What requests and the runner share, open while the gateway serves."""
+    """Rows, files and the runner, which are open while the gateway serves."""
 
     state: GatewayState
     tick_s: float
@@ -70,7 +70,7 @@ class _Service:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        """Open the store, take over an older gateway's database, and work on batches until the gateway stops."""
+        """Open the store, import the database of an older version, and run batches until the gateway stops."""
         folder = self.state.state_path / FOLDER
         rows = await asyncio.to_thread(lambda: HttpBatches(folder, clock=self.clock))
         try:
@@ -88,17 +88,17 @@ class _Service:
             rows.close()
 
     def files(self) -> tuple[HttpBatches, FileStore]:
-        """Rows and bytes; a Fault before the gateway serves."""
+        """Rows and files; raises GatewayFault until the gateway serves."""
         if self._opened is None:
-            raise GatewayFault("files and batches are not served yet", status=503, code="starting", retry_after_s=1.0)
+            raise GatewayFault("the gateway is still starting", status=503, code="starting", retry_after_s=1.0)
         return self._opened[:2]
 
     def rows(self) -> HttpBatches:
-        """Rows; a Fault before the gateway serves."""
+        """Rows; raises GatewayFault until the gateway serves."""
         return self.files()[0]
 
     def wake(self) -> None:
-        """Let the runner look for work now."""
+        """Make the runner check for new batches now."""
         if self._opened is not None:
             self._opened[2].wake()
 
@@ -112,7 +112,7 @@ def _routes(state: GatewayState, service: _Service) -> list[Route]:
         file = await visible_file(request, rows, wanted.input_file_id, param="input_file_id")
         if file.purpose != "batch":
             raise GatewayFault(
-                f"{file.id} was uploaded for {file.purpose}, not for batch",
+                f"{file.id} has the purpose {file.purpose!r}, not 'batch'",
                 param="input_file_id",
                 code="invalid_value",
                 hint='upload it with purpose "batch"',
@@ -127,7 +127,7 @@ def _routes(state: GatewayState, service: _Service) -> list[Route]:
         query = request.query_params
         metadata = metadata_wanted(query)
         known = ("after", "limit", *(f"metadata[{key}]" for key in metadata))
-        page = page_of(query, usual=USUAL_BATCHES, most=MOST_BATCHES, known=known)
+        page = page_of(query, default=USUAL_BATCHES, maximum=MOST_BATCHES, known=known)
         found = await asyncio.to_thread(service.rows().batches, owner_of(request), page, metadata=metadata)
         return JSONResponse(list_body(found, page, batch_body))
 
@@ -140,7 +140,7 @@ def _routes(state: GatewayState, service: _Service) -> list[Route]:
         batch = await visible(request)
         if not cancelled and batch.status not in ("cancelling", "cancelled"):
             raise GatewayFault(
-                f"{batch.id} is {batch.status}: there is nothing left to cancel",
+                f"{batch.id} cannot be cancelled: it is {batch.status}",
                 status=409,
                 code="batch_not_cancellable",
             )
@@ -151,7 +151,7 @@ def _routes(state: GatewayState, service: _Service) -> list[Route]:
         name = request.path_params["batch_id"]
         batch = await asyncio.to_thread(service.rows().batch, name)
         if batch is None or not may_see(owner_of(request), batch.owner):
-            raise GatewayFault(f"there is no batch {name[:60]!r}", status=404, code="batch_not_found", param="batch_id")
+            raise GatewayFault(f"unknown batch {name[:60]!r}", status=404, code="batch_not_found", param="batch_id")
         return batch
 
     return [
@@ -167,7 +167,7 @@ def _routes(state: GatewayState, service: _Service) -> list[Route]:
 
 
 def batch_body(batch: HttpBatch) -> schemas.BatchObject:
-    """A batch as OpenAI's clients see it."""
+    """A batch as JSON."""
     outcome = batch.outcome
     written = outcome if batch.final else None
     ended_at = {batch.status: moment(batch.ended_s)}
@@ -210,15 +210,15 @@ def _errors_body(errors: Sequence[RefusedLine]) -> schemas.BatchErrors:
 
 
 def _usage_body(outcome: Outcome) -> dict[str, Any]:
-    """What was computed for the batch; answers that the store had already cost nothing."""
-    spent = outcome.totals
+    """Tokens computed for the batch; answers reused from the store are not counted."""
+    totals = outcome.totals
     return {
-        "input_tokens": spent.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": spent.cached_tokens},
-        "output_tokens": spent.completion_tokens,
+        "input_tokens": totals.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": totals.cached_tokens},
+        "output_tokens": totals.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": spent.prompt_tokens + spent.completion_tokens,
-        "answers": {"computed": spent.computed, "reused": spent.reused},
+        "total_tokens": totals.prompt_tokens + totals.completion_tokens,
+        "answers": {"computed": totals.computed, "reused": totals.reused},
     }
 
 
@@ -226,10 +226,10 @@ def _usage_body(outcome: Outcome) -> dict[str, Any]:
 
 
 def batch_request(given: Mapping[str, Any]) -> HttpBatchRequest:
-    """The body of a request for a batch. Raises RequestRefused or a Fault, which name the key."""
+    """Validate the body of POST /v1/batches; raises RequestRefused or GatewayFault with the name of the invalid key."""
     present = {key: value for key, value in given.items() if value is not None}
     wanted = validate(BatchRequestObject, present, code="invalid_value", missing_code="missing_required_parameter")
-    kept = wanted.output_expires_after
+    lifetime = wanted.output_expires_after
     return HttpBatchRequest(
         wanted.endpoint,
         wanted.completion_window,
@@ -237,20 +237,20 @@ def batch_request(given: Mapping[str, Any]) -> HttpBatchRequest:
         wanted.input_file_id,
         wanted.metadata,
         wanted.priority or 0,
-        None if kept is None else kept.seconds,
+        None if lifetime is None else lifetime.seconds,
     )
 
 
 def window_s(text: str) -> float:
-    """A completion window in seconds. OpenAI allows only 24h, the gateway any time up to a year."""
+    """A completion window in seconds. OpenAI allows only 24h, the gateway any duration up to a year."""
     if not _WINDOW.fullmatch(text) or not 0 < int(text[:-1]) * _SECONDS[text[-1]] <= LONGEST_WINDOW_S:
-        refuse("completion_window", f"must be a time such as 24h, 90m or 7d, up to a year, not {shown(text)}")
+        refuse("completion_window", f"must be a duration such as 24h, 90m or 7d, at most a year, not {shown(text)}")
     return float(int(text[:-1]) * _SECONDS[text[-1]])
 
 
 def metadata_wanted(query: Mapping[str, str]) -> dict[str, str]:
-    """The metadata that listed batches must have: query parameters `metadata[KEY]=VALUE`."""
+    """The metadata filter of a list, from query parameters `metadata[KEY]=VALUE`."""
     named = {name: found[1] for name in query if (found := _METADATA_QUERY.fullmatch(name))}
     if len(named) > MOST_METADATA:
-        refuse("metadata", f"a batch has at most {MOST_METADATA} entries")
+        refuse("metadata", f"must have at most {MOST_METADATA} entries")
     return {key: query[name] for name, key in named.items()}

@@ -1,12 +1,11 @@
-"""Works on batches that were submitted by HTTP: checks the file, stores its jobs, has engines answer, writes results.
+"""Runs batches that were submitted by HTTP: checks the file, stores its jobs, lets workers run them, writes results.
 
-    validating -> in_progress -> finalizing -> completed | expired        failed: the file was refused
+    validating -> in_progress -> finalizing -> completed | expired        failed: the file is invalid
     validating, in_progress -> cancelling -> cancelled
 
-Every step starts from what is in the store, so after a kill the next gateway continues where this one was. The job
-batch has the name of the HTTP batch, so it is stored once. One loop looks at all batches that have not ended; slow
-steps are tasks of their own. The lock of the store is held only while there are such batches, so that `tokenmill run`
-can work in between.
+Every step starts from the state in the store, so a new gateway continues after a kill. The job batch has the name of
+the HTTP batch, so it is stored only once. One loop advances all unfinished batches; slow steps are separate tasks. The
+store is locked only while there are unfinished batches, so that `tokenmill run` can use it in between.
 """
 
 import asyncio
@@ -26,18 +25,18 @@ from tokenmill.jobs.models import Batch, Submission
 from tokenmill.jobs.store.http_batches import HttpBatch, HttpBatches, Outcome, RefusedLine, Status
 from tokenmill.jobs.store.store import Store
 
-TICK_S = 1.0  # polling interval while there are batches
+TICK_S = 1.0  # polling interval while there are unfinished batches
 SWEEP_S = 600.0  # interval between searches for expired files
 _RETRY_S = 5.0  # after a step failed
-_EXPIRED = "deadline"  # the store's code
+_EXPIRED = "deadline"  # error code of expired jobs in the store
 
 
 class _Stopped(Exception):
-    """The gateway stops while a file is being stored."""
+    """The gateway is stopping while a file is being stored."""
 
 
 class HttpBatchRunner:
-    """Runs in the gateway's event loop between `start` and `stop`."""
+    """Advances batches in the gateway's event loop, between `start` and `stop`."""
 
     def __init__(
         self,
@@ -57,22 +56,22 @@ class HttpBatchRunner:
         self._clock = clock
         self._store: Store | None = None
         self._workers = BackendWorkers(state, tick_s=tick_s, clock=clock, wake=self.wake)
-        self._steps: dict[str, asyncio.Task[None]] = {}  # slow steps by batch
-        self._retry_at_s: dict[str, float] = {}  # by batch whose step failed
+        self._steps: dict[str, asyncio.Task[None]] = {}  # running slow steps by batch
+        self._retry_at_s: dict[str, float] = {}  # by batch, after a failed step
         self._woken = asyncio.Event()
         self._stopping = False
         self._main: asyncio.Task[None] | None = None
         self._loop_s = asyncio.get_running_loop().time
         self._swept_s: float | None = None
-        self._trouble: str | None = None  # why the runner waits; logged when it changes
+        self._trouble: str | None = None  # last error of the loop; logged when it changes
 
     def start(self) -> None:
-        """Begin; `stop` ends it."""
+        """Start the loop."""
         self._main = asyncio.create_task(self._run())
         self._main.add_done_callback(self._log_failure)
 
     async def stop(self) -> None:
-        """Stop soon; jobs in flight are put back."""
+        """Stop the loop and all workers; jobs in flight return to the queue."""
         self._stopping = True
         self.wake()
         if self._main is not None:
@@ -84,13 +83,13 @@ class HttpBatchRunner:
 
     def _log_failure(self, main: "asyncio.Task[None]") -> None:
         if not main.cancelled() and (bug := main.exception()) is not None:  # `stop` raises it
-            self._state.log({"event": "batches_stopped", "why": f"tokenmill itself failed: {bug!r}"})
+            self._state.log({"event": "batches_stopped", "why": f"internal error: {bug!r}"})
 
     async def _run(self) -> None:
         try:
             while not self._stopping:
                 self._woken.clear()
-                busy = await self._look()
+                busy = await self._advance_all()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._tick_s if busy else SWEEP_S):
                         await self._woken.wait()
@@ -100,8 +99,8 @@ class HttpBatchRunner:
             await asyncio.gather(*self._steps.values(), return_exceptions=True)
             await self._close_store()
 
-    async def _look(self) -> bool:
-        """Advance every batch that has not ended; returns whether to check again soon."""
+    async def _advance_all(self) -> bool:
+        """Advance all unfinished batches; returns whether to check again soon."""
         try:
             await self._sweep()
             batches = await asyncio.to_thread(self._rows.unfinished)
@@ -123,7 +122,7 @@ class HttpBatchRunner:
         return True
 
     async def _settle(self, store: Store) -> None:
-        """Expire and cancel jobs that no worker has; other processes may have asked for that."""
+        """Expire jobs, and cancel batches that no worker runs; other processes may have requested that."""
         await asyncio.to_thread(store.expire)
         for batch in await asyncio.to_thread(store.asked_to_cancel):
             if not self._workers.has(batch):
@@ -146,7 +145,7 @@ class HttpBatchRunner:
         if store is not None:
             await asyncio.to_thread(store.close)
 
-    # One batch.
+    # ---- one batch
 
     async def _advance(self, store: Store, batch: HttpBatch) -> None:
         """Take the next step of a batch."""
@@ -157,7 +156,7 @@ class HttpBatchRunner:
             if not cancelling and not expired:
                 self._start_step(batch, self._admit(store, batch))
                 return
-            if jobs is not None:  # a kill left a part of it
+            if jobs is not None:  # partly stored before a kill
                 await asyncio.to_thread(store.submissions.forget, jobs.id)
             await self._end(batch, "cancelled" if cancelling else "expired", even_cancelling=cancelling)
         elif jobs.finished:
@@ -165,24 +164,22 @@ class HttpBatchRunner:
             if await asyncio.to_thread(self._rows.finalize, batch.id):
                 self._log(batch, "finalizing")
             self._start_step(batch, self._finish(store, batch))
-        elif cancelling or expired:  # a job in flight would be too late, too
+        elif cancelling or expired:  # jobs in flight are late as well
             if self._workers.has(jobs.id):
-                await asyncio.to_thread(store.ask_cancel, jobs.id)  # the worker releases its jobs first
+                await asyncio.to_thread(store.ask_cancel, jobs.id)  # the worker cancels it after releasing its jobs
             else:
                 await asyncio.to_thread(store.cancel, jobs.id)
                 self.wake()
         else:
-            await self._workers.work_on(store, jobs, batch)
+            await self._workers.run(store, jobs, batch)
 
     async def _admit(self, store: Store, batch: HttpBatch) -> None:
         """Check the input file and store its jobs."""
         path = self._files.path(batch.input_file_id)
         if not path.is_file():
-            await self._refuse(
-                batch, RefusedLine("file_not_found", f"the file {batch.input_file_id} is not there any more")
-            )
+            await self._refuse(batch, RefusedLine("file_not_found", f"the file {batch.input_file_id} was deleted"))
             return
-        checked = await asyncio.to_thread(check_input, path, batch.endpoint, go_on=lambda: not self._stopping)
+        checked = await asyncio.to_thread(check_input, path, batch.endpoint, should_continue=lambda: not self._stopping)
         if self._stopping:
             return
         if checked.errors:
@@ -212,12 +209,12 @@ class HttpBatchRunner:
             self._log(batch, "in_progress")
 
     def _check_stopping(self, _line: int) -> None:
-        """Called while lines are stored; the next gateway continues after them."""
+        """Called for every stored line; raises _Stopped when the gateway stops."""
         if self._stopping:
             raise _Stopped
 
     async def _finish(self, store: Store, batch: HttpBatch) -> None:
-        """Write the results of a batch and end it; one with damaged answers is worked on again instead."""
+        """Write the results of a batch and end it; if stored answers are damaged, requeue their jobs instead."""
         jobs = await asyncio.to_thread(store.named, batch.id)
         if await asyncio.to_thread(store.requeue_damaged, jobs.id):
             return
@@ -241,7 +238,7 @@ class HttpBatchRunner:
         self._state.log({"event": "batch", "batch": batch.id, "status": status})
 
     def _start_step(self, batch: HttpBatch, step: Coroutine[Any, Any, None]) -> None:
-        """Run a slow step in a task of its own; one that fails is retried later."""
+        """Run a slow step as a task; a failed step is retried after _RETRY_S."""
 
         async def go() -> None:
             self._retry_at_s[batch.id] = self._loop_s() + _RETRY_S
@@ -258,14 +255,14 @@ class HttpBatchRunner:
 
         def over(task: "asyncio.Task[None]") -> None:
             if not task.cancelled() and (bug := task.exception()) is not None:
-                self._state.log({"event": "batch_waits", "batch": batch.id, "why": f"tokenmill itself failed: {bug!r}"})
+                self._state.log({"event": "batch_waits", "batch": batch.id, "why": f"internal error: {bug!r}"})
 
         self._steps[batch.id] = asyncio.create_task(go())
         self._steps[batch.id].add_done_callback(over)
 
 
 def _job_batch(store: Store, batch: HttpBatch) -> Batch | None:
-    """The job batch of an HTTP batch, with all its lines or not."""
+    """The job batch of an HTTP batch, complete or not; None if it is not stored yet."""
     try:
         return store.named(batch.id)
     except UsageError:

@@ -1,4 +1,4 @@
-"""Bodies and answers of /v1/files and /v1/batches: models that validate and that /openapi.json is generated from."""
+"""Bodies and responses of /v1/files and /v1/batches; they validate requests and generate /openapi.json."""
 
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
@@ -19,8 +19,8 @@ from tokenmill.jobs.store.http_batches import (
 
 PURPOSES = ("batch", "assistants", "fine-tune", "vision", "user_data", "evals")
 LISTED_PURPOSES = (*PURPOSES, "batch_output")
-LEAST_KEPT_S = 3600
-MOST_KEPT_S = 2_592_000
+MIN_LIFETIME_S = 3600
+MAX_LIFETIME_S = 2_592_000
 
 _Count = Annotated[int, Meta(ge=0)]
 _Moment = Annotated[int | None, Meta(description="Unix seconds.")]
@@ -34,10 +34,10 @@ _Metadata = Annotated[
 
 
 class ExpiresAfter(Struct, forbid_unknown_fields=True):
-    """How long a file is kept."""
+    """Lifetime of a file."""
 
     anchor: Literal["created_at"]
-    seconds: Annotated[int, Meta(ge=LEAST_KEPT_S, le=MOST_KEPT_S)]
+    seconds: Annotated[int, Meta(ge=MIN_LIFETIME_S, le=MAX_LIFETIME_S)]
 
 
 class BatchRequestObject(Struct, forbid_unknown_fields=True):
@@ -45,7 +45,9 @@ class BatchRequestObject(Struct, forbid_unknown_fields=True):
 
     input_file_id: str
     endpoint: Literal["/v1/chat/completions", "/v1/completions"]
-    completion_window: Annotated[str, Meta(pattern=WINDOW, description="24h, 90m, 7d: a year at most.")]
+    completion_window: Annotated[
+        str, Meta(pattern=WINDOW, description="A duration such as 24h, 90m or 7d; at most a year.")
+    ]
     metadata: _Metadata | None = None
     output_expires_after: ExpiresAfter | None = None
     priority: Annotated[
@@ -57,7 +59,7 @@ class BatchRequestObject(Struct, forbid_unknown_fields=True):
 class FileUpload(Struct, forbid_unknown_fields=True):
     """The form of POST /v1/files."""
 
-    file: Annotated[str, Meta(extra_json_schema={"format": "binary"}, description="For batches: lines of JSON.")]
+    file: Annotated[str, Meta(extra_json_schema={"format": "binary"}, description="JSON lines for batches.")]
     purpose: Annotated[str, Meta(extra_json_schema={"enum": list(PURPOSES)})]
 
 
@@ -72,7 +74,7 @@ class FileObject(TypedDict):
     bytes: _Count
     created_at: int
     expires_at: NotRequired[_Moment]
-    filename: Annotated[str, Meta(description="The name that the client gave it.")]
+    filename: Annotated[str, Meta(description="The client's file name.")]
     purpose: Annotated[str, Meta(extra_json_schema={"enum": list(LISTED_PURPOSES)})]
     status: Literal["processed"]
     status_details: NotRequired[None]
@@ -90,7 +92,7 @@ class FileList(TypedDict):
 
 
 class FileDeleted(TypedDict):
-    """The answer of DELETE /v1/files/{file_id}."""
+    """The response of DELETE /v1/files/{file_id}."""
 
     id: str
     object: Literal["file"]
@@ -98,7 +100,7 @@ class FileDeleted(TypedDict):
 
 
 class BatchError(TypedDict):
-    """Why a file cannot be a batch."""
+    """An error in an input file."""
 
     code: str
     message: str
@@ -114,7 +116,7 @@ class BatchErrors(TypedDict):
 
 
 class RequestCounts(TypedDict):
-    """Jobs of a batch."""
+    """Number of jobs of a batch."""
 
     total: _Count
     completed: _Count
@@ -147,7 +149,7 @@ class BatchObject(TypedDict):
     usage: NotRequired[
         Annotated[
             dict[str, Any] | None,
-            Meta(description="What was computed for the batch; answers that the store had already cost nothing."),
+            Meta(description="Tokens computed for the batch; answers reused from the store are not counted."),
         ]
     ]
     metadata: NotRequired[_Metadata | None]
@@ -167,11 +169,11 @@ class BatchList(TypedDict):
 # ---- operations
 
 
-def _limit(most: int) -> dict[str, Any]:
-    return query_parameter("limit", "The size of a page.", {"type": "integer", "minimum": 1, "maximum": most})
+def _limit(maximum: int) -> dict[str, Any]:
+    return query_parameter("limit", "Maximum number of entries.", {"type": "integer", "minimum": 1, "maximum": maximum})
 
 
-_AFTER = query_parameter("after", "The last ID of the page before.", {"type": "string"})
+_AFTER = query_parameter("after", "The last ID of the previous page.", {"type": "string"})
 _METADATA = query_parameter(
     "metadata",
     "Only batches with this metadata; not in OpenAI's protocol.",
@@ -196,20 +198,20 @@ OPERATIONS = (
     Operation(
         path="/v1/files",
         id="listFiles",
-        summary="Files, the newest first.",
+        summary="List files, newest first.",
         parameters=[
             _AFTER,
             _limit(MOST_FILES),
-            query_parameter("order", "By creation.", {"enum": ["asc", "desc"]}),
+            query_parameter("order", "Order by time of creation.", {"enum": ["asc", "desc"]}),
             query_parameter("purpose", "Only files with this purpose.", {"enum": list(LISTED_PURPOSES)}),
         ],
-        answers={200: DocumentedAnswer("A page.", FileList)},
+        answers={200: DocumentedAnswer("A page of the list.", FileList)},
         errors=(400, *NO_KEY),
     ),
     Operation(
         path="/v1/files/{file_id}",
         id="retrieveFile",
-        summary="One file.",
+        summary="Retrieve a file's metadata.",
         parameters=[_FILE_ID],
         answers={200: DocumentedAnswer("The file.", FileObject)},
         errors=(404, *NO_KEY),
@@ -218,7 +220,7 @@ OPERATIONS = (
         method="delete",
         path="/v1/files/{file_id}",
         id="deleteFile",
-        summary="Delete a file that no unfinished batch needs.",
+        summary="Delete a file; refused while an unfinished batch needs it.",
         parameters=[_FILE_ID],
         answers={200: DocumentedAnswer("The file is deleted.", FileDeleted)},
         errors=(404, 409, *NO_KEY),
@@ -226,16 +228,16 @@ OPERATIONS = (
     Operation(
         path="/v1/files/{file_id}/content",
         id="fileContent",
-        summary="The bytes of a file.",
+        summary="Download the content of a file.",
         parameters=[_FILE_ID],
-        answers={200: DocumentedAnswer("The bytes.", media=("application/octet-stream",))},
+        answers={200: DocumentedAnswer("The content.", media=("application/octet-stream",))},
         errors=(404, *NO_KEY),
     ),
     Operation(
         method="post",
         path="/v1/batches",
         id="createBatch",
-        summary="Run the jobs of a file behind interactive requests.",
+        summary="Create a batch from a file; interactive requests have priority over it.",
         body=BatchRequestObject,
         answers={200: DocumentedAnswer("The batch.", BatchObject)},
         errors=(400, 404, 408, 413, 415, *NO_KEY),
@@ -243,15 +245,15 @@ OPERATIONS = (
     Operation(
         path="/v1/batches",
         id="listBatches",
-        summary="Batches, the newest first.",
+        summary="List batches, newest first.",
         parameters=[_AFTER, _limit(MOST_BATCHES), _METADATA],
-        answers={200: DocumentedAnswer("A page.", BatchList)},
+        answers={200: DocumentedAnswer("A page of the list.", BatchList)},
         errors=(400, *NO_KEY),
     ),
     Operation(
         path="/v1/batches/{batch_id}",
         id="retrieveBatch",
-        summary="One batch.",
+        summary="Retrieve a batch.",
         parameters=[_BATCH_ID],
         answers={200: DocumentedAnswer("The batch.", BatchObject)},
         errors=(404, *NO_KEY),

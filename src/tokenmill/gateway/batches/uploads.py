@@ -1,6 +1,6 @@
-"""Receives a multipart/form-data upload: streamed to disk within limits, and hashed on the way.
+"""Receives multipart/form-data uploads: streams the file to disk within limits and hashes it.
 
-Memory holds only the latest piece. The client's file name is a label, never a path.
+About 1 MiB is kept in memory. The client's file name is a label and never used as a path.
 """
 
 import asyncio
@@ -20,16 +20,16 @@ from tokenmill.jobs.store.sqlite_errors import unusable
 from tokenmill.units import KIB, MIB, format_bytes
 
 FIELD = "file"
-LONGEST_NAME = 255
-MOST_FIELD_BYTES = KIB  # for fields such as purpose
-_BESIDE_BYTES = 64 * KIB  # for boundaries and fields around the file
+MAX_NAME_CHARS = 255
+MAX_FIELD_BYTES = KIB  # for fields such as purpose
+_FORM_OVERHEAD_BYTES = 64 * KIB  # for boundaries and fields around the file
 _WRITE_BYTES = MIB
-_MOST_PARTS = 16
+_MAX_PARTS = 16
 
 
 @dataclass(slots=True)
 class Upload:
-    """The received upload."""
+    """A received upload."""
 
     filename: str
     bytes: int
@@ -37,23 +37,23 @@ class Upload:
     fields: dict[str, str] = field(default_factory=dict)
 
 
-async def receive(request: Request, into: Path, *, most_bytes: int, timeout_s: float) -> Upload:
-    """Write the form's file to a path; it is on disk when this returns. After a Fault, the path does not exist.
+async def receive(request: Request, into: Path, *, max_bytes: int, timeout_s: float) -> Upload:
+    """Write the uploaded file to `into`; its content is on disk on return. After an error, `into` does not exist.
 
     `timeout_s` limits the wait for each piece, not for the whole upload.
     """
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
         raise GatewayFault(
-            "a file comes as multipart/form-data with a boundary", status=415, code="unsupported_media_type"
+            "the content type must be multipart/form-data with a boundary", status=415, code="unsupported_media_type"
         )
     announced = request.headers.get("content-length", "")
-    if announced.isdigit() and int(announced) > most_bytes + _BESIDE_BYTES:
-        raise _too_large(most_bytes)
+    if announced.isdigit() and int(announced) > max_bytes + _FORM_OVERHEAD_BYTES:
+        raise _too_large(max_bytes)
     try:
         with into.open("xb") as file:
-            form = _Form(options[b"boundary"], most_bytes)
-            await _pour(request, form, file, timeout_s)
+            form = _Form(options[b"boundary"], max_bytes)
+            await _stream(request, form, file, timeout_s)
             upload = form.ended()
             await asyncio.to_thread(_sync, file)
             return upload
@@ -65,7 +65,7 @@ async def receive(request: Request, into: Path, *, most_bytes: int, timeout_s: f
         raise
 
 
-async def _pour(request: Request, form: "_Form", file: BinaryIO, timeout_s: float) -> None:
+async def _stream(request: Request, form: "_Form", file: BinaryIO, timeout_s: float) -> None:
     stream = request.stream()
     try:
         while True:
@@ -79,19 +79,19 @@ async def _pour(request: Request, form: "_Form", file: BinaryIO, timeout_s: floa
         await asyncio.to_thread(form.write, file)
     except TimeoutError:
         raise GatewayFault(
-            f"nothing more of the file came within {timeout_s:g} s", status=408, code="body_timeout", kind="size"
+            f"no data of the file arrived for {timeout_s:g} s", status=408, code="body_timeout", kind="size"
         ) from None
     except ClientDisconnect:
-        raise GatewayFault("the client left in the middle of its file", code="client_left") from None
+        raise GatewayFault("the client disconnected during the upload", code="client_left") from None
     finally:
         await stream.aclose()
 
 
 class _Form:
-    """Incremental form parser; pieces of the file wait for `write`."""
+    """Incremental form parser; pieces of the file are buffered until `write`."""
 
-    def __init__(self, boundary: bytes, most_bytes: int) -> None:
-        self._most = most_bytes
+    def __init__(self, boundary: bytes, max_bytes: int) -> None:
+        self._most = max_bytes
         self._sum = hashlib.sha256()
         self._size = 0
         self._pieces: list[bytes] = []
@@ -101,7 +101,7 @@ class _Form:
         self._header = bytearray()
         self._value = bytearray()
         self._disposition = b""
-        self._part: Callable[[bytes], None] = self._nowhere
+        self._part: Callable[[bytes], None] = self._outside_parts
         self._parts = 0
         self._complete = False
         try:
@@ -110,11 +110,11 @@ class _Form:
                 {
                     "on_part_begin": self._begin,
                     "on_part_data": lambda data, start, end: self._part(data[start:end]),
-                    "on_header_field": lambda data, start, end: self._head(self._header, data[start:end]),
-                    "on_header_value": lambda data, start, end: self._head(self._value, data[start:end]),
+                    "on_header_field": lambda data, start, end: self._append_header(self._header, data[start:end]),
+                    "on_header_value": lambda data, start, end: self._append_header(self._value, data[start:end]),
                     "on_header_end": self._header_ended,
-                    "on_headers_finished": self._named,
-                    "on_end": self._over,
+                    "on_headers_finished": self._headers_finished,
+                    "on_end": self._finished,
                 },
             )
         except FormParserError as error:
@@ -128,7 +128,7 @@ class _Form:
             raise _malformed(str(error)) from None
 
     def write(self, file: BinaryIO) -> None:
-        """Write the parsed pieces to the file; blocks."""
+        """Write the buffered pieces to the file; blocks."""
         pieces = self._pieces
         self._pieces = []
         self.waiting_bytes = 0
@@ -137,11 +137,11 @@ class _Form:
             file.write(piece)
 
     def ended(self) -> Upload:
-        """Finish parsing."""
+        """The upload, after all data; raises GatewayFault if the form is incomplete."""
         if not self._complete:
-            raise _malformed("it ends in the middle")
+            raise _malformed("it is incomplete")
         if self._filename is None:
-            raise GatewayFault(f"the form has no file in a field {FIELD!r}", param=FIELD)
+            raise GatewayFault(f"the form has no file in the field {FIELD!r}", param=FIELD)
         try:
             fields = {name: value.decode() for name, value in self._fields.items()}
         except UnicodeDecodeError:
@@ -150,12 +150,12 @@ class _Form:
 
     def _begin(self) -> None:
         self._disposition, self._parts = b"", self._parts + 1
-        if self._parts > _MOST_PARTS:
-            raise _malformed(f"it has more than {_MOST_PARTS} parts")
+        if self._parts > _MAX_PARTS:
+            raise _malformed(f"it has more than {_MAX_PARTS} parts")
 
-    def _head(self, into: bytearray, data: bytes) -> None:
+    def _append_header(self, into: bytearray, data: bytes) -> None:
         into += data
-        if len(into) > MOST_FIELD_BYTES * 4:
+        if len(into) > MAX_FIELD_BYTES * 4:
             raise _malformed("a header is too long")
 
     def _header_ended(self) -> None:
@@ -164,45 +164,45 @@ class _Form:
         self._header.clear()
         self._value.clear()
 
-    def _named(self) -> None:
+    def _headers_finished(self) -> None:
         _, options = parse_options_header(self._disposition)
         name = options.get(b"name", b"").decode(errors="replace")
         if name == FIELD and b"filename" in options:
             if self._filename is not None:
-                raise GatewayFault("one file at a time", param=FIELD)
-            self._filename, self._part = label(options[b"filename"].decode(errors="replace")), self._of_file
+                raise GatewayFault("the form has more than one file", param=FIELD)
+            self._filename, self._part = label(options[b"filename"].decode(errors="replace")), self._append_file
         elif b"filename" in options:
-            raise GatewayFault(f"the file belongs into the field {FIELD!r}, not {name[:60]!r}", param=FIELD)
+            raise GatewayFault(f"the file must be in the field {FIELD!r}, not {name[:60]!r}", param=FIELD)
         else:
             if name in self._fields:
-                raise GatewayFault(f"{name[:60]!r} is given twice", param=name[:60])
+                raise GatewayFault(f"the field {name[:60]!r} is given twice", param=name[:60])
             value = self._fields[name] = bytearray()
-            self._part = lambda data: self._of_field(name, value, data)
+            self._part = lambda data: self._append_field(name, value, data)
 
-    def _nowhere(self, data: bytes) -> None:
+    def _outside_parts(self, data: bytes) -> None:
         raise _malformed("it has no parts")
 
-    def _of_file(self, data: bytes) -> None:
+    def _append_file(self, data: bytes) -> None:
         self._size += len(data)
         if self._size > self._most:
             raise _too_large(self._most)
         self._pieces.append(data)
         self.waiting_bytes += len(data)
 
-    def _of_field(self, name: str, value: bytearray, data: bytes) -> None:
+    def _append_field(self, name: str, value: bytearray, data: bytes) -> None:
         value += data
-        if len(value) > MOST_FIELD_BYTES:
-            raise GatewayFault(f"{name[:60]!r} is too long", param=name[:60])
+        if len(value) > MAX_FIELD_BYTES:
+            raise GatewayFault(f"the field {name[:60]!r} is too long", param=name[:60])
 
-    def _over(self) -> None:
+    def _finished(self) -> None:
         self._complete = True
 
 
 def label(name: str) -> str:
-    """The client's file name, made safe to display: no folders, no terminal control characters."""
+    """The client's file name without folders and control characters, safe to display."""
     last = name.replace("\\", "/").rpartition("/")[2]
     shown = "".join(char for char in last if char.isprintable()).strip()
-    return shown[:LONGEST_NAME] or "file"
+    return shown[:MAX_NAME_CHARS] or "file"
 
 
 def _sync(file: BinaryIO) -> None:
@@ -210,9 +210,9 @@ def _sync(file: BinaryIO) -> None:
     os.fsync(file.fileno())
 
 
-def _too_large(most_bytes: int) -> GatewayFault:
+def _too_large(max_bytes: int) -> GatewayFault:
     return GatewayFault(
-        f"the file is larger than {format_bytes(most_bytes)}",
+        f"the file is larger than {format_bytes(max_bytes)}",
         status=413,
         code="file_too_large",
         kind="size",

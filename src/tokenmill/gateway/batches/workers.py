@@ -1,8 +1,8 @@
 """Assigns batches to backends: one job worker per backend, each batch on its best available backend.
 
-The batches of one backend run together, because they may share prefixes and whole answers; new ones join running
-workers. A worker stops when the backend of one of its batches fails, or when a better one is available again. Its jobs
-in flight return to the queue, and its batches move to their best backends.
+All batches of a backend run in one worker, because they may share prefixes and answers; a new batch joins the running
+worker. A worker stops when its backend fails, or when a better backend for one of its batches is available again; its
+jobs in flight return to the queue, and its batches move to their best backends.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from tokenmill.errors import TokenmillError, UnknownModel
 from tokenmill.gateway.backends.admission_engine import engine_behind
 from tokenmill.gateway.backends.backend import Backend
-from tokenmill.gateway.monitoring.recorder import Missed
+from tokenmill.gateway.monitoring.recorder import PrefixMiss
 from tokenmill.gateway.state import GatewayState
 from tokenmill.jobs.models import Batch
 from tokenmill.jobs.scheduler.shape import shape_of
@@ -28,7 +28,7 @@ _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 2.0, 60.0
 @dataclass(slots=True)
 class _Worker:
     backend: Backend
-    batches: set[int]  # job batches that are not known to be finished
+    batches: set[int]  # unfinished job batches
     joining: "asyncio.Queue[Batch]" = field(default_factory=asyncio.Queue)
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     task: "asyncio.Task[None] | None" = None
@@ -36,7 +36,7 @@ class _Worker:
 
 @dataclass(slots=True)
 class _Backoff:
-    """Backoff of a backend on which a worker failed."""
+    """Backoff of a backend after a worker failed on it."""
 
     until_s: float = 0.0
     failures: int = 0
@@ -48,7 +48,7 @@ class BackendWorkers:
     def __init__(
         self, state: GatewayState, *, tick_s: float, wake: Callable[[], None], clock: Callable[[], float] = time.time
     ) -> None:
-        """`wake` is called when a worker ends."""
+        """`wake`: called when a worker ends."""
         self._state = state
         self._tick_s = tick_s
         self._wake = wake
@@ -58,7 +58,7 @@ class BackendWorkers:
 
     @property
     def busy(self) -> bool:
-        """Whether any worker runs."""
+        """Whether a worker is running."""
         return bool(self._workers)
 
     def has(self, batch: int) -> bool:
@@ -66,16 +66,16 @@ class BackendWorkers:
         return any(batch in worker.batches for worker in self._workers.values())
 
     def done(self, batch: int) -> None:
-        """Note that a job batch is finished."""
+        """Mark a job batch as finished."""
         for worker in self._workers.values():
             worker.batches.discard(batch)
 
-    async def work_on(self, store: Store, jobs: Batch, batch: HttpBatch) -> None:
-        """Run a batch if one of its backends is available."""
+    async def run(self, store: Store, jobs: Batch, batch: HttpBatch) -> None:
+        """Run a batch on its best backend, if one is available."""
         best = self._best(jobs, batch)
         current = next((worker for worker in self._workers.values() if jobs.id in worker.batches), None)
         if best is None:
-            return  # a worker that has the batch waits for its engine
+            return  # if a worker has the batch, it waits for its engine
         if current is not None:
             if current.backend.name != best.name:
                 current.stop.set()
@@ -89,7 +89,7 @@ class BackendWorkers:
             worker.joining.put_nowait(jobs)
 
     async def stop(self) -> None:
-        """Stop all workers; their jobs in flight are put back."""
+        """Stop all workers; jobs in flight return to the queue."""
         tasks = [worker.task for worker in self._workers.values() if worker.task is not None]
         for worker in self._workers.values():
             worker.stop.set()
@@ -99,7 +99,7 @@ class BackendWorkers:
         """The first available backend of the model that is not in backoff."""
         try:
             chain = self._state.routes.choose(batch.model, "batch", None, batch.owner)
-        except UnknownModel:  # the configuration has changed since
+        except UnknownModel:  # the configuration has changed
             return None
         now_s = asyncio.get_running_loop().time()
         return next(
@@ -114,7 +114,7 @@ class BackendWorkers:
         )
 
     async def _work(self, store: Store, worker: _Worker, first: Batch) -> None:
-        """Work until all batches that joined are done, or the backend fails."""
+        """Run until all joined batches are done or the backend fails."""
         name = worker.backend.name
         try:
             engine = engine_behind(worker.backend)
@@ -129,7 +129,7 @@ class BackendWorkers:
                 stop=worker.stop,
                 clock=self._clock,
                 joining=worker.joining,
-                missed=lambda miss: self._record_miss(name, miss),
+                on_miss=lambda miss: self._record_miss(name, miss),
             )
             self._backoffs.pop(name, None)
         except TokenmillError as error:
@@ -139,7 +139,7 @@ class BackendWorkers:
             self._wake()
 
     def _record_miss(self, name: str, miss: Miss) -> None:
-        self._state.recorder.missed(Missed(name, miss.expected_tokens, miss.cached_tokens, miss.words))
+        self._state.recorder.missed(PrefixMiss(name, miss.expected_tokens, miss.cached_tokens, miss.words))
 
     def _back_off(self, name: str, error: TokenmillError) -> None:
         backoff = self._backoffs.setdefault(name, _Backoff())

@@ -1,9 +1,9 @@
-// The gateway's public interface: requests with the key of this tab, and streams of server-sent events.
+// Client of the gateway's public API: requests with the API key of this tab, and server-sent events.
 
-const KEPT = "tokenmill-key";
-export const key = () => sessionStorage.getItem(KEPT);
-export const keep = (value) => sessionStorage.setItem(KEPT, value);
-export const keyWanted = () => document.querySelector('meta[name="tokenmill-key"]').content === "wanted";
+const STORAGE_KEY = "tokenmill-key";
+export const key = () => sessionStorage.getItem(STORAGE_KEY);
+export const storeKey = (value) => sessionStorage.setItem(STORAGE_KEY, value);
+export const keyRequired = () => document.querySelector('meta[name="tokenmill-key"]').content === "wanted";
 
 export class Refused extends Error {
   constructor(status, message, code) {
@@ -18,8 +18,8 @@ export async function ask(path, given = {}) {
   if (key()) headers.set("authorization", `Bearer ${key()}`);
   const answer = await fetch(path, { ...given, headers, cache: "no-store", credentials: "omit" });
   if (answer.ok) return answer;
-  const said = (await answer.json().catch(() => null))?.error;
-  throw new Refused(answer.status, said?.message ?? `it answered ${answer.status}`, said?.code);
+  const error = (await answer.json().catch(() => null))?.error;
+  throw new Refused(answer.status, error?.message ?? `status ${answer.status}`, error?.code);
 }
 
 export const get = async (path) => (await ask(path)).json();
@@ -28,7 +28,7 @@ export const post = (path, body, more = {}) => ask(path, {
   method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body ?? {}), ...more,
 });
 
-// Events of a response: [name, data as text] one after the other. fetch, because EventSource cannot send a key.
+// Yields [name, data] for each event of a response. Based on fetch, because EventSource cannot send a key.
 export async function* events(answer) {
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";

@@ -1,14 +1,14 @@
-// Brings the page to life: asks for a key where one is wanted, listens to the gateway, and hands what comes to each part.
+// Entry point: asks for an API key if one is required, receives events, and passes them to the other modules.
 
 import { byId, count, many, seconds } from "/page/show.js";
-import { ask, events, key, keep, keyWanted } from "/page/api.js";
+import { ask, events, key, keyRequired, storeKey } from "/page/api.js";
 import * as engines from "/page/engines.js";
 import { memory } from "/page/memory.js";
-import { forest, misses } from "/page/forest.js";
+import { misses, prefixes } from "/page/prefixes.js";
 import * as chat from "/page/chat.js";
 import * as batches from "/page/batches.js";
 
-const WORDS = { ok: "ready", degraded: "degraded", down: "no engine answers", stopping: "stopping" };
+const WORDS = { ok: "ready", degraded: "degraded", down: "no engine is ready", stopping: "stopping" };
 const MOST_WAIT_MS = 8000;
 
 function banner(words, mild = false) {
@@ -27,7 +27,7 @@ function stateIs(word, words) {
 function troubles(status) {
   const bad = status.engines.filter((engine) => engine.state !== "ready");
   if (bad.length) {
-    const died = { restarting: "has died and is being started again", failed: "has failed for good" };
+    const died = { restarting: "exited and is restarting", failed: "has failed and will not be restarted" };
     return banner(bad.map((engine) => `${engine.name} ${died[engine.state] ?? `is ${engine.state}`}${engine.detail ? `: ${engine.detail}` : ""}`).join("\n"));
   }
   const last = status.notices[0];
@@ -41,7 +41,7 @@ function status(now) {
   byId("foot").textContent = `tokenmill ${now.version}, up for ${seconds(now.now_s - now.started_s)}; ${many(now.tokens.answers, "answer")}, ${count(now.tokens.generated)} tokens generated for single requests`;
   troubles(now);
   engines.tiles(now);
-  engines.lanes(now.engines.map(({ rates, counters, ...engine }) => ({ ...engine,
+  engines.slots(now.engines.map(({ rates, counters, ...engine }) => ({ ...engine,
     counters: counters && { cells_used: counters.cells_used, cells_total: counters.cells_total, restarts: counters.restarts } })));
   engines.happened(now.notices, now.errors);
   memory(now.memory);
@@ -54,9 +54,9 @@ async function listen() {
   for await (const [name, data] of events(await ask("/api/events"))) {
     const value = JSON.parse(data);
     if (name === "status") status(value);
-    else if (name === "heads") forest(value);
+    else if (name === "heads") prefixes(value);
     else if (name === "history") engines.remember(value);
-    else if (name === "stopping") throw new Error("it is being stopped");
+    else if (name === "stopping") throw new Error("it is shutting down");
   }
 }
 
@@ -72,7 +72,7 @@ async function live() {
     }
     if (Date.now() - began > 5000) wait_ms = 500;
     stateIs("lost", "not connected");
-    banner(`The gateway does not answer (${why}). Trying again.`);
+    banner(`The gateway does not answer (${why}). Reconnecting.`);
     await new Promise((go) => setTimeout(go, wait_ms));
   }
 }
@@ -81,7 +81,7 @@ function askForKey(wrong) {
   const dialog = byId("ask-key");
   byId("key-wrong").hidden = !wrong;
   return new Promise((go) => {
-    byId("key-form").addEventListener("submit", () => { keep(byId("key").value.trim()); byId("key").value = ""; go(); }, { once: true });
+    byId("key-form").addEventListener("submit", () => { storeKey(byId("key").value.trim()); byId("key").value = ""; go(); }, { once: true });
     dialog.addEventListener("cancel", (event) => event.preventDefault(), { once: true });
     dialog.showModal();
   });
@@ -89,5 +89,5 @@ function askForKey(wrong) {
 
 chat.start();
 batches.start();
-if (keyWanted() && !key()) await askForKey(false);
+if (keyRequired() && !key()) await askForKey(false);
 live();

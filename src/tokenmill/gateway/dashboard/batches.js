@@ -1,13 +1,13 @@
-// Batches: hand a file in, watch it, cancel it, fetch what came of it. All through /v1/files and /v1/batches.
+// Batches: submit a file, show progress, cancel, and download results, through /v1/files and /v1/batches.
 
 import { byId, clock, count, el, many, seconds, share } from "/page/show.js";
 import { ask, get, key, post } from "/page/api.js";
 
 const OPEN = new Set(["validating", "in_progress", "finalizing", "cancelling"]);
 const POLL_MS = 1000;
-const WINDOW_S = 60; // progress of the last minute tells when it will be done
-const shown = new Map(); // by id: what is on the page, and how far it was when
-const names = new Map(); // of files, by id
+const WINDOW_S = 60; // the remaining time is estimated from the progress in this window
+const shown = new Map(); // by batch ID: its elements and its progress over time
+const names = new Map(); // file names by file ID
 let timer = null, counted = null;
 
 export async function refresh() {
@@ -20,7 +20,7 @@ export async function refresh() {
     return;
   }
   const place = byId("batches");
-  if (!list.length && !shown.size) place.replaceChildren(el("p", { class: "empty" }, "None yet."));
+  if (!list.length && !shown.size) place.replaceChildren(el("p", { class: "empty" }, "No batches yet."));
   else if (!shown.size) place.replaceChildren();
   list.forEach((batch, at) => {
     const row = shown.get(batch.id) ?? made(batch);
@@ -32,7 +32,7 @@ export async function refresh() {
   if (list.some((batch) => OPEN.has(batch.status))) timer = setTimeout(refresh, POLL_MS);
 }
 
-// Called with every look of the gateway: somebody else may have handed one in.
+// Called with every status event: batches may also be submitted by other clients.
 export function noticed(byStatus) {
   const now = JSON.stringify(byStatus);
   if (now !== counted) { counted = now; refresh(); }
@@ -59,7 +59,7 @@ async function title(batch, row) {
     if (!names.has(batch.input_file_id)) names.set(batch.input_file_id, (await get(`/v1/files/${batch.input_file_id}`)).filename);
     row.name.textContent = names.get(batch.input_file_id);
     row.name.title = batch.id;
-  } catch { /* the file may have been deleted: the batch keeps its id as its name */ }
+  } catch { /* the file may have been deleted; show the batch ID instead */ }
 }
 
 function update(row, batch) {
@@ -74,7 +74,7 @@ function update(row, batch) {
   if (eta !== null) said.push(`about ${seconds(eta)} left`);
   said.push(`since ${clock(batch.created_at)}`);
   const end = batch.completed_at ?? batch.cancelled_at ?? batch.failed_at ?? batch.expired_at;
-  if (end > batch.created_at) said.push(`${seconds(end - batch.created_at)} in all`);
+  if (end > batch.created_at) said.push(`took ${seconds(end - batch.created_at)}`);
   row.words.textContent = said.join("; ");
   row.why.textContent = (batch.errors?.data ?? []).slice(0, 3).map((bad) => `${bad.line ? `line ${bad.line}: ` : ""}${bad.message}`).join("\n");
   buttons(row, batch);
@@ -111,7 +111,7 @@ async function cancel(id, button) {
   refresh();
 }
 
-// Without a key the browser saves straight from the gateway; a key can only be sent by us, and what comes is kept here first.
+// Without a key, a plain link; with a key, the file is fetched first, because links cannot send a key.
 function download(words, file, name) {
   const path = `/v1/files/${file}/content`;
   if (!key()) return el("a", { class: "button", href: path, download: name }, words);
@@ -132,14 +132,14 @@ function tell(words, bad = false) {
   said.classList.toggle("bad", bad);
 }
 
-// A batch has one endpoint for all its lines: the first line says which.
+// The endpoint of a batch, from its first line: all lines have the same one.
 async function endpoint(file) {
   const line = (await file.slice(0, 1 << 20).text()).split("\n").find((text) => text.trim());
   try {
     const first = JSON.parse(line);
     return first.url ?? ("prompt" in (first.body ?? first) ? "/v1/completions" : "/v1/chat/completions");
   } catch {
-    return "/v1/chat/completions"; // the gateway says what is wrong with the file
+    return "/v1/chat/completions"; // the gateway reports what is wrong with the file
   }
 }
 
@@ -147,7 +147,7 @@ async function submit(file) {
   const form = new FormData();
   form.append("purpose", "batch");
   form.append("file", file, file.name);
-  tell(`Sending ${file.name}`);
+  tell(`Uploading ${file.name}`);
   const sent = await (await ask("/v1/files", { method: "POST", body: form })).json();
   names.set(sent.id, file.name);
   await post("/v1/batches", { input_file_id: sent.id, endpoint: await endpoint(file), completion_window: "24h" });

@@ -1,4 +1,4 @@
-// The chat box: a conversation on the interactive lane, streamed.
+// The chat box: a streamed conversation with interactive priority.
 
 import { byId, count, el, rate, seconds } from "/page/show.js";
 import { events, post } from "/page/api.js";
@@ -49,7 +49,7 @@ async function answer(model) {
     busy(false);
   }
   if (text) messages.push({ role: "assistant", content: text });
-  else messages.pop(); // what was not answered is not part of the conversation
+  else messages.pop(); // an unanswered message is not part of the conversation
   const said = summary(usage, first === null ? null : (first - began) / 1000, (performance.now() - (first ?? began)) / 1000, engine);
   if (said) made.append(el("span", { class: "under stats" }, said));
   follow();
@@ -58,8 +58,8 @@ async function answer(model) {
 function summary(usage, first_s, rest_s, engine) {
   if (!usage) return "";
   const said = [`${count(usage.completion_tokens)} tokens`];
-  if (usage.completion_tokens > 1 && rest_s > 0) said.push(`${rate((usage.completion_tokens - 1) / rest_s)} a second`);
-  if (first_s !== null) said.push(`first after ${seconds(first_s)}`);
+  if (usage.completion_tokens > 1 && rest_s > 0) said.push(`${rate((usage.completion_tokens - 1) / rest_s)} tokens/s`);
+  if (first_s !== null) said.push(`first token after ${seconds(first_s)}`);
   const cached = usage.prompt_tokens_details?.cached_tokens;
   if (cached !== undefined && cached !== null) said.push(`${count(cached)} of ${count(usage.prompt_tokens)} prompt tokens reused`);
   if (engine) said.push(`by ${engine}`);

@@ -1,4 +1,4 @@
-// What the engines do: figures at the top, lanes, what happened to them.
+// Engines: the tiles at the top, their slots, and recent events.
 
 import { byId, changing, clock, count, el, many, rate, seconds, share, svg } from "/page/show.js";
 
@@ -20,12 +20,12 @@ export function tiles(status) {
   const generated = sum(engines, (engine) => engine.rates.generated_tok_s);
   const prompt = sum(engines, (engine) => engine.rates.prompt_tok_s);
   byId("rate").textContent = rate(generated);
-  byId("rate-under").textContent = prompt === null ? "" : `prompts ${rate(prompt)}`;
+  byId("rate-under").textContent = prompt === null ? "" : `${rate(prompt)} prompt tokens/s`;
   history.push({ when_s: status.now_s, generated_tok_s: generated, prompt_tok_s: prompt });
   while (history.length && history[0].when_s < status.now_s - SPAN_S) history.shift();
   spark(status.now_s);
   reuse(engines, status.tokens);
-  lanesFigure(engines);
+  busySlots(engines);
   const first = status.times.first_token_s;
   byId("first").textContent = seconds(first.median);
   byId("first-under").textContent = first.of
@@ -33,7 +33,7 @@ export function tiles(status) {
 }
 
 function reuse(engines, answered) {
-  if (engines.some((engine) => engine.state !== "ready")) return; // its counters will be back
+  if (engines.some((engine) => engine.state !== "ready")) return; // its counters are reset by a restart
   const reused = sum(engines, (engine) => engine.counters?.prompt_tokens_reused) ?? answered.reused;
   const computed = sum(engines, (engine) => engine.counters?.prompt_tokens_computed) ?? answered.prompt - answered.reused;
   const all = reused + computed;
@@ -42,14 +42,14 @@ function reuse(engines, answered) {
   byId("reuse-meter").replaceChildren(el("i", { width: share(reused, all) }));
 }
 
-function lanesFigure(engines) {
+function busySlots(engines) {
   const busy = sum(engines, (engine) => engine.lanes.busy) ?? 0;
   const total = sum(engines, (engine) => engine.lanes.total);
   const waiting = sum(engines, (engine) => engine.lanes.waiting) ?? 0;
-  const beside = total === null ? 0 : Math.max(0, busy - total); // an engine may keep lanes for interactive requests alone
-  byId("busy").textContent = total === null ? count(busy) : `${busy - beside} / ${total}`;
-  byId("busy-under").textContent = [beside ? `${beside} interactive beside` : null,
-    waiting ? `${count(waiting)} waiting` : "nobody waits"].filter(Boolean).join(", ");
+  const extra = total === null ? 0 : Math.max(0, busy - total); // an engine may have additional slots for interactive requests
+  byId("busy").textContent = total === null ? count(busy) : `${busy - extra} / ${total}`;
+  byId("busy-under").textContent = [extra ? `${extra} more interactive` : null,
+    waiting ? `${count(waiting)} waiting` : "none waiting"].filter(Boolean).join(", ");
   byId("busy-meter").replaceChildren(el("i", { width: share(busy, total ?? 0) }));
 }
 
@@ -63,21 +63,21 @@ function spark(now_s) {
   const generated = line("generated_tok_s");
   const known = history.filter((at) => at.generated_tok_s !== null);
   const drawn = svg("svg", { viewBox: "0 0 100 60", preserveAspectRatio: "none", role: "img",
-    "aria-label": `tokens a second over the last ${seconds(span_s)}, at most ${rate(most)}` });
+    "aria-label": `tokens per second over the last ${seconds(span_s)}, at most ${rate(most)}` });
   if (generated) drawn.append(
     svg("path", { class: "area", d: `${generated}L${x(known.at(-1))} 60L${x(known[0])} 60Z` }),
     svg("path", { class: "second", d: line("prompt_tok_s") || "M0 60" }),
     svg("path", { class: "line", d: generated }),
   );
   const key = el("span", { class: "key" }, el("span", {}, swatch("weights"), "answers"),
-    el("span", {}, swatch("compute"), "prompts"), el("span", {}, `top ${rate(most)}`));
+    el("span", {}, swatch("compute"), "prompts"), el("span", {}, `max ${rate(most)}`));
   byId("spark").replaceChildren(key, drawn);
 }
 
 export const swatch = (item) => el("span", { class: `swatch fill-${item} ${item}` });
 
-export const lanes = changing((engines) => {
-  byId("lanes").replaceChildren(...engines.flatMap((engine) => [
+export const slots = changing((engines) => {
+  byId("slots").replaceChildren(...engines.flatMap((engine) => [
     el("h3", {}, `${engine.name}: ${engine.model}`), ...rows(engine), foot(engine),
   ]));
 });
@@ -86,40 +86,40 @@ function rows(engine) {
   if (engine.state !== "ready") return [el("p", { class: "bad" }, `${engine.state}: ${engine.detail ?? ""}`)];
   const working = engine.at_work;
   if (!working) return [el("p", { class: "empty" },
-    `${count(engine.lanes.interactive)} interactive and ${count(engine.lanes.batch)} batch requests inside; this engine does not tell more.`)];
+    `${count(engine.lanes.interactive)} interactive and ${count(engine.lanes.batch)} batch requests; this engine does not report its slots.`)];
   const idle = Math.max(0, Math.min(8, engine.lanes.total ?? 0) - working.length);
-  return [...working.map(row), ...Array.from({ length: idle }, () => el("div", { class: "lane idle" },
+  return [...working.map(row), ...Array.from({ length: idle }, () => el("div", { class: "slot idle" },
     el("span", { class: "tag" }, "free"), el("span", { class: "bar" }), el("span", { class: "what" }, "")))];
 }
 
 function row(one) {
   const whole = one.prompt_tokens + one.generated_tokens;
   const computed = Math.max(0, one.ready_tokens - one.reused_tokens);
-  const bar = el("span", { class: "bar", title: `${count(one.reused_tokens)} prompt tokens reused, ${count(computed)} computed, ${many(one.generated_tokens, "token")} answered` },
+  const bar = el("span", { class: "bar", title: `${count(one.reused_tokens)} prompt tokens reused, ${count(computed)} computed, ${many(one.generated_tokens, "token")} generated` },
     el("i", { class: "fill-reused", width: share(one.reused_tokens, whole) }),
     el("i", { class: "fill-computed", width: share(computed, whole) }),
     el("i", { class: "fill-generated", width: share(one.generated_tokens, whole) }));
-  const what = one.doing === "prompt" ? `reads ${count(one.ready_tokens)} of ${count(one.prompt_tokens)}`
-    : one.doing === "answer" ? `answers, ${many(one.generated_tokens, "token")} after ${count(one.prompt_tokens)}` : "waits";
-  return el("div", { class: "lane", "data-doing": one.doing },
+  const what = one.doing === "prompt" ? `prefill: ${count(one.ready_tokens)} of ${many(one.prompt_tokens, "token")}`
+    : one.doing === "answer" ? `decode: ${many(one.generated_tokens, "token")} after ${count(one.prompt_tokens)}` : "waiting";
+  return el("div", { class: "slot", "data-doing": one.doing },
     el("span", { class: `tag of-${one.priority}` }, one.priority), bar, el("span", { class: "what" }, what));
 }
 
 function foot(engine) {
   const counters = engine.counters ?? {};
   const said = [`${engine.kind}, ${engine.build}`];
-  if (engine.context) said.push(`${count(engine.context)} tokens a sequence`);
+  if (engine.context) said.push(`${count(engine.context)} tokens per sequence`);
   if (counters.cells_total) said.push((counters.cells_used ?? null) === null
     ? `${count(counters.cells_total)} KV cells` : `${count(counters.cells_used)} of ${count(counters.cells_total)} KV cells used`);
   if (engine.lanes.waiting) said.push(`${count(engine.lanes.waiting)} waiting`);
   if (counters.restarts) said.push(`${many(counters.restarts, "restart")}`);
-  return el("div", { class: "lane-foot" },
+  return el("div", { class: "slot-foot" },
     engine.at_work && el("p", { class: "legend" }, el("span", {}, swatch("reused"), "reused"), el("span", {}, swatch("computed"), "computed"),
       el("span", {}, swatch("kv"), "answer")),
     el("p", { class: "under" }, said.join("; ")));
 }
 
-const BECAME = { ready: "is back", restarting: "died and is being started again", failed: "failed for good" };
+const BECAME = { ready: "is back", restarting: "exited and is restarting", failed: "failed and will not be restarted" };
 
 export const happened = changing((notices, errors) => {
   const all = [
@@ -129,5 +129,5 @@ export const happened = changing((notices, errors) => {
   byId("events").replaceChildren(all.length
     ? el("ul", { class: "plain" }, ...all.map((one) => el("li", { class: one.bad ? "bad" : "" },
       el("time", {}, clock(one.when_s)), one.words)))
-    : el("p", { class: "empty" }, "Nothing out of the ordinary."));
+    : el("p", { class: "empty" }, "No errors or restarts."));
 });

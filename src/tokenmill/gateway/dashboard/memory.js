@@ -1,11 +1,11 @@
-// Memories as bars: all of a tier, then our part of it predicted beside measured.
+// Memory bars per tier: current use of the whole tier, then the engines' predicted and measured use.
 
 import { byId, bytes, changing, el, share } from "/page/show.js";
 import { swatch } from "/page/engines.js";
 
 const NAMES = {
-  weights: "weights", repack: "rewritten weights", kv: "KV cache", compute: "compute", output: "output",
-  prompt_cache: "prompt cache", runtime: "runtime", other: "others", free: "free",
+  weights: "weights", repack: "repacked weights", kv: "KV cache", compute: "compute", output: "output",
+  prompt_cache: "prompt cache", runtime: "runtime", other: "other programs", free: "free",
 };
 const ORDER = Object.keys(NAMES);
 
@@ -42,7 +42,7 @@ function tier(one) {
 
 export const memory = changing((tiers) => {
   byId("memory").replaceChildren(...(tiers.length ? tiers.map(tier)
-    : [el("p", { class: "empty" }, "The engines here were started elsewhere: what they take is not known.")]));
+    : [el("p", { class: "empty" }, "The engines were not started by this gateway; their memory use is unknown.")]));
   const used = new Set(tiers.flatMap((one) => [...one.parts.map((part) => part.item),
     ...(one.capacity_bytes === null ? [] : ["other", "free"])]));
   byId("legend").replaceChildren(...ORDER.filter((item) => used.has(item))

@@ -1,4 +1,4 @@
-// Elements and words. Text always goes in as text: nothing here, or anywhere on this page, writes markup.
+// Creates elements and formats values. Text is always set as text; no module of this page writes markup.
 
 export const byId = (id) => document.getElementById(id);
 
@@ -7,7 +7,7 @@ export function el(name, given = {}, ...children) {
   for (const [key, value] of Object.entries(given)) {
     if (value === undefined || value === null || value === false) continue;
     if (key === "class") made.className = value;
-    else if (key === "width") made.style.width = value; // through the object model: style attributes are not allowed
+    else if (key === "width") made.style.width = value; // set as a property, because the content security policy forbids style attributes
     else if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
     else made.setAttribute(key, value === true ? "" : value);
   }
@@ -22,7 +22,7 @@ export function svg(name, given = {}, ...children) {
   return made;
 }
 
-// Draws again only what has changed, so that a person can select text and use buttons meanwhile.
+// Redraws only when the arguments change, so that text stays selected and buttons stay usable.
 export function changing(draw) {
   let before;
   return (...given) => {

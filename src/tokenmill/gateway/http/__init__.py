@@ -1,6 +1,6 @@
-"""HTTP at the gateway's front.
+"""HTTP server of the gateway.
 
-listening: the server.  middleware: request IDs, keys, limits, errors, access log.  request: bodies read and checked.
-response_writer, client_connection: answers, and clients that disconnect.  openapi: the generated document.
-faults: every refusal and its status, 429 included.  keys, rate_limits: who may call, and how often.
+listening: uvicorn with connection limits.  middleware: request IDs, authentication, access log.
+request: parsing and validation of bodies.  response_writer, client_connection: slow clients and disconnects.
+faults: errors and their status.  keys, rate_limits: API keys and their limits.  openapi: the generated document.
 """

@@ -25,11 +25,11 @@ async def cancel_on_disconnect(
     timeout_s: float | None = None,
     answered: Callable[[], bool] = lambda: False,
 ) -> AsyncIterator[None]:
-    """Run the block until it ends. Raises ClientLeft, Stopping or EngineTimeout if it is cancelled before.
+    """Run the block; raises ClientLeft, Stopping or EngineTimeout if it is cancelled before it ends.
 
-    Cancelling the block closes the engine's stream, which frees the slot at the engine's next step. The request's body
-    must have been read, because `receive` is used to notice the disconnect. Once `answered` is true, the block is left
-    to end by itself.
+    Cancelling the block closes the engine's stream, which frees the slot at the engine's next step. The request body
+    must have been read, because `receive` is awaited for the disconnect. Once `answered` returns True, the block is no
+    longer cancelled.
     """
     loop = asyncio.get_running_loop()
     reasons: list[str] = []
@@ -42,25 +42,25 @@ async def cancel_on_disconnect(
                     limit.reschedule(loop.time())
 
             listening = loop.create_task(_disconnect(receive, lambda: cancel("left")))
-            state.at_work.add(cancel)
+            state.in_flight.add(cancel)
             try:
-                if state.hand_back.is_set():
+                if state.cancelling.is_set():
                     cancel("stopping")
                 yield
             finally:
-                state.at_work.discard(cancel)
+                state.in_flight.discard(cancel)
                 listening.cancel()
     except TimeoutError:
         if not limit.expired():
             raise
         if not reasons:
             raise EngineTimeout(
-                f"no answer within {timeout_s:g} s", hint="give it a longer timeout, or ask for fewer tokens"
+                f"no answer within {timeout_s:g} s", hint="set a longer timeout, or reduce max_tokens"
             ) from None
         if reasons == ["left"]:
             context.left = True
             raise ClientLeft from None
-        raise Stopping("the gateway is shutting down, and the answer was not finished in time") from None
+        raise Stopping("the gateway shut down before the answer was complete") from None
 
 
 async def _disconnect(receive: Receive, left: Callable[[], None]) -> None:

@@ -1,6 +1,6 @@
-"""Errors in OpenAI's format: a JSON object, a status, and Retry-After if waiting helps.
+"""Errors in OpenAI's format: a JSON object, a status, and a Retry-After header if a retry may succeed.
 
-Every error becomes a response here and nowhere else. `source` names the cause: the request, the gateway or the engine.
+Every error response is built here. `source` tells whether the request, the gateway or the engine caused the error.
 """
 
 import math
@@ -16,7 +16,7 @@ from tokenmill.errors import (
 from tokenmill.gateway.schemas import Error
 
 _KEY = re.compile(r"([A-Za-z_]\w*)[:\[.]")
-CLIENT_LEFT = 499  # the client has left: for the log, as in nginx
+CLIENT_LEFT = 499  # logged if the client disconnected before a response, as in nginx
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -54,7 +54,7 @@ class GatewayFault(TokenmillError):
         self.answer_status = status if status is not None else self.status
         self.param = param
         self.retry_after_s = retry_after_s
-        self.kind = kind  # for metrics; None: not counted
+        self.kind = kind  # label of the refusal metric; None: not counted
 
 
 class Busy(GatewayFault):
@@ -71,10 +71,8 @@ class Stopping(GatewayFault):
 
     status = 503
 
-    def __init__(self, message: str = "this gateway is being stopped") -> None:
-        super().__init__(
-            message, code="stopping", hint="send it again in a moment, or elsewhere", retry_after_s=5.0, kind="stopping"
-        )
+    def __init__(self, message: str = "the gateway is shutting down") -> None:
+        super().__init__(message, code="stopping", hint="retry in a few seconds", retry_after_s=5.0, kind="stopping")
 
 
 def status_of(error: TokenmillError) -> int:
@@ -105,13 +103,13 @@ def error_body(error: TokenmillError) -> Error:
 
 
 def error_headers(error: TokenmillError) -> dict[str, str]:
-    """The Retry-After header, if waiting helps."""
+    """The Retry-After header, if a retry may succeed."""
     wait_s = error.retry_after_s if isinstance(error, GatewayFault) else 1.0 if isinstance(error, EngineDied) else None
     return {} if wait_s is None else {"retry-after": str(max(1, math.ceil(wait_s)))}
 
 
 def param_of(error: TokenmillError) -> str | None:
-    """The invalid key of the body; engines name it at the beginning of their messages."""
+    """The invalid key of the body; engine errors start with its name."""
     if isinstance(error, GatewayFault):
         return error.param
     if not isinstance(error, RequestRefused):

@@ -2,8 +2,8 @@
 
     <state>/gateway/keys.json     names, hashes and limits; replaced atomically, mode 0600
 
-Slow hashes are for passwords, which people choose; 256 random bits cannot be guessed. The file is reloaded when it
-changes, so a revoked key stops working while the gateway runs.
+A fast hash is enough, because 256 random bits cannot be guessed. The file is reloaded when it changes, so a revoked
+key stops working while the gateway runs.
 """
 
 import fcntl
@@ -26,13 +26,13 @@ from tokenmill.storage.atomic import replace_file
 
 PREFIX = "tm-"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,99}")
-_LOOK_S = 1.0  # between checks of the file
-_MOST_GIVEN = 512  # characters of a presented key
+_RELOAD_S = 1.0  # interval between checks of the file
+_MAX_KEY_CHARS = 512  # characters of a presented key
 
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """Limits of a key; None: as configured."""
+    """Limits of a key; None: use the configured default."""
 
     requests_at_once: int | None = None
     requests_per_minute: int | None = None
@@ -47,7 +47,7 @@ class KeyLimits:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A stored key; the key itself is displayed once and not stored."""
+    """A stored key. Only its hash is kept; the secret is displayed once."""
 
     name: str
     sha256: str
@@ -64,7 +64,7 @@ def path_in(state: Path) -> Path:
 
 
 def read(state: Path) -> tuple[Key, ...]:
-    """Every key, oldest first; raises ConfigError if the file is damaged, so that no client is admitted by mistake."""
+    """All keys, oldest first; raises ConfigError if the file is damaged, so that no client is admitted by mistake."""
     path = path_in(state)
     try:
         return _FILE.validate_json(path.read_bytes()).get("keys", ())
@@ -74,40 +74,40 @@ def read(state: Path) -> tuple[Key, ...]:
         raise ConfigError(f"{path}: {error.strerror}") from error
     except ValidationError as error:
         raise ConfigError(
-            f"{path} is damaged", hint="move it away and add the keys again: tokenmill keys add"
+            f"{path} is damaged", hint="delete the file and create the keys again with `tokenmill keys add NAME`"
         ) from error
 
 
 def add(state: Path, name: str, limits: KeyLimits | None = None) -> str:
-    """Create a key; the returned text is the only copy."""
+    """Create a key; returns the secret, which is not stored."""
     if not _NAME.fullmatch(name):
         raise UsageError(
-            f"{name!r} cannot be the name of a key",
-            hint="use letters, digits, dots, dashes, underscores and @",
+            f"invalid key name {name!r}",
+            hint="use letters, digits, dots, dashes, underscores and @; start with a letter or digit",
             code="invalid_key_name",
         )
     secret = PREFIX + secrets.token_urlsafe(32)
-    with _changing(state) as keys:
+    with _locked(state) as keys:
         if any(key.name == name for key in keys):
-            hint = f"tokenmill keys revoke {name}, or choose another name"
-            raise UsageError(f"a key named {name} exists already", hint=hint, code="key_exists")
+            hint = f"choose another name, or revoke it with `tokenmill keys revoke {name}`"
+            raise UsageError(f"key {name} already exists", hint=hint, code="key_exists")
         keys.append(Key(name, _hash(secret), time.time(), limits or KeyLimits()))
     return secret
 
 
 def revoke(state: Path, name: str) -> None:
     """Revoke a key; it stops working within a second."""
-    with _changing(state) as keys:
-        left = [key for key in keys if key.name != name]
-        if len(left) == len(keys):
+    with _locked(state) as keys:
+        remaining = [key for key in keys if key.name != name]
+        if len(remaining) == len(keys):
             known = ", ".join(key.name for key in keys) or "none"
-            raise UsageError(f"there is no key named {name}", hint=f"known keys: {known}", code="key_not_found")
-        keys[:] = left
+            raise UsageError(f"unknown key {name}", hint=f"known keys: {known}", code="key_not_found")
+        keys[:] = remaining
 
 
 @contextmanager
-def _changing(state: Path) -> Iterator[list[Key]]:
-    """The keys as a list that is written back on exit; one process at a time."""
+def _locked(state: Path) -> Iterator[list[Key]]:
+    """The keys as a list that is written back on exit; a lock excludes other processes."""
     path = path_in(state)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     lock = os.open(path.parent / "keys.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -135,15 +135,15 @@ class Keys:
     def __init__(self, state: Path) -> None:
         """Load the keys; raises ConfigError if the file is damaged."""
         self._state = state
-        self._stamp = self._seen()
+        self._stamp = self._file_stamp()
         self._keys = read(state)
-        self._looked_s = time.monotonic()
+        self._checked_s = time.monotonic()
 
     def all(self) -> tuple[Key, ...]:
-        """The current keys, at most a second old. If the file is unreadable, every client is refused."""
-        if time.monotonic() - self._looked_s >= _LOOK_S:
-            self._looked_s = time.monotonic()
-            stamp = self._seen()
+        """The current keys, at most one second old. If the file cannot be read, no key is accepted."""
+        if time.monotonic() - self._checked_s >= _RELOAD_S:
+            self._checked_s = time.monotonic()
+            stamp = self._file_stamp()
             if stamp != self._stamp:
                 self._stamp = stamp
                 try:
@@ -152,16 +152,16 @@ class Keys:
                     self._keys = tuple(replace(key, sha256="") for key in self._keys)
         return self._keys
 
-    def owner(self, given: str) -> Key | None:
-        """The owner of a key, compared in constant time."""
-        hashed = _hash(given[:_MOST_GIVEN])
+    def find(self, given: str) -> Key | None:
+        """The key with this secret, compared in constant time."""
+        hashed = _hash(given[:_MAX_KEY_CHARS])
         found = None
         for key in self.all():
             if hmac.compare_digest(key.sha256, hashed):
                 found = key
         return found
 
-    def _seen(self) -> tuple[int, int, int] | None:
+    def _file_stamp(self) -> tuple[int, int, int] | None:
         try:
             now = path_in(self._state).stat()
         except OSError:

@@ -1,11 +1,11 @@
-"""The listening side: uvicorn with limits that it lacks on connections that are silent, slow or too many.
+"""The HTTP server: uvicorn with additional limits on idle, slow and excess connections.
 
-    a connection past the limit        takes the place of one that has been idle for a while; else 503, and closed
-    headers that do not arrive         closed after idle_timeout_s, however slowly bytes trickle in
-    headers that do not end            431, and closed
-    a client that does not read        the writer waits for it (sending.py), then drops the connection
+    too many connections               a new one replaces the longest idle one, else gets 503
+    incomplete headers                 closed after idle_timeout_s, even if bytes keep arriving
+    headers that are too long          431, then closed
+    a client that does not read        dropped after write_timeout_s (response_writer.py)
 
-Signals are not touched: `Listener.stop` and `Listener.stop_now` are for who handles them.
+Signals are not handled here; their handler calls `Listener.stop` or `Listener.stop_now`.
 """
 
 import asyncio
@@ -29,10 +29,10 @@ from tokenmill.errors import ConfigError, UsageError
 from tokenmill.gateway.http.faults import GatewayFault, error_body, error_headers
 from tokenmill.gateway.http.response_writer import ABORT
 
-_MOST_HEADER_BYTES = 64 * 1024
-_SPARE_FILES = 256  # for other files: engines, logs, stores
+_MAX_HEADER_BYTES = 64 * 1024
+_SPARE_FILES = 256  # file descriptors for engines, logs and stores
 _BACKLOG = 2048
-_MAY_GO_S = 5.0  # an idle connection may be closed for a new one after this
+_MIN_IDLE_S = 5.0  # idle time after which a connection may be closed for a new one
 
 OnRefused = Callable[[str], None]
 
@@ -40,39 +40,39 @@ OnRefused = Callable[[str], None]
 def protocol_for(config: GatewayConfig, refused: OnRefused) -> type[HttpToolsProtocol]:
     """The protocol class with this configuration's limits."""
     full = _plain(GatewayFault("too many connections", status=503, code="too_many_connections", retry_after_s=5.0))
-    long = _plain(GatewayFault("the headers are too long", status=431, code="headers_too_long"))
+    long = _plain(GatewayFault("the request headers are too long", status=431, code="headers_too_long"))
 
-    idle: dict[Any, float] = {}  # connections without a request and since when, the longest idle first
+    idle: dict[Any, float] = {}  # idle connections and since when, the longest idle first
 
     class Connection(HttpToolsProtocol):
         """One connection."""
 
-        _waiting: TimerHandle | None = None
+        _idle_timer: TimerHandle | None = None
         _header_bytes = 0  # size of the headers being received
         _in_headers = True
-        _turned = False  # headers or a message ended in the data being parsed
+        _boundary = False  # headers or a message ended in the data being parsed
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            if len(self.connections) <= config.max_connections or self._oldest_gone():
+            if len(self.connections) <= config.max_connections or self._close_oldest_idle():
                 self._expect_headers()
             else:
                 refused("connections")
                 self._refuse(full)
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._cease_waiting()
+            self._stop_idle_timer()
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
             if self.transport.is_closing():
                 return
             before = self._in_headers
-            self._turned = False
+            self._boundary = False
             super().data_received(data)
-            if before and not self._turned and not self.transport.is_closing():
+            if before and not self._boundary and not self.transport.is_closing():
                 self._header_bytes += len(data)
-                if self._header_bytes > _MOST_HEADER_BYTES:
+                if self._header_bytes > _MAX_HEADER_BYTES:
                     refused("headers")
                     self._refuse(long)
 
@@ -81,14 +81,14 @@ def protocol_for(config: GatewayConfig, refused: OnRefused) -> type[HttpToolsPro
             self.scope[ABORT] = self.transport.abort  # type: ignore[literal-required]
 
         def on_headers_complete(self) -> None:
-            self._cease_waiting()
+            self._stop_idle_timer()
             self._in_headers = False
-            self._turned = True
+            self._boundary = True
             super().on_headers_complete()
 
         def on_message_complete(self) -> None:
             self._in_headers = True
-            self._turned = True
+            self._boundary = True
             self._header_bytes = 0
             super().on_message_complete()
 
@@ -99,34 +99,34 @@ def protocol_for(config: GatewayConfig, refused: OnRefused) -> type[HttpToolsPro
 
         def send_400_response(self, msg: str) -> None:
             refused("http")
-            self._refuse(_plain(GatewayFault("this is not HTTP that can be read", code="invalid_http")))
+            self._refuse(_plain(GatewayFault("malformed HTTP request", code="invalid_http")))
 
         def _expect_headers(self) -> None:
-            self._cease_waiting()
+            self._stop_idle_timer()
             idle[self] = self.loop.time()
-            self._waiting = self.loop.call_later(config.idle_timeout_s, self._hang_up)
+            self._idle_timer = self.loop.call_later(config.idle_timeout_s, self._hang_up)
 
-        def _oldest_gone(self) -> bool:
-            """Whether a connection that was idle for a while can be closed for a new one."""
+        def _close_oldest_idle(self) -> bool:
+            """Close the longest idle connection, if it may be closed; returns whether one was."""
             oldest = next(iter(idle), None)
-            if oldest is None or self.loop.time() - idle[oldest] < _MAY_GO_S:
+            if oldest is None or self.loop.time() - idle[oldest] < _MIN_IDLE_S:
                 return False
             oldest._hang_up()
             return True
 
         def _hang_up(self) -> None:
-            self._cease_waiting()
-            # a client that has not read the last response by now will not, and a clean close would wait for it
+            self._stop_idle_timer()
+            # abort if the last response is still unread: a clean close would wait for the client
             (self.transport.abort if self.transport.get_write_buffer_size() else self.transport.close)()
 
-        def _cease_waiting(self) -> None:
+        def _stop_idle_timer(self) -> None:
             idle.pop(self, None)
-            if self._waiting is not None:
-                self._waiting.cancel()
-                self._waiting = None
+            if self._idle_timer is not None:
+                self._idle_timer.cancel()
+                self._idle_timer = None
 
         def _refuse(self, answer: bytes) -> None:
-            self._cease_waiting()
+            self._stop_idle_timer()
             self.transport.write(answer)
             self.transport.close()
 
@@ -134,7 +134,7 @@ def protocol_for(config: GatewayConfig, refused: OnRefused) -> type[HttpToolsPro
 
 
 def _plain(fault: GatewayFault) -> bytes:
-    """A fault as the bytes of a whole response."""
+    """A fault as a complete HTTP response."""
     body = json.dumps(error_body(fault)).encode()
     headers = {
         **error_headers(fault),
@@ -147,22 +147,22 @@ def _plain(fault: GatewayFault) -> bytes:
 
 
 def bind(config: GatewayConfig) -> socket.socket:
-    """Bind the address before spending an hour on loading a model; UsageError or ConfigError if that fails."""
+    """Bind the address, before a model is loaded; raises UsageError or ConfigError if that fails."""
     _check_tls(config)
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    # explicitly TCP, or asyncio leaves Nagle's algorithm on, and a response waits 40 ms for its own headers
-    taken = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    # asyncio disables Nagle's algorithm only if the protocol is TCP; otherwise responses take 40 ms longer
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        taken.bind((config.host, config.port))
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((config.host, config.port))
     except OSError as error:
-        taken.close()
+        listening.close()
         raise UsageError(
-            f"{config.host} port {config.port} cannot be listened on: {error.strerror or error}",
-            hint="another --port, or 0 for any that is free; gateway.host and gateway.port set them for good",
+            f"cannot listen on {config.host} port {config.port}: {error.strerror or error}",
+            hint="choose another --port, or 0 to pick a free port; gateway.host and gateway.port set the defaults",
         ) from error
-    taken.setblocking(False)
-    return taken
+    listening.setblocking(False)
+    return listening
 
 
 def url_of(config: GatewayConfig, listening: socket.socket) -> str:
@@ -173,7 +173,7 @@ def url_of(config: GatewayConfig, listening: socket.socket) -> str:
 
 
 def allow_files(connections: int) -> int:
-    """Raise the limit of open files to what the connections need; returns the resulting limit."""
+    """Raise the limit of open files for this number of connections; returns the resulting limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + _SPARE_FILES
     if soft < wanted:
@@ -183,7 +183,7 @@ def allow_files(connections: int) -> int:
 
 
 class Listener(uvicorn.Server):
-    """A server that does not handle signals; its owner does."""
+    """A uvicorn server that does not handle signals."""
 
     def __init__(self, app: ASGIApp, config: GatewayConfig, refused: OnRefused) -> None:
         super().__init__(
@@ -207,16 +207,16 @@ class Listener(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Not installed: the owner handles signals."""
+        """Does nothing; overrides uvicorn's signal handlers."""
         yield
 
     def stop(self) -> None:
-        """Accept nothing new, and end when requests in flight have ended."""
+        """Accept no new connections; the server ends when requests in flight have ended."""
         self.should_exit = True
 
     def stop_now(self) -> None:
-        """Stop immediately."""
-        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it would log every task that it cancels
+        """Stop without waiting for requests in flight."""
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)  # it logs every task that it cancels
         self.should_exit = self.force_exit = True
 
 
@@ -227,13 +227,13 @@ def _check_tls(config: GatewayConfig) -> None:
     for path in (config.tls_cert, config.tls_key):
         _readable(path)
     try:
-        # without a password given, a key that has one would make OpenSSL ask for it at the terminal
+        # an empty password, so that OpenSSL does not ask for one at the terminal
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(config.tls_cert, config.tls_key, password="")
     except OSError as error:  # ssl.SSLError is one
         raise ConfigError(
             f"gateway.tls_cert and tls_key cannot be used: {error}",
-            hint="PEM files that belong together, the key without a password",
+            hint="give a PEM certificate and its key without a password",
         ) from error
 
 
@@ -243,5 +243,5 @@ def _readable(path: str) -> None:
             pass
     except OSError as error:
         raise ConfigError(
-            f"{path} cannot be read: {error.strerror}", hint="gateway.tls_cert, gateway.tls_key"
+            f"{path} cannot be read: {error.strerror}", hint="check gateway.tls_cert and gateway.tls_key"
         ) from error

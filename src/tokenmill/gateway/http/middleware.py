@@ -1,7 +1,7 @@
-"""The outermost middleware: assigns request IDs, authenticates, applies host and origin checks, and logs every request.
+"""The outermost middleware: request IDs, authentication, host and origin checks, and the access log.
 
-Checks addresses, hosts, origins and keys, never bodies. Plain ASGI, because a wrapper that runs the stream in another
-task would delay freeing the slot when a client leaves.
+Never reads bodies. Plain ASGI: a wrapper that runs the response in another task would delay freeing the slot when a
+client disconnects.
 """
 
 import re
@@ -21,16 +21,16 @@ from tokenmill.errors import TokenmillError
 from tokenmill.gateway.http.faults import CLIENT_LEFT, GatewayFault, Stopping, error_body, error_headers, status_of
 from tokenmill.gateway.http.keys import Key
 from tokenmill.gateway.http.request_context import RequestContext
-from tokenmill.gateway.monitoring.recorder import Seen
+from tokenmill.gateway.monitoring.recorder import RequestRecord
 from tokenmill.gateway.state import GatewayState
 
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
 _LOOPBACK_NAMES = frozenset(("localhost", "127.0.0.1", "::1"))
-_SENT_TO_PAGES = "x-request-id, x-tokenmill-engine, x-tokenmill-cached-tokens, x-tokenmill-not-told, retry-after"
+_EXPOSED_HEADERS = "x-request-id, x-tokenmill-engine, x-tokenmill-cached-tokens, x-tokenmill-not-told, retry-after"
 
 
 class AccessMiddleware:
-    """The outermost application."""
+    """The outermost ASGI application."""
 
     def __init__(
         self,
@@ -39,13 +39,13 @@ class AccessMiddleware:
         *,
         routes: Sequence[BaseRoute],
         open_paths: frozenset[str],
-        alongside: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
+        lifespan: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> None:
-        """`alongside` runs while the gateway serves, for callers without ASGI's lifespan."""
+        """`open_paths` need no key; `lifespan` is for callers that do not use ASGI's lifespan protocol."""
         self._inner = inner
         self._state = state
         self._open = open_paths
-        self.alongside = alongside
+        self.lifespan = lifespan
         self._loopback = is_loopback(state.config.gateway.host)
         self._hosts = frozenset(name.lower() for name in state.config.gateway.allowed_hosts)
         self._origins = frozenset(origin.lower().rstrip("/") for origin in state.config.gateway.allowed_origins)
@@ -62,10 +62,10 @@ class AccessMiddleware:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {name: value.decode("latin-1") for name, value in reversed(scope["headers"])}
-        visit = RequestContext(_id(headers.get(b"x-request-id")), self._state.now_s())
-        visit.enter(scope)
+        context = RequestContext(_id(headers.get(b"x-request-id")), self._state.now_s())
+        context.enter(scope)
         origin = self._allowed_origin(headers)
-        added = [(b"x-request-id", visit.id.encode()), *_for_pages(origin)]
+        added = [(b"x-request-id", context.id.encode()), *_cors_headers(origin)]
         status = 0
 
         async def answered(message: Message) -> None:
@@ -77,18 +77,18 @@ class AccessMiddleware:
 
         try:
             try:
-                self._check(scope, headers, visit)
+                self._check(scope, headers, context)
             except TokenmillError as error:
-                await refusal(error, visit, self._state)(scope, receive, answered)
+                await refusal(error, context, self._state)(scope, receive, answered)
             else:
                 preflight = scope["method"] == "OPTIONS" and origin is not None
                 await (_preflight(headers) if preflight else self._inner)(scope, receive, answered)
         finally:
-            self._write_down(scope, visit, CLIENT_LEFT if visit.left and not status else status or 500)
+            self._record(scope, context, CLIENT_LEFT if context.left and not status else status or 500)
 
     # ---- access
 
-    def _check(self, scope: Scope, headers: Mapping[bytes, str], visit: RequestContext) -> None:
+    def _check(self, scope: Scope, headers: Mapping[bytes, str], context: RequestContext) -> None:
         if self._state.shutting_down.is_set() and scope["path"] != "/health":
             raise Stopping
         self._check_host(headers)
@@ -96,13 +96,13 @@ class AccessMiddleware:
         known = self._state.keys.all()
         if not known and self._loopback:
             return
-        given = _shown_key(headers)
-        visit.key = self._state.keys.owner(given) if given is not None else None
+        given = _key_in(headers)
+        context.key = self._state.keys.find(given) if given is not None else None
         open_page = scope["path"] in self._open or (scope["method"] == "OPTIONS" and b"origin" in headers)
-        if visit.key is None and not open_page:
-            said = "no key was given" if given is None else "this key is not known here"
+        if context.key is None and not open_page:
+            reason = "missing API key" if given is None else "unknown API key"
             raise GatewayFault(
-                said, status=401, code="invalid_api_key", kind="key", hint="send it as: Authorization: Bearer KEY"
+                reason, status=401, code="invalid_api_key", kind="key", hint="send the header Authorization: Bearer KEY"
             )
 
     def _check_host(self, headers: Mapping[bytes, str]) -> None:
@@ -113,22 +113,22 @@ class AccessMiddleware:
         if self._loopback and (host in _LOOPBACK_NAMES or host.endswith(".localhost") or is_loopback(host)):
             return
         raise GatewayFault(
-            f"the host {host[:100]!r} is not served here",
+            f"host {host[:100]!r} is not allowed",
             status=403,
             code="host_not_allowed",
             kind="host",
-            hint="use the address that it listens on, or add the name to gateway.allowed_hosts",
+            hint="use the address that the gateway listens on, or add the name to gateway.allowed_hosts",
         )
 
     def _check_origin(self, scope: Scope, headers: Mapping[bytes, str]) -> None:
-        """Pages of other origins may neither read nor write, not even with requests without preflight."""
+        """Refuse requests from pages of other origins, including those without preflight."""
         origin = headers.get(b"origin")
         if origin is None or self._allowed_origin(headers) is not None:
             return
         if urlsplit(origin).netloc.lower() == headers.get(b"host", "").lower():
             return
         raise GatewayFault(
-            f"pages of {origin[:100]!r} may not use this",
+            f"origin {origin[:100]!r} is not allowed",
             status=403,
             code="origin_not_allowed",
             kind="host",
@@ -141,21 +141,30 @@ class AccessMiddleware:
 
     # ---- records
 
-    def _write_down(self, scope: Scope, visit: RequestContext, status: int) -> None:
-        seconds = self._state.now_s() - visit.began_s
+    def _record(self, scope: Scope, context: RequestContext, status: int) -> None:
+        seconds = self._state.now_s() - context.began_s
         route = self._patterns.get(scope.get("endpoint", self), "other")
-        key = visit.key.name if visit.key is not None else None
-        seen = Seen(
-            visit.id, scope["method"], route, status, seconds, visit.backend, visit.lane, key, visit.usage, visit.error
+        key = context.key.name if context.key is not None else None
+        record = RequestRecord(
+            context.id,
+            scope["method"],
+            route,
+            status,
+            seconds,
+            context.backend,
+            context.priority,
+            key,
+            context.usage,
+            context.error,
         )
-        self._state.recorder.request(seen)
-        line = _line(seen, visit.first_token_s)
-        self._state.log(line if visit.route_reason is None else line | {"why": visit.route_reason})
+        self._state.recorder.request(record)
+        line = _line(record, context.first_token_s)
+        self._state.log(line if context.route_reason is None else line | {"why": context.route_reason})
 
 
-def refusal(error: TokenmillError, visit: RequestContext, state: GatewayState) -> JSONResponse:
-    """The response to a request that failed before it was answered."""
-    visit.error = error.code
+def refusal(error: TokenmillError, context: RequestContext, state: GatewayState) -> JSONResponse:
+    """The response to a request that failed before its response started."""
+    context.error = error.code
     if isinstance(error, GatewayFault) and error.kind is not None:
         state.recorder.refused(error.kind)
     headers = error_headers(error)
@@ -175,7 +184,7 @@ def is_loopback(host: str) -> bool:
 
 
 def allowed_to_listen(config: GatewayConfig, keys: Sequence[Key]) -> bool:
-    """Check that this address may be listened on: any but the loopback's requires a key."""
+    """Whether the gateway may listen on the configured address: any but a loopback address requires a key."""
     return is_loopback(config.host) or bool(keys)
 
 
@@ -183,7 +192,7 @@ def _id(given: str | None) -> str:
     return given if given is not None and _ID.fullmatch(given) else f"req-{secrets.token_hex(12)}"
 
 
-def _shown_key(headers: Mapping[bytes, str]) -> str | None:
+def _key_in(headers: Mapping[bytes, str]) -> str | None:
     scheme, _, token = headers.get(b"authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token.strip():
         return token.strip()
@@ -198,12 +207,12 @@ def _host_name(host: str) -> str:
     return name.rpartition(":")[0] if name.count(":") == 1 else name
 
 
-def _for_pages(origin: str | None) -> Iterable[tuple[bytes, bytes]]:
+def _cors_headers(origin: str | None) -> Iterable[tuple[bytes, bytes]]:
     if origin is None:
         return ()
     return (
         (b"access-control-allow-origin", origin.encode("latin-1")),
-        (b"access-control-expose-headers", _SENT_TO_PAGES.encode()),
+        (b"access-control-expose-headers", _EXPOSED_HEADERS.encode()),
         (b"vary", b"Origin"),
     )
 
@@ -220,22 +229,22 @@ def _preflight(headers: Mapping[bytes, str]) -> Response:
     )
 
 
-def _line(seen: Seen, first_token_s: float | None) -> dict[str, Any]:
-    """The log fields of a request, without path, body and key."""
-    usage = seen.usage
+def _line(record: RequestRecord, first_token_s: float | None) -> dict[str, Any]:
+    """Fields of the access log line; path, body and secret are left out."""
+    usage = record.usage
     given: dict[str, Any] = {
-        "id": seen.id,
-        "method": seen.method,
-        "route": seen.route,
-        "status": seen.status,
-        "ms": round(seen.seconds * 1000, 1),
-        "backend": seen.backend,
-        "lane": seen.lane,
-        "key": seen.key,
+        "id": record.id,
+        "method": record.method,
+        "route": record.route,
+        "status": record.status,
+        "ms": round(record.seconds * 1000, 1),
+        "backend": record.backend,
+        "lane": record.priority,
+        "key": record.key,
         "first_token_ms": None if first_token_s is None else round(first_token_s * 1000, 1),
         "prompt_tokens": usage.prompt_tokens if usage else None,
         "cached_tokens": usage.cached_tokens if usage else None,
         "completion_tokens": usage.completion_tokens if usage else None,
-        "error": seen.error,
+        "error": record.error,
     }
     return {name: value for name, value in given.items() if value is not None}

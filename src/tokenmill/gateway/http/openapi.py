@@ -1,7 +1,7 @@
-"""/openapi.json, in OpenAPI 3.1: built from the operations of every part and the models of their bodies and answers.
+"""/openapi.json (OpenAPI 3.1), built from the operations of all route groups and their models.
 
-A part lists an `Operation` for each route. Models are types that msgspec describes (Structs, TypedDicts); each becomes
-a schema under its name. A model called `BatchObject`, to tell it from the `Batch` of the store, becomes `Batch`.
+A route group lists an `Operation` for each route. Models are msgspec Structs or TypedDicts; each becomes a schema
+under its name. The suffix `Object`, as in `BatchObject`, is removed.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,20 +18,20 @@ from tokenmill.gateway.schemas import Error
 from tokenmill.version import __version__
 
 _ERRORS = {
-    400: "The request is wrong; the error names the key.",
+    400: "The request is invalid; the error names the key.",
     401: "The API key is missing or unknown.",
     403: "The host or origin is not allowed.",
-    404: "It does not exist.",
+    404: "The resource does not exist.",
     405: "The path does not support this method.",
     408: "The body did not arrive in time.",
-    409: "It is in use.",
+    409: "The resource is in use.",
     413: "The body is too large.",
     415: "The body is not JSON.",
-    429: "A limit is reached or the queue is full; Retry-After says when to try again.",
+    429: "A limit is reached or the queue is full; retry after the time in Retry-After.",
     501: "No engine supports this.",
     502: "The engine failed.",
-    503: "The engine died or the gateway is shutting down.",
-    504: "The answer exceeded its timeout.",
+    503: "No engine is available, or the gateway is shutting down.",
+    504: "The request timed out.",
 }
 NO_KEY = (401, 403, 503)
 INFERENCE = (400, 401, 403, 404, 408, 413, 415, 429, 501, 502, 503, 504)
@@ -39,13 +39,13 @@ INFERENCE = (400, 401, 403, 404, 408, 413, 415, 429, 501, 502, 503, 504)
 
 @dataclass(frozen=True, slots=True)
 class DocumentedAnswer:
-    """The answer of one status: a model as JSON, or media types of anything else."""
+    """The response of one status: a JSON model, or other media types."""
 
     description: str
     model: Any = None
     media: tuple[str, ...] = ()
     headers: Mapping[str, Any] = field(default_factory=dict)
-    mentions: tuple[Any, ...] = ()  # models that only the description refers to
+    mentions: tuple[Any, ...] = ()  # further models that the description refers to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ def query_parameter(name: str, description: str, schema: Mapping[str, Any], **mo
 
 
 def document(operations: Iterable[Operation]) -> dict[str, Any]:
-    """The OpenAPI document of these operations and of /openapi.json itself."""
+    """The OpenAPI document of the operations and of /openapi.json itself."""
     every = [*operations, _ITSELF]
     models = [Error]
     for operation in every:
@@ -91,7 +91,7 @@ def document(operations: Iterable[Operation]) -> dict[str, Any]:
         "info": {
             "title": "tokenmill",
             "version": __version__,
-            "description": "OpenAI's protocol for your own engines. Interactive requests go before batches.",
+            "description": "OpenAI-compatible API for local engines. Interactive requests have priority over batches.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
@@ -105,7 +105,7 @@ def document(operations: Iterable[Operation]) -> dict[str, Any]:
 
 
 def _described(models: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
-    """A reference to each model, and the schemas by name; `Object` at the end of a name is left out."""
+    """A reference to each model, and the schemas by name, without the suffix `Object`."""
     found = msgspec.json.schema_components(models, ref_template="#/components/schemas/{name}")
     text = msgspec.json.encode(found).decode()
     for name in found[1]:
@@ -117,7 +117,7 @@ def _described(models: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
 
 
 def route(described: Mapping[str, Any]) -> Route:
-    """Serve the document."""
+    """The route that serves the document."""
 
     async def openapi(_request: Request) -> Response:
         return JSONResponse(described)
@@ -163,13 +163,13 @@ def _answer(answer: DocumentedAnswer, schema_of: Mapping[int, Any]) -> dict[str,
 
 def _media(kind: str) -> dict[str, Any]:
     if kind == "text/event-stream":
-        return {}  # endless: a validator must not read it
+        return {}  # a validator must not read an endless stream
     binary = {"format": "binary"} if kind == "application/octet-stream" else {}
     return {"schema": {"type": "string", **binary}}
 
 
 def _without_null_defaults(schema: Any) -> Any:
-    """The schema without `default: null`, which says nothing."""
+    """The schema without `default: null`."""
     if isinstance(schema, dict):
         return {
             name: _without_null_defaults(value)

@@ -1,7 +1,7 @@
-"""Parses and validates the bodies of chats and completions, and splits them into engine requests.
+"""Parses and validates bodies of chats and completions, and splits them into engine requests.
 
-The keys are those of a batch line, so that both mean the same. HTTP-only features are handled here: several choices,
-several prompts, streams, the priority class.
+Bodies have the same keys and meaning as in a line of a batch. This module adds what only HTTP requests have: several
+choices, several prompts, streams and the priority class.
 """
 
 import asyncio
@@ -19,41 +19,41 @@ from tokenmill.jobs.openai.call import Call, Endpoint, check_request
 from tokenmill.storage.json_text import compact_json, parse
 from tokenmill.units import MIB, format_bytes
 
-MOST_DEPTH = 64  # of nested arrays and objects
-_LARGE_BYTES = MIB  # larger bodies are parsed in a thread, so that other requests do not wait
+MAX_DEPTH = 64  # of nested arrays and objects
+_LARGE_BYTES = MIB  # larger bodies are parsed in a thread, so that the event loop is not blocked
 _SEEDS = 1 << 63
 _PRIORITY_HEADER = "x-tokenmill-priority"
-_OLD_PRIORITY_HEADER = "x-tokenmill-lane"  # its name before 0.2; clients may send it still
+_OLD_PRIORITY_HEADER = "x-tokenmill-lane"  # alias from before 0.2
 _ONLY_IN_BATCHES = {
-    "priority": "send the header X-Tokenmill-Priority: batch, or service_tier: flex, to let others go first",
-    "deadline": "it is for jobs of a batch; timeout limits this request",
+    "priority": "to lower the priority, send the header X-Tokenmill-Priority: batch, or service_tier: flex",
+    "deadline": "use timeout to limit the duration of this request",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """A validated request. The calls are those of the answer's choices, in order; they differ in prompt and seed."""
+    """A validated request. `calls` has one entry per choice; they differ in prompt and seed."""
 
     endpoint: Endpoint
     raw: bytes  # the body as received
     body: Mapping[str, Any]
     calls: tuple[Call, ...]
     model: str | None
-    lane: PriorityClass
+    priority: PriorityClass
     stream: bool
     include_usage: bool
     timeout_s: float | None
     n: int  # choices per prompt
 
     def engine_requests(self) -> tuple[EngineRequest, ...]:
-        """One request per choice; those of one prompt have different seeds."""
+        """One engine request per choice; the choices of one prompt have different seeds."""
         made = []
         for index, call in enumerate(self.calls):
-            request = call.request(self.lane)
+            request = call.request(self.priority)
             turn = index % self.n
             seed = request.sampling.seed
             if turn and seed is not None:
-                # count downwards at the upper end of what engines accept
+                # the largest seeds count downwards, because engines accept 63 bits
                 seed = seed + turn if seed + turn < _SEEDS else seed - turn
                 request = replace(request, sampling=replace(request.sampling, seed=seed))
             made.append(request)
@@ -61,21 +61,23 @@ class ParsedRequest:
 
 
 def parsed_request(
-    endpoint: Endpoint, body: Mapping[str, Any], lane: PriorityClass, *, most_choices: int, raw: bytes = b""
+    endpoint: Endpoint, body: Mapping[str, Any], priority: PriorityClass, *, max_choices: int, raw: bytes = b""
 ) -> ParsedRequest:
-    """Validate a body. Raises RequestRefused or a Fault, which name the key."""
+    """Validate a body; raises RequestRefused or GatewayFault with the name of the invalid key."""
     for key, hint in _ONLY_IN_BATCHES.items():
         if body.get(key) is not None:
-            raise GatewayFault(f"{key}: only for jobs of a batch", param=key, hint=hint)
+            raise GatewayFault(f"{key}: supported only in batches", param=key, hint=hint)
     values = check_request(endpoint, {key: value for key, value in body.items() if key not in _ONLY_IN_BATCHES})
     prompt = values.get("prompt")
     prompts = prompt if type(prompt) is list else [prompt]
     n = _choices(body)
-    if n * len(prompts) > most_choices:
-        raise GatewayFault(f"n: {n * len(prompts)} answers in one request; the maximum is {most_choices}", param="n")
+    if n * len(prompts) > max_choices:
+        raise GatewayFault(
+            f"n: must be at most {max_choices} answers in one request (got {n * len(prompts)})", param="n"
+        )
     options = values.get("stream_options", {})
     if options and "stream" not in values:
-        raise GatewayFault("stream_options: only for streams", param="stream_options", hint="set stream to true")
+        raise GatewayFault("stream_options: requires stream", param="stream_options", hint="set stream to true")
     calls = [Call(endpoint, values if len(prompts) == 1 else {**values, "prompt": each}) for each in prompts]
     return ParsedRequest(
         endpoint,
@@ -83,7 +85,7 @@ def parsed_request(
         body,
         tuple(call for call in calls for _ in range(n)),
         values.get("model"),
-        lane,
+        priority,
         "stream" in values,
         bool(options.get("include_usage")),
         values.get("timeout"),
@@ -95,12 +97,12 @@ def _choices(body: Mapping[str, Any]) -> int:
     """Number of choices per prompt."""
     n: int = body.get("n") or 1
     if body.get("best_of") not in (None, n):
-        raise GatewayFault("best_of: only n answers are computed", param="best_of", hint="leave best_of out")
+        raise GatewayFault(f"best_of: must equal n ({n})", param="best_of", hint="leave best_of out")
     return n
 
 
 def priority_of(headers: Mapping[str, str], body: Mapping[str, Any]) -> PriorityClass:
-    """`batch` for requests that can wait, by header or service tier; otherwise `interactive`."""
+    """The priority class given by header or service tier; default: interactive."""
     for name, code in ((_PRIORITY_HEADER, "invalid_priority"), (_OLD_PRIORITY_HEADER, "invalid_lane")):
         given = headers.get(name)
         if given is None:
@@ -112,16 +114,16 @@ def priority_of(headers: Mapping[str, str], body: Mapping[str, Any]) -> Priority
 
 
 async def read_body(request: Request, settings: GatewayConfig) -> bytes:
-    """The body of a JSON request: 413 as soon as it is known to be too large, 408 if it does not arrive in time."""
-    most_bytes = settings.max_body_bytes
+    """Read a JSON body; refuses it with 413 if it is too large and with 408 if it does not arrive in time."""
+    max_bytes = settings.max_body_bytes
     timeout_s = settings.read_timeout_s
     announced = request.headers.get("content-length", "")
-    if announced.isdigit() and int(announced) > most_bytes:
-        raise _too_large(most_bytes)
+    if announced.isdigit() and int(announced) > max_bytes:
+        raise _too_large(max_bytes)
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise GatewayFault(
-            f"the body is {kind[:60]!r}",
+            f"unsupported content type {kind[:60]!r}",
             status=415,
             code="unsupported_media_type",
             kind="json",
@@ -135,21 +137,21 @@ async def read_body(request: Request, settings: GatewayConfig) -> bytes:
         async with asyncio.timeout(timeout_s):
             async for part in request.stream():
                 size += len(part)
-                if size > most_bytes:
-                    raise _too_large(most_bytes)
+                if size > max_bytes:
+                    raise _too_large(max_bytes)
                 parts.append(part)
     except TimeoutError:
         raise GatewayFault(
             f"the body did not arrive within {timeout_s:g} s", status=408, code="body_timeout", kind="size"
         ) from None
     except ClientDisconnect:
-        raise GatewayFault("the client left before its body was complete", code="client_left") from None
+        raise GatewayFault("the client disconnected before its body was complete", code="client_left") from None
     return b"".join(parts)
 
 
-def _too_large(most_bytes: int) -> GatewayFault:
+def _too_large(max_bytes: int) -> GatewayFault:
     return GatewayFault(
-        f"the body is larger than {format_bytes(most_bytes)}",
+        f"the body is larger than {format_bytes(max_bytes)}",
         status=413,
         code="body_too_large",
         kind="size",
@@ -158,18 +160,18 @@ def _too_large(most_bytes: int) -> GatewayFault:
 
 
 async def parse_body(raw: bytes) -> dict[str, Any]:
-    """The JSON object in a body; raises a Fault with status 400."""
+    """The JSON object in a body; raises GatewayFault with status 400."""
     return await asyncio.to_thread(parse_json, raw) if len(raw) > _LARGE_BYTES else parse_json(raw)
 
 
 def parse_json(raw: bytes) -> dict[str, Any]:
-    """The JSON object in some bytes; raises a Fault that describes the error."""
+    """The JSON object in `raw`; raises GatewayFault if it is invalid."""
     try:
         value = parse(raw.decode("utf-8").strip())
-        if deeper_than(value, MOST_DEPTH):
-            raise ValueError(f"not supported: nested deeper than {MOST_DEPTH}")  # noqa: TRY301
+        if deeper_than(value, MAX_DEPTH):
+            raise ValueError(f"not supported: nested deeper than {MAX_DEPTH}")  # noqa: TRY301
         if rb"\ud" in raw or rb"\uD" in raw:
-            compact_json(value).encode()  # half of a surrogate pair cannot be encoded
+            compact_json(value).encode()  # fails for unpaired surrogates
     except UnicodeError:
         raise GatewayFault("the body is not UTF-8 text", code="invalid_json", kind="json") from None
     except ValueError as error:
@@ -179,10 +181,10 @@ def parse_json(raw: bytes) -> dict[str, Any]:
     return value
 
 
-def deeper_than(value: Any, most: int) -> bool:
-    """Whether arrays and objects are nested too deeply."""
+def deeper_than(value: Any, limit: int) -> bool:
+    """Whether arrays and objects are nested deeper than `limit`."""
     level = [value]
-    for _ in range(most):
+    for _ in range(limit):
         level = [
             inner
             for outer in level

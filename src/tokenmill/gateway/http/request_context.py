@@ -1,4 +1,4 @@
-"""Context of one request: its ID, its client, and the fields of its log line."""
+"""Context of one request: ID, client, and the fields of its log line."""
 
 from dataclasses import dataclass
 from typing import cast
@@ -10,22 +10,22 @@ from tokenmill.gateway.http.keys import Key, KeyLimits
 from tokenmill.gateway.monitoring.recorder import PriorityClass
 
 _SCOPE = "tokenmill.visit"
-_ANYBODY = "anybody"  # all requests without a key count as one client
+_NO_KEY = "anybody"  # client name of all requests without a key
 
 
 @dataclass(slots=True)
 class RequestContext:
-    """One request; each layer adds its fields."""
+    """One request; each layer fills in its fields."""
 
     id: str
-    began_s: float  # by GatewayState.now_s
+    began_s: float  # on the clock GatewayState.now_s
     key: Key | None = None
-    lane: PriorityClass | None = None
+    priority: PriorityClass | None = None
     backend: str | None = None
     usage: Usage | None = None
     first_token_s: float | None = None
     error: str | None = None  # its code
-    route_reason: str | None = None  # why these backends were chosen; None: the model alone decided
+    route_reason: str | None = None  # the route that matched; None: chosen by model alone
     left: bool = False  # the client closed the connection
 
     @property
@@ -36,13 +36,13 @@ class RequestContext:
     @property
     def client(self) -> tuple[str, KeyLimits | None]:
         """Name and limits of the client, for `Limiter.admit`."""
-        return (self.key.name, self.key.limits) if self.key is not None else (_ANYBODY, None)
+        return (self.key.name, self.key.limits) if self.key is not None else (_NO_KEY, None)
 
     def enter(self, scope: Scope) -> None:
         """Store the context in an ASGI scope."""
         scope[_SCOPE] = self
 
 
-def visit_of(scope: Scope) -> RequestContext:
+def context_of(scope: Scope) -> RequestContext:
     """The context of an ASGI scope."""
     return cast(RequestContext, scope[_SCOPE])

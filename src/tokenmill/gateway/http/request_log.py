@@ -1,4 +1,4 @@
-"""The line that the gateway logs for each request; it holds no bodies and no keys."""
+"""The access log line of a request; contains no bodies and no keys."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ from tokenmill.gateway.state import AccessLog
 
 
 def request_log(form: str, write: Callable[[str], object]) -> AccessLog | None:
-    """A log that writes every request with `write`, as JSON or as key=value pairs; None if `form` is `off`."""
+    """A log that passes each line to `write`, as JSON or key=value pairs; None if `form` is `off`."""
     if form == "off":
         return None
 

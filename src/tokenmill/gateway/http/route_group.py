@@ -1,6 +1,6 @@
-"""What a part of the gateway brings: its routes, their description, and what runs while the gateway serves.
+"""Related routes with their OpenAPI description, and a context manager that runs while the gateway serves.
 
-def batch_part(state: GatewayState) -> Part     # in the part's own file; its line is in app.parts()
+Each module with routes has a function `route_group(state)`, which `app.py` calls.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,9 +14,9 @@ from tokenmill.gateway.http.openapi import Operation
 
 @dataclass(frozen=True, slots=True)
 class RouteGroup:
-    """One part."""
+    """Related routes of the gateway."""
 
     routes: Sequence[BaseRoute]
     operations: Sequence[Operation] = ()  # for /openapi.json
-    alongside: Callable[[], AbstractAsyncContextManager[None]] | None = None
-    open_paths: frozenset[str] = frozenset()  # need no key: pages that ask for one themselves
+    lifespan: Callable[[], AbstractAsyncContextManager[None]] | None = None
+    open_paths: frozenset[str] = frozenset()  # paths that need no key

@@ -1,1 +1,1 @@
-"""What the gateway shows of itself: metrics, health, and the dashboard's data."""
+"""Monitoring of the gateway: metrics, health, and the dashboard with its data."""

@@ -1,6 +1,7 @@
-"""Polls one backend and keeps its latest state, throughput, prefix tree and slot usage.
+"""Polls one backend and keeps its latest state, throughput, cached prefixes and running requests.
 
-The native engine answers some questions only between two steps; these are awaited briefly, and otherwise used later.
+The native engine answers some questions only between two steps, so a poll waits briefly and otherwise uses the reply
+when it arrives.
 """
 
 import asyncio
@@ -12,11 +13,11 @@ from typing import Any
 from tokenmill.engine.engine import EngineStatus
 from tokenmill.errors import EngineError, TokenmillError
 from tokenmill.gateway.backends.backend import Backend
-from tokenmill.gateway.monitoring.throughput import CounterPace
+from tokenmill.gateway.monitoring.throughput import CounterRates
 
-PATIENCE_S = 2.0  # timeout of a server's status
-STEP_S = 0.25  # wait for the native engine to finish a step
-HEADS_S = 2.0  # between polls of the prefix tree: the computing thread writes one line per segment
+STATUS_TIMEOUT_S = 2.0
+STEP_WAIT_S = 0.25  # maximum wait for the native engine to finish a step
+PREFIX_INTERVAL_S = 2.0  # between polls of the prefix tree, which cost the engine one line per segment
 
 
 @dataclass(slots=True)
@@ -25,13 +26,13 @@ class BackendMonitor:
 
     backend: Backend
     status: EngineStatus | None = None
-    pace: CounterPace = field(default_factory=CounterPace)
-    heads: list[dict[str, Any]] | None = None
-    heads_s: float | None = None  # when they were reported last
-    at_work: list[dict[str, Any]] | None = None
-    told: tuple[str, str | None] | None = None  # state and detail at the last poll
-    exited: "asyncio.Future[EngineError] | None" = None  # of the process whose end is awaited
-    asking: "asyncio.Task[None] | None" = None
+    rates: CounterRates = field(default_factory=CounterRates)
+    prefixes: list[dict[str, Any]] | None = None
+    prefixes_s: float | None = None  # time of the last poll of the prefixes
+    running: list[dict[str, Any]] | None = None
+    last_recorded: tuple[str, str | None] | None = None  # state and detail at the last poll
+    exited: "asyncio.Future[EngineError] | None" = None  # of the engine process that is watched
+    details_poll: "asyncio.Task[None] | None" = None
 
     @property
     def state(self) -> str:
@@ -40,37 +41,37 @@ class BackendMonitor:
 
     @property
     def detail(self) -> str | None:
-        """What the engine reports, or why it died."""
+        """What the engine reports about its state, or its last error."""
         if self.state in ("restarting", "failed"):
             error = self.backend.engine.last_error
             return error.message if error is not None else None
         trouble = self.backend.trouble if self.state != "ready" else None
-        said = self.status.detail if self.status is not None and self.status.state == self.state else None
-        return trouble or said
+        reported = self.status.detail if self.status is not None and self.status.state == self.state else None
+        return trouble or reported
 
-    async def look(self, *, closely: bool) -> None:
-        """Poll the backend. With `closely`, also its prefix tree and slots."""
+    async def poll(self, *, details: bool) -> None:
+        """Poll the backend; with `details`, also its prefix tree and running requests."""
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(STATUS_TIMEOUT_S):
                 self.status = await self.backend.engine.status()
-            self.pace.seen(time.monotonic(), self.status.counters)
+            self.rates.add(time.monotonic(), self.status.counters)
         except (TimeoutError, TokenmillError, OSError):
             self.status = None
-        if closely:
-            await self._closely()
+        if details:
+            await self._poll_details()
 
-    async def _closely(self) -> None:
+    async def _poll_details(self) -> None:
         if not self.backend.engine.capabilities.lists_contents or self.state != "ready":
-            self.heads = self.at_work = self.heads_s = None
+            self.prefixes = self.running = self.prefixes_s = None
             return
-        if self.asking is None or self.asking.done():
-            self.asking = asyncio.create_task(self._ask())
-        await asyncio.wait({self.asking}, timeout=STEP_S)
+        if self.details_poll is None or self.details_poll.done():
+            self.details_poll = asyncio.create_task(self._read_details())
+        await asyncio.wait({self.details_poll}, timeout=STEP_WAIT_S)
 
-    async def _ask(self) -> None:
+    async def _read_details(self) -> None:
         engine = self.backend.engine
         with suppress(TokenmillError):
-            self.at_work = await engine.running_requests()
-            if self.heads_s is None or time.monotonic() - self.heads_s >= HEADS_S:
-                self.heads = await engine.cached_prefixes()
-                self.heads_s = time.monotonic()
+            self.running = await engine.running_requests()
+            if self.prefixes_s is None or time.monotonic() - self.prefixes_s >= PREFIX_INTERVAL_S:
+                self.prefixes = await engine.cached_prefixes()
+                self.prefixes_s = time.monotonic()

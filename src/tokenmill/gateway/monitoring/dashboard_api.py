@@ -1,7 +1,7 @@
 """The dashboard at /, its data (/api/status, /api/events), and /metrics.
 
-The dashboard's files are served from this package unchanged; they need no key, contain no data, and ask for a key
-themselves.
+The dashboard's files are served from this package unchanged. They contain no data and need no key; the page asks for
+one if the gateway requires it.
 """
 
 from collections.abc import AsyncIterator
@@ -19,7 +19,7 @@ from tokenmill.gateway.http.route_group import RouteGroup
 from tokenmill.gateway.monitoring.events import EventStream, Feed
 from tokenmill.gateway.monitoring.metrics import CONTENT_TYPE, Metrics
 from tokenmill.gateway.monitoring.monitor import Monitor
-from tokenmill.gateway.monitoring.view import heads_view, status_view
+from tokenmill.gateway.monitoring.view import prefix_view, status_view
 from tokenmill.gateway.schemas import Forest, StatusObject, StatusWithForest
 from tokenmill.gateway.state import GatewayState
 
@@ -31,8 +31,8 @@ _TYPES = {
     "css": "text/css; charset=utf-8",
     "svg": "image/svg+xml",
 }
-_KEY_WANTED = b'<meta name="tokenmill-key" content="none">', b'<meta name="tokenmill-key" content="wanted">'
-_STRICT = {
+_KEY_REQUIRED = b'<meta name="tokenmill-key" content="none">', b'<meta name="tokenmill-key" content="wanted">'
+_SECURITY_HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'",
     "x-content-type-options": "nosniff",
@@ -41,29 +41,29 @@ _STRICT = {
     "cross-origin-resource-policy": "same-origin",
     "cache-control": "no-cache",
 }
-YOUNG_S = 0.5  # a more recent poll answers several clients
+MAX_AGE_S = 0.5  # a poll that is more recent is reused
 
 
-def page_part(state: GatewayState) -> RouteGroup:
-    """The dashboard, its files, its data, and metrics."""
-    watch = Monitor(state)
-    feed = Feed(watch)
-    metrics = Metrics(watch)
-    kept = page_files()
+def route_group(state: GatewayState) -> RouteGroup:
+    """Routes for the dashboard, its data, and metrics."""
+    monitor = Monitor(state)
+    feed = Feed(monitor)
+    metrics = Metrics(monitor)
+    contents = page_files()
 
     async def page(request: Request) -> Response:
-        body = kept[_INDEX].replace(*_KEY_WANTED) if state.keys.all() else kept[_INDEX]
+        body = contents[_INDEX].replace(*_KEY_REQUIRED) if state.keys.all() else contents[_INDEX]
         return _file(request, _INDEX, body)
 
-    async def part_of_page(request: Request) -> Response:
+    async def page_file(request: Request) -> Response:
         name = request.path_params["file"]
-        if name not in kept or name == _INDEX:
-            raise GatewayFault(f"there is nothing at {FOLDER}/{name[:100]}", status=404, code="not_found")
-        return _file(request, name, kept[name])
+        if name not in contents or name == _INDEX:
+            raise GatewayFault(f"{FOLDER}/{name[:100]} does not exist", status=404, code="not_found")
+        return _file(request, name, contents[name])
 
     async def status(_request: Request) -> Response:
-        await watch.look(younger_s=YOUNG_S)
-        found: StatusWithForest = {**status_view(watch), "forest": heads_view(watch)}
+        await monitor.poll(max_age_s=MAX_AGE_S)
+        found: StatusWithForest = {**status_view(monitor), "forest": prefix_view(monitor)}
         return JSONResponse(found)
 
     async def events(_request: Request) -> Response:
@@ -73,51 +73,51 @@ def page_part(state: GatewayState) -> RouteGroup:
         return Response(await metrics.text(), headers={"content-type": CONTENT_TYPE})
 
     @asynccontextmanager
-    async def alongside() -> AsyncIterator[None]:
-        state.recorder.all += [watch, metrics]
+    async def lifespan() -> AsyncIterator[None]:
+        state.recorder.all += [monitor, metrics]
         try:
-            async with watch.alongside():
+            async with monitor.lifespan():
                 yield
         finally:
-            for one in (watch, metrics):
+            for one in (monitor, metrics):
                 state.recorder.all.remove(one)
 
     routes = [
         Route("/", page),
-        Route(f"{FOLDER}/{{file}}", part_of_page),
+        Route(f"{FOLDER}/{{file}}", page_file),
         Route("/api/status", status),
         Route("/api/events", events),
         Route("/metrics", scrape),
     ]
-    free = frozenset(("/", *(f"{FOLDER}/{name}" for name in kept)))
-    return RouteGroup(routes, _OPERATIONS, alongside, free)
+    free = frozenset(("/", *(f"{FOLDER}/{name}" for name in contents)))
+    return RouteGroup(routes, _OPERATIONS, lifespan, free)
 
 
 def page_files() -> dict[str, bytes]:
-    """Every file of the dashboard by name."""
+    """The content of the dashboard's files by name."""
     folder = files("tokenmill.gateway") / "dashboard"
     return {file.name: file.read_bytes() for file in folder.iterdir() if file.name.rpartition(".")[2] in _TYPES}
 
 
 def _file(request: Request, name: str, body: bytes) -> Response:
     tag = f'"{sha256(body).hexdigest()[:20]}"'
-    headers = {**_STRICT, "content-type": _TYPES[name.rpartition(".")[2]], "etag": tag}
+    headers = {**_SECURITY_HEADERS, "content-type": _TYPES[name.rpartition(".")[2]], "etag": tag}
     if request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers=headers)
     return Response(body, headers=headers)
 
 
 _EVENTS = (
-    "Server-sent events: `history` (once), `status` (every second), `heads` (when it has changed), `stopping` (the "
-    "last). Data is JSON: a list of rates, Status, a list of Forest, an empty object."
+    "Server-sent events: `history` (once), `status` (every second), `heads` (after a change), `stopping` (the last "
+    "one). The data is JSON: a list of rates, Status, a list of Forest, an empty object."
 )
-_UNCHANGED = DocumentedAnswer("Not changed since the client read it.")
+_UNCHANGED = DocumentedAnswer("Not modified.")
 _OPERATIONS = (
     Operation(
         path="/",
         id="page",
         summary="The dashboard.",
-        answers={200: DocumentedAnswer("The page.", media=("text/html",)), 304: _UNCHANGED},
+        answers={200: DocumentedAnswer("The HTML page.", media=("text/html",)), 304: _UNCHANGED},
         errors=(403, 503),
         needs_key=False,
     ),
@@ -136,13 +136,13 @@ _OPERATIONS = (
     Operation(
         path="/api/status",
         id="status",
-        summary="The state of the gateway and its engines, and what they are working on.",
-        answers={200: DocumentedAnswer("As of now.", StatusWithForest)},
+        summary="State of the gateway, its engines and their running requests.",
+        answers={200: DocumentedAnswer("The current state.", StatusWithForest)},
     ),
     Operation(
         path="/api/events",
         id="events",
-        summary="The same as it changes.",
+        summary="State changes of the gateway as server-sent events.",
         answers={200: DocumentedAnswer(_EVENTS, media=("text/event-stream",), mentions=(StatusObject, Forest))},
         errors=(429, *NO_KEY),
     ),
@@ -150,6 +150,6 @@ _OPERATIONS = (
         path="/metrics",
         id="metrics",
         summary="Metrics for Prometheus.",
-        answers={200: DocumentedAnswer("Prometheus' text format.", media=("text/plain",))},
+        answers={200: DocumentedAnswer("Prometheus text format.", media=("text/plain",))},
     ),
 )

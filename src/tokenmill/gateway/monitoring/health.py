@@ -1,4 +1,4 @@
-"""/health: whether an engine is available. Needs no key, and reveals nothing confidential."""
+"""/health: whether an engine is available. Needs no key."""
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -10,8 +10,8 @@ from tokenmill.gateway.schemas import Health, HealthReport
 from tokenmill.gateway.state import GatewayState
 
 
-def part(state: GatewayState) -> RouteGroup:
-    """The health page."""
+def route_group(state: GatewayState) -> RouteGroup:
+    """The route for health checks."""
 
     async def health(_request: Request) -> Response:
         states = {backend.name: backend.state for backend in state.backends}
@@ -28,7 +28,7 @@ def part(state: GatewayState) -> RouteGroup:
 _OPERATION = Operation(
     path="/health",
     id="health",
-    summary="Whether an engine can answer.",
+    summary="Whether an engine is ready.",
     answers={
         200: DocumentedAnswer("At least one engine is ready.", HealthReport),
         503: DocumentedAnswer("No engine is ready, or the gateway is shutting down.", HealthReport),

@@ -1,7 +1,7 @@
-"""The machine's memories and their content: planned use, measured use, and free space.
+"""The machine's memories: predicted use, measured use and free bytes.
 
-`host` covers all memory except GPUs. Pages of a mapped model file count as available to the system, but the engines
-need them: they do not count as free here.
+`host` is all memory except that of GPUs. The system counts pages of a mapped model file as available; here they are not
+free, because the engines need them.
 """
 
 from collections.abc import Collection, Mapping
@@ -17,27 +17,27 @@ from tokenmill.hardware.memory import parse_meminfo
 from tokenmill.native.launching import ReadyEngine
 
 ITEMS = ("weights", "repack", "kv", "compute", "output", "prompt_cache", "runtime")
-"""Components of the displayed bars; the rest (mapped, own, total) are sums of these from the system's view."""
+"""Components that are displayed as bars. Other items (mapped, own, total) are totals reported by the system."""
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """Size and free bytes of a memory; None: unknown."""
+class MemorySize:
+    """Capacity and free bytes of a memory; None: unknown."""
 
     capacity_bytes: int | None
     free_bytes: int | None
 
 
-def rooms(tiers: Collection[str], host: Host | None = None) -> dict[str, Room]:
-    """Measure these memories; blocks for some milliseconds."""
+def measure_memories(tiers: Collection[str], host: Host | None = None) -> dict[str, MemorySize]:
+    """Measure the memories of these tiers; blocks for a few milliseconds."""
     here = host or LocalHost()
-    found = {HOST: _host_room(here)}
+    found = {HOST: _host_size(here)}
     if any(tier.startswith("gpu") for tier in tiers):
-        found |= {f"gpu{gpu.index}": Room(gpu.vram_bytes, gpu.free_bytes) for gpu in read_nvidia(here)[0]}
+        found |= {f"gpu{gpu.index}": MemorySize(gpu.vram_bytes, gpu.free_bytes) for gpu in read_nvidia(here)[0]}
     return found
 
 
-def _host_room(host: Host) -> Room:
+def _host_size(host: Host) -> MemorySize:
     meminfo = parse_meminfo(host.text("/proc/meminfo") or "")
     total = meminfo.get("MemTotal")
     free = meminfo.get("MemAvailable")
@@ -46,21 +46,21 @@ def _host_room(host: Host) -> Room:
     if limit is not None:
         total = limit if total is None else min(total, limit)
         free = None if free is None else min(free, limit)
-    return Room(total, free)
+    return MemorySize(total, free)
 
 
-def memory_view(ups: Mapping[str, ReadyEngine], there: Mapping[str, Room]) -> list[MemoryObject]:
-    """Every memory that our engines use, GPUs first."""
-    rows = [(name, row) for name, up in ups.items() for row in up.held.rows]
+def memory_view(engines: Mapping[str, ReadyEngine], sizes: Mapping[str, MemorySize]) -> list[MemoryObject]:
+    """The memories that the gateway's engines use, GPUs first."""
+    rows = [(name, row) for name, engine in engines.items() for row in engine.held.rows]
     tiers = sorted({row.tier for _, row in rows}, key=lambda tier: (tier == HOST, tier))
-    return [_tier(tier, [(name, row) for name, row in rows if row.tier == tier], there.get(tier)) for tier in tiers]
+    return [_tier(tier, [(name, row) for name, row in rows if row.tier == tier], sizes.get(tier)) for tier in tiers]
 
 
-def _tier(tier: str, rows: list[tuple[str, ReconciledItem]], room: Room | None) -> MemoryObject:
+def _tier(tier: str, rows: list[tuple[str, ReconciledItem]], size: MemorySize | None) -> MemoryObject:
     parts = [_part(name, row) for name, row in rows if row.item in ITEMS and _is_part(row)]
     parts.sort(key=lambda part: ITEMS.index(part["item"]))
     ours = sum(part["measured_bytes"] or 0 for part in parts)
-    capacity, free = (room.capacity_bytes, room.free_bytes) if room is not None else (None, None)
+    capacity, free = (size.capacity_bytes, size.free_bytes) if size is not None else (None, None)
     if free is not None:
         mapped = sum(row.measured_bytes or 0 for _, row in rows if row.item == "mapped")
         free = max(0, free - mapped)

@@ -1,6 +1,6 @@
-"""Polls the engines while a client watches, and keeps recent history for the dashboard and metrics.
+"""Polls the engines while the dashboard is open, and keeps recent events for the dashboard and metrics.
 
-Without watchers no engine is polled, but the end of an engine process is still noticed immediately.
+While no client watches, engines are not polled, but exits of engine processes are still recorded.
 """
 
 import asyncio
@@ -12,111 +12,118 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from tokenmill.gateway.batches.routes import FOLDER as BATCHES
 from tokenmill.gateway.http.faults import Busy
 from tokenmill.gateway.monitoring.backend_monitor import BackendMonitor
-from tokenmill.gateway.monitoring.memory_view import Room, rooms
-from tokenmill.gateway.monitoring.recorder import FinishedRequest, Missed, PriorityClass, Seen
+from tokenmill.gateway.monitoring.memory_view import MemorySize, measure_memories
+from tokenmill.gateway.monitoring.recorder import FinishedRequest, PrefixMiss, PriorityClass, RequestRecord
 from tokenmill.gateway.schemas import CacheMiss, ErrorRecord, Notice
 from tokenmill.gateway.state import GatewayState
 from tokenmill.jobs.store.http_batches import batches_by_status
 
-LOOK_S = 1.0
-SETTLE_S = 0.2  # polling interval while an engine is not ready
-ROOMS_S = 5.0  # interval between measurements of the machine's memory
-MOST_CLIENTS = 32
-KEPT = 50
-HISTORY = 180
-TIMES = 200  # requests included in medians
+POLL_S = 1.0
+UNSETTLED_POLL_S = 0.2  # interval while an engine is loading or restarting
+MEMORY_INTERVAL_S = 5.0  # between measurements of the machine's memory
+MAX_CLIENTS = 32
+MAX_EVENTS = 50
+MAX_HISTORY = 180
+MAX_LATENCIES = 200  # requests included in quantiles
 
 
 class Monitor:
-    """All backends, watchers and recent events. Belongs to one event loop; a `Recorder`."""
+    """Monitors of all backends, watching clients and recent events. A `Recorder`; belongs to one event loop."""
 
     def __init__(self, state: GatewayState) -> None:
         self.state = state
-        self.eyes = [BackendMonitor(backend) for backend in state.backends]
-        self.rooms: Mapping[str, Room] = {}
+        self.backends = [BackendMonitor(backend) for backend in state.backends]
+        self.memories: Mapping[str, MemorySize] = {}
         self.batches: Mapping[str, int] | None = None
-        self.notices: deque[Notice] = deque(maxlen=KEPT)
-        self.misses: deque[CacheMiss] = deque(maxlen=KEPT)
-        self.errors: deque[ErrorRecord] = deque(maxlen=KEPT)
-        self.first_token_s: deque[float] = deque(maxlen=TIMES)
-        self.token_s: deque[float] = deque(maxlen=TIMES)
-        self.history: deque[dict[str, float | None]] = deque(maxlen=HISTORY)
+        self.notices: deque[Notice] = deque(maxlen=MAX_EVENTS)
+        self.misses: deque[CacheMiss] = deque(maxlen=MAX_EVENTS)
+        self.errors: deque[ErrorRecord] = deque(maxlen=MAX_EVENTS)
+        self.first_token_s: deque[float] = deque(maxlen=MAX_LATENCIES)
+        self.token_s: deque[float] = deque(maxlen=MAX_LATENCIES)
+        self.history: deque[dict[str, float | None]] = deque(maxlen=MAX_HISTORY)
         self.clients = 0
-        self.version = 0  # version of the data; grows with every poll
-        self.looked_s: float | None = None
-        self._rooms_s: float | None = None
+        self.version = 0  # incremented by every poll
+        self.polled_s: float | None = None
+        self._memories_s: float | None = None
         self._wake = asyncio.Event()
         self._changed = asyncio.Condition()
-        self._looking = asyncio.Lock()
+        self._polling = asyncio.Lock()
 
     # ---- recorded requests
 
-    def request(self, seen: Seen) -> None:
-        """Record a request that was answered, refused or abandoned."""
-        if seen.error is not None and seen.status >= 400:
+    def request(self, record: RequestRecord) -> None:
+        """Record a failed request."""
+        if record.error is not None and record.status >= 400:
             self.errors.append(
-                ErrorRecord(when_s=time.time(), id=seen.id, route=seen.route, status=seen.status, code=seen.error)
+                ErrorRecord(
+                    when_s=time.time(), id=record.id, route=record.route, status=record.status, code=record.error
+                )
             )
 
-    def first_token(self, seconds: float, backend: str, lane: PriorityClass) -> None:
-        """Not used: medians are taken from complete answers."""
-        if lane == "interactive":
+    def first_token(self, seconds: float, backend: str, priority: PriorityClass) -> None:
+        """Record the time to the first token of an interactive request."""
+        if priority == "interactive":
             self.first_token_s.append(seconds)
 
     def finished(self, done: FinishedRequest) -> None:
-        """Record a complete answer."""
+        """Record the token latency and cache misses of a complete answer."""
         each_s = token_s(done)
-        if each_s is not None and done.lane == "interactive":
+        if each_s is not None and done.priority == "interactive":
             self.token_s.append(each_s)
         for words in done.notes:
             self.misses.append(
                 CacheMiss(
                     when_s=time.time(),
                     backend=done.backend,
-                    lane=done.lane,
+                    lane=done.priority,
                     prompt_tokens=done.usage.prompt_tokens,
                     cached_tokens=done.usage.cached_tokens,
                     words=words,
                 )
             )
 
-    def missed(self, miss: Missed) -> None:
-        """Record a batch prompt whose prefix was recomputed."""
+    def missed(self, miss: PrefixMiss) -> None:
+        """Record a prefix of a batch that was recomputed."""
         self.misses.append(
             CacheMiss(
                 when_s=time.time(),
                 backend=miss.backend,
                 lane="batch",
-                prompt_tokens=miss.expected_tokens,  # tokens that should have been reused
+                prompt_tokens=miss.expected_tokens,  # tokens expected to be reused
                 cached_tokens=miss.cached_tokens,
                 words=miss.words,
             )
         )
 
     def refused(self, kind: str) -> None:
-        """Refusals are counted elsewhere."""
+        """Not recorded; metrics count refusals."""
 
     # ---- polling
 
     @asynccontextmanager
-    async def alongside(self) -> AsyncIterator[None]:
-        """Watch while the block runs."""
-        tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._stopping())]
-        tasks[0].add_done_callback(self._ended)
+    async def lifespan(self) -> AsyncIterator[None]:
+        """Poll and record while the block runs."""
+        tasks = [asyncio.create_task(self._run()), asyncio.create_task(self._notify_shutdown())]
+        tasks[0].add_done_callback(self._log_failure)
         try:
             yield
         finally:
-            asked = [eye.asking for eye in self.eyes if eye.asking is not None]
-            for task in (*tasks, *asked):
+            details_polls = [
+                monitored.details_poll for monitored in self.backends if monitored.details_poll is not None
+            ]
+            for task in (*tasks, *details_polls):
                 task.cancel()
-            await asyncio.gather(*tasks, *asked, return_exceptions=True)
+            await asyncio.gather(*tasks, *details_polls, return_exceptions=True)
 
     @contextmanager
-    def looking(self) -> Iterator[None]:
-        """Register a watcher; raises Busy if there are too many."""
-        if self.clients >= MOST_CLIENTS:
+    def watching(self) -> Iterator[None]:
+        """Register a client for the duration of the block; raises Busy if there are too many."""
+        if self.clients >= MAX_CLIENTS:
             raise Busy(
-                f"{self.clients} pages are looking already", retry_after_s=10.0, code="too_many_pages", kind="pages"
+                f"the dashboard is already open in {self.clients} pages",
+                retry_after_s=10.0,
+                code="too_many_pages",
+                kind="pages",
             )
         self.clients += 1
         self._wake.set()
@@ -125,8 +132,8 @@ class Monitor:
         finally:
             self.clients -= 1
 
-    async def newer(self, version: int, timeout_s: float) -> bool:
-        """Wait for a poll after this version; False if there was none in that time."""
+    async def wait_for_poll(self, version: int, timeout_s: float) -> bool:
+        """Wait for a poll that is newer than `version`; returns False after the timeout."""
         try:
             async with asyncio.timeout(timeout_s), self._changed:
                 await self._changed.wait_for(lambda: self.version > version or self.state.shutting_down.is_set())
@@ -134,73 +141,79 @@ class Monitor:
             return False
         return True
 
-    async def look(self, *, closely: bool = True, younger_s: float = 0.0) -> None:
-        """Poll everything now, unless that was done less than `younger_s` ago."""
-        async with self._looking:
-            if self.looked_s is not None and time.monotonic() - self.looked_s < younger_s:
+    async def poll(self, *, details: bool = True, max_age_s: float = 0.0) -> None:
+        """Poll all backends and the machine, unless the last poll is more recent than `max_age_s`."""
+        async with self._polling:
+            if self.polled_s is not None and time.monotonic() - self.polled_s < max_age_s:
                 return
-            await asyncio.gather(*(eye.look(closely=closely) for eye in self.eyes), self._look_around())
-            self.looked_s = time.monotonic()
-            self._notice()
-            self._remember()
+            await asyncio.gather(
+                *(monitored.poll(details=details) for monitored in self.backends), self._poll_machine()
+            )
+            self.polled_s = time.monotonic()
+            self._record_state_changes()
+            self._record_rates()
         async with self._changed:
             self.version += 1
             self._changed.notify_all()
 
-    async def _look_around(self) -> None:
+    async def _poll_machine(self) -> None:
         self.batches = await asyncio.to_thread(batches_by_status, self.state.state_path / BATCHES)
         now_s = time.monotonic()
-        if self._rooms_s is None or now_s - self._rooms_s >= ROOMS_S:
-            tiers = {row.tier for up in self.state.ups.values() for row in up.held.rows}
-            self.rooms = await asyncio.to_thread(rooms, tiers)
-            self._rooms_s = now_s
+        if self._memories_s is None or now_s - self._memories_s >= MEMORY_INTERVAL_S:
+            tiers = {row.tier for ready in self.state.ready_engines.values() for row in ready.held.rows}
+            self.memories = await asyncio.to_thread(measure_memories, tiers)
+            self._memories_s = now_s
 
     async def _run(self) -> None:
         while True:
             self._wake.clear()
-            self._listen_for_deaths()
-            self._notice()
-            unsettled = any(eye.state in ("restarting", "loading", "starting", "warming") for eye in self.eyes)
+            self._watch_exits()
+            self._record_state_changes()
+            unsettled = any(
+                monitored.state in ("restarting", "loading", "starting", "warming") for monitored in self.backends
+            )
             if self.clients:
-                await self.look()
+                await self.poll()
             with suppress(TimeoutError):
-                async with asyncio.timeout(SETTLE_S if unsettled else LOOK_S if self.clients else None):
+                async with asyncio.timeout(UNSETTLED_POLL_S if unsettled else POLL_S if self.clients else None):
                     await self._wake.wait()
 
-    def _ended(self, run: "asyncio.Task[None]") -> None:
+    def _log_failure(self, run: "asyncio.Task[None]") -> None:
         if not run.cancelled() and (bug := run.exception()) is not None:
-            self.state.log({"event": "page_stopped", "why": f"tokenmill itself failed: {bug!r}"})
+            self.state.log({"event": "page_stopped", "why": f"internal error: {bug!r}"})
 
-    async def _stopping(self) -> None:
+    async def _notify_shutdown(self) -> None:
         await self.state.shutting_down.wait()
         async with self._changed:
             self._changed.notify_all()
 
-    def _listen_for_deaths(self) -> None:
-        for eye in self.eyes:
-            exited = eye.backend.engine.exited
-            if exited is not eye.exited:
-                eye.exited = exited
+    def _watch_exits(self) -> None:
+        for monitored in self.backends:
+            exited = monitored.backend.engine.exited
+            if exited is not monitored.exited:
+                monitored.exited = exited
                 exited.add_done_callback(lambda _: self._wake.set())
 
-    def _notice(self) -> None:
-        """Record what has changed."""
-        for eye in self.eyes:
-            state = eye.state
-            before = eye.told[0] if eye.told is not None else "ready"
+    def _record_state_changes(self) -> None:
+        """Append a notice for every backend whose state changed."""
+        for monitored in self.backends:
+            state = monitored.state
+            before = monitored.last_recorded[0] if monitored.last_recorded is not None else "ready"
             if state != before:
-                self.notices.append(Notice(when_s=time.time(), backend=eye.backend.name, state=state, words=eye.detail))
-            eye.told = (state, eye.detail)
+                self.notices.append(
+                    Notice(when_s=time.time(), backend=monitored.backend.name, state=state, words=monitored.detail)
+                )
+            monitored.last_recorded = (state, monitored.detail)
 
-    def _remember(self) -> None:
+    def _record_rates(self) -> None:
         def summed(name: str) -> float | None:
-            known = [rate for rate in (eye.pace.per_s(name) for eye in self.eyes) if rate is not None]
+            known = [rate for rate in (monitored.rates.per_s(name) for monitored in self.backends) if rate is not None]
             return round(sum(known), 2) if known else None
 
         now_s = time.time()
         last_s = self.history[-1]["when_s"] if self.history else None
-        if last_s is not None and now_s - last_s > 5 * LOOK_S:
-            self.history.clear()  # nothing was polled meanwhile
+        if last_s is not None and now_s - last_s > 5 * POLL_S:
+            self.history.clear()  # a gap without polls
         self.history.append(
             {
                 "when_s": round(now_s, 2),
@@ -212,6 +225,6 @@ class Monitor:
 
 
 def token_s(done: FinishedRequest) -> float | None:
-    """Seconds between tokens, as seen by the client; None with fewer than two."""
+    """Mean seconds between tokens, as the client sees it; None with fewer than two tokens."""
     tokens = done.usage.completion_tokens
     return None if done.first_token_s is None or tokens < 2 else (done.seconds - done.first_token_s) / (tokens - 1)

@@ -1,6 +1,6 @@
-"""Protocol for recording gateway events: metrics, the dashboard, tests.
+"""Protocol for recording gateway events, implemented by metrics and the dashboard.
 
-Methods are called on the event loop and must return immediately.
+Methods are called on the event loop and must not block.
 """
 
 from collections import Counter
@@ -10,42 +10,42 @@ from typing import Protocol
 from tokenmill.engine.engine import Priority, Timings, Usage
 
 PriorityClass = Priority
-"""Priority class, as in engine requests."""
+"""`interactive` or `batch`, as in engine requests."""
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class RequestRecord:
     """A finished HTTP request."""
 
     id: str
     method: str
-    route: str  # the path's pattern, never the path: label values must be bounded
-    status: int  # 499: the client left before an answer began
+    route: str  # the path's pattern, because label values must be bounded
+    status: int  # 499: the client disconnected before the response
     seconds: float
     backend: str | None = None
-    lane: PriorityClass | None = None
-    key: str | None = None  # its name
+    priority: PriorityClass | None = None
+    key: str | None = None  # name of the API key
     usage: Usage | None = None
     error: str | None = None  # the error's code, if any
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedRequest:
-    """An answer of an engine."""
+    """A complete answer of an engine."""
 
     usage: Usage
     timings: Timings
     backend: str
-    lane: PriorityClass
+    priority: PriorityClass
     seconds: float  # from reading the request to the last token
-    first_token_s: float | None  # None: there was no token
+    first_token_s: float | None  # None: no token was generated
     key: str | None = None
-    notes: tuple[str, ...] = ()  # why less was reused than possible
+    notes: tuple[str, ...] = ()  # reasons for prompt tokens that were not reused
 
 
 @dataclass(frozen=True, slots=True)
-class Missed:
-    """A batch prompt of which less was reused than expected."""
+class PrefixMiss:
+    """A batch prompt of which fewer tokens were reused than expected."""
 
     backend: str
     expected_tokens: int
@@ -54,27 +54,27 @@ class Missed:
 
 
 class Recorder(Protocol):
-    """Records gateway events."""
+    """Receives gateway events."""
 
-    def request(self, seen: Seen) -> None:
-        """A request was answered, refused or abandoned."""
+    def request(self, record: RequestRecord) -> None:
+        """A request ended: it was answered, refused or abandoned."""
 
-    def first_token(self, seconds: float, backend: str, lane: PriorityClass) -> None:
+    def first_token(self, seconds: float, backend: str, priority: PriorityClass) -> None:
         """The first token of an answer arrived."""
 
     def finished(self, done: FinishedRequest) -> None:
         """An answer is complete."""
 
-    def missed(self, miss: Missed) -> None:
+    def missed(self, miss: PrefixMiss) -> None:
         """A prefix of a batch was recomputed."""
 
     def refused(self, kind: str) -> None:
-        """A request or connection was refused: queue, limits, key, host, size, json, connections, stopping, ..."""
+        """A request or connection was refused; `kind` is queue, limits, key, host, size, json, stopping, ..."""
 
 
 @dataclass(slots=True)
 class RequestTally:
-    """Plain totals, for /health and for tests."""
+    """Plain totals of a gateway."""
 
     requests: Counter[tuple[str, int]] = field(default_factory=Counter)  # by route and status
     refusals: Counter[str] = field(default_factory=Counter)
@@ -83,12 +83,12 @@ class RequestTally:
     completion_tokens: int = 0
     answers: int = 0
 
-    def request(self, seen: Seen) -> None:
-        """Count a request that was answered, refused or abandoned."""
-        self.requests[seen.route, seen.status] += 1
+    def request(self, record: RequestRecord) -> None:
+        """Count a finished request."""
+        self.requests[record.route, record.status] += 1
 
-    def first_token(self, seconds: float, backend: str, lane: PriorityClass) -> None:
-        """Not used: times are not recorded."""
+    def first_token(self, seconds: float, backend: str, priority: PriorityClass) -> None:
+        """Not counted."""
 
     def finished(self, done: FinishedRequest) -> None:
         """Count a complete answer."""
@@ -97,8 +97,8 @@ class RequestTally:
         self.cached_tokens += done.usage.cached_tokens or 0
         self.completion_tokens += done.usage.completion_tokens
 
-    def missed(self, miss: Missed) -> None:
-        """Not used: misses are not recorded."""
+    def missed(self, miss: PrefixMiss) -> None:
+        """Not counted."""
 
     def refused(self, kind: str) -> None:
         """Count a refusal."""
@@ -107,31 +107,31 @@ class RequestTally:
 
 @dataclass(slots=True)
 class Recorders:
-    """Several recorders, called in order."""
+    """Passes events to several recorders."""
 
     all: list[Recorder] = field(default_factory=list)
 
-    def request(self, seen: Seen) -> None:
-        """A request was answered, refused or abandoned."""
+    def request(self, record: RequestRecord) -> None:
+        """A request ended: it was answered, refused or abandoned."""
         for one in self.all:
-            one.request(seen)
+            one.request(record)
 
-    def first_token(self, seconds: float, backend: str, lane: PriorityClass) -> None:
+    def first_token(self, seconds: float, backend: str, priority: PriorityClass) -> None:
         """The first token of an answer arrived."""
         for one in self.all:
-            one.first_token(seconds, backend, lane)
+            one.first_token(seconds, backend, priority)
 
     def finished(self, done: FinishedRequest) -> None:
         """An answer is complete."""
         for one in self.all:
             one.finished(done)
 
-    def missed(self, miss: Missed) -> None:
+    def missed(self, miss: PrefixMiss) -> None:
         """A prefix of a batch was recomputed."""
         for one in self.all:
             one.missed(miss)
 
     def refused(self, kind: str) -> None:
-        """Something was refused."""
+        """A request or connection was refused."""
         for one in self.all:
             one.refused(kind)

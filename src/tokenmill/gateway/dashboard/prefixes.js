@@ -1,10 +1,10 @@
-// Heads of prompts in the cells, and prompts that did not find theirs.
+// The prefixes in the KV caches of the engines, and recent cache misses.
 
 import { byId, changing, clock, count, el, many } from "/page/show.js";
 
 const STEP_PX = 14;
 
-function head(one, most) {
+function row(one, most) {
   const twig = el("span", { class: "twig" },
     el("i", { width: `${Math.max(3, Math.round(160 * one.tokens / most))}px` }),
     one.digest ? el("b", {}, one.digest) : one.pinned ? el("b", {}, "pinned") : null);
@@ -13,16 +13,16 @@ function head(one, most) {
     twig, el("span", { class: "tokens" }, many(one.tokens, "token")), el("span", { class: "hits" }, many(one.hits, "hit")));
 }
 
-export const forest = changing((forests) => {
-  const drawn = forests.flatMap((one) => {
+export const prefixes = changing((trees) => {
+  const drawn = trees.flatMap((one) => {
     const most = Math.max(1, ...one.heads.map((each) => each.tokens));
-    const title = forests.length > 1 ? [el("h3", {}, one.engine)] : [];
+    const title = trees.length > 1 ? [el("h3", {}, one.engine)] : [];
     const left = one.total > one.heads.length ? [el("p", { class: "under" }, `${count(one.total - one.heads.length)} more`)] : [];
-    return one.heads.length ? [...title, ...one.heads.map((each) => head(each, most)), ...left]
-      : [...title, el("p", { class: "empty" }, "The cells are empty.")];
+    return one.heads.length ? [...title, ...one.heads.map((each) => row(each, most)), ...left]
+      : [...title, el("p", { class: "empty" }, "The cache is empty.")];
   });
-  byId("forest").replaceChildren(drawn.length ? el("div", { class: "scroll" }, ...drawn)
-    : el("p", { class: "empty" }, "No engine here tells what its cells hold."));
+  byId("prefixes").replaceChildren(drawn.length ? el("div", { class: "scroll" }, ...drawn)
+    : el("p", { class: "empty" }, "No engine reports its cached prefixes."));
 });
 
 const found_of = (miss) => miss.cached_tokens === null ? many(miss.prompt_tokens, "token")
@@ -32,5 +32,5 @@ export const misses = changing((found) => {
   byId("misses").replaceChildren(found.length
     ? el("ul", { class: "plain" }, ...found.map((miss) => el("li", {}, el("time", {}, clock(miss.when_s)),
       `${miss.words} (${miss.backend}, ${miss.lane}: ${found_of(miss)})`)))
-    : el("p", { class: "empty" }, "None known."));
+    : el("p", { class: "empty" }, "None recorded."));
 });

@@ -51,7 +51,7 @@ class Guests:
 
 def test_order_and_bound() -> None:
     async def work() -> None:
-        guests = Guests(AdmissionGate(lanes=1, at_once=1, queue=2))
+        guests = Guests(AdmissionGate(slots=1, max_streams=1, queue=2))
         await guests.come("a", "batch")
         await guests.come("b", "batch")
         await guests.come("c", "batch")
@@ -75,7 +75,7 @@ def test_order_and_bound() -> None:
 
 def test_leaving_while_waiting_and_with_the_place_in_hand() -> None:
     async def work() -> None:
-        gate = AdmissionGate(lanes=1, at_once=1, queue=5)
+        gate = AdmissionGate(slots=1, max_streams=1, queue=5)
         guests = Guests(gate)
         for name in "abc":
             await guests.come(name)
@@ -97,8 +97,8 @@ def test_leaving_while_waiting_and_with_the_place_in_hand() -> None:
 
 def test_an_engine_that_orders_by_itself_gets_all_up_to_the_bound() -> None:
     async def work() -> None:
-        lanes = AdmissionGates(queue=2)
-        gate = lanes.open("native", lanes=2, interactive_first=True)
+        gates = AdmissionGates(queue=2)
+        gate = gates.open("native", slots=2, interactive_first=True)
         guests = Guests(gate)
         for name in "abcd":
             await guests.come(name)
@@ -117,7 +117,7 @@ def test_an_engine_that_orders_by_itself_gets_all_up_to_the_bound() -> None:
 
 def test_a_queue_of_none_still_lets_work_be_done() -> None:
     async def work() -> None:
-        gate = AdmissionGates(queue=0).open("x", lanes=1, interactive_first=False)
+        gate = AdmissionGates(queue=0).open("x", slots=1, interactive_first=False)
         async with gate.enter("interactive"):
             with pytest.raises(Busy):
                 async with gate.enter("interactive"):
@@ -130,7 +130,7 @@ def test_a_queue_of_none_still_lets_work_be_done() -> None:
 
 def test_an_engine_that_does_not_say_how_many_lanes_it_has() -> None:
     async def work() -> None:
-        gate = AdmissionGates(queue=0).open("url", lanes=None, interactive_first=False)
+        gate = AdmissionGates(queue=0).open("url", slots=None, interactive_first=False)
         async with gate.enter("interactive"), gate.enter("batch"):
             assert gate.running == 2
 

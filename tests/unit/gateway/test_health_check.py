@@ -2,7 +2,7 @@
 
 import pytest
 
-from tokenmill.gateway.backends.health_check import ProbeResult, Vitals
+from tokenmill.gateway.backends.health_check import HealthHistory, ProbeResult
 
 UP, LOADING, LATE, REFUSED = "up", "loading", "late", "refused"
 
@@ -25,7 +25,7 @@ UP, LOADING, LATE, REFUSED = "up", "loading", "late", "refused"
     ],
 )
 def test_conditions(findings: tuple[ProbeResult, ...], condition: str) -> None:
-    vitals = Vitals()
+    history = HealthHistory()
     for finding in findings:
-        vitals = vitals.saw(finding)
-    assert vitals.condition == condition
+        history = history.add(finding)
+    assert history.condition == condition
