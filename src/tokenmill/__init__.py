@@ -91,7 +91,7 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'tokenmill' has no attribute {name!r}")
-    module, _, attribute = _MODULES[name].partition(":")  # an attribute where it has another name there
+    module, _, attribute = _MODULES[name].partition(":")  # after the colon: its name in that module
     value = getattr(import_module(module), attribute or name)
     globals()[name] = value
     return value

@@ -27,8 +27,8 @@ class EngineConfig:
     """Defaults for every engine."""
 
     kind: str = "native"  # native, llama-server, ik_llama, vllm, or the URL of a running server
-    library: str | None = None  # native: a custom libllama.so (such as a CUDA build) ...
-    header: str | None = None  # ... and the llama.h it was built from
+    library: str | None = None  # native: a libllama.so, or wheel; default: the newest build in engines_dir, else wheel
+    header: str | None = None  # the llama.h that this libllama.so was built from
     binary: str | None = None  # servers: the program; default: from PATH; llama-server: the bundled one
     container: str | None = None  # servers: container image to run instead
     container_runtime: str = "podman"  # or docker
@@ -39,7 +39,7 @@ class EngineConfig:
     nice: int | None = None  # 19 is the lowest priority; negative values need CAP_SYS_NICE
     scheduling: str = "normal"  # or rr: real-time round robin; needs CAP_SYS_NICE
     pin_cores: bool | None = None  # run on unreserved cores only; None: if the plan reserves any
-    step_limit_s: float = 600.0  # a native engine with a longer step is considered hung
+    step_limit_s: float = 600.0  # a native engine is considered hung after a longer step
     most_restarts: int = 5  # maximum restarts of a crashing engine per hour
     heads_dir: str | None = None  # saved prompt prefixes; default: in state_dir
 
@@ -187,6 +187,7 @@ class Config:
     machine: str = "this"  # this, a catalogue name, or a machine file
     models_dir: str | None = None  # downloaded models; default: tokenmill/models in the user's cache folder
     state_dir: str | None = None  # running engines and stored batches; default: tokenmill in the user's state folder
+    engines_dir: str | None = None  # builds of llama.cpp; default: tokenmill/engines in the user's data folder
     store: str | None = None  # batch store: a folder, or postgresql://...; default: batches in state_dir
     pull: PullConfig = field(default_factory=PullConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -216,6 +217,13 @@ class Config:
     def state_path(self) -> Path:
         """The folder of running engines and stored batches."""
         return _folder("state_dir", self.state_dir) if self.state_dir else _home("XDG_STATE_HOME", ".local/state")
+
+    @property
+    def engines_path(self) -> Path:
+        """The folder of finished builds of llama.cpp."""
+        if self.engines_dir:
+            return _folder("engines_dir", self.engines_dir)
+        return _home("XDG_DATA_HOME", ".local/share") / "engines"
 
     @property
     def heads_path(self) -> Path:

@@ -1,4 +1,4 @@
-"""Turns parsed TOML or JSON into frozen dataclasses, and validation errors into ConfigErrors.
+"""Converts parsed TOML or JSON to frozen dataclasses, and validation errors to ConfigErrors.
 
 Unknown keys are rejected with a suggestion. Pydantic's errors are mapped here, so that no caller sees them.
 """
@@ -28,7 +28,7 @@ def _bytes_from_text(value: object) -> object:
 
 
 Bytes = Annotated[int, BeforeValidator(_bytes_from_text)]
-"""A number of bytes; files may also contain `24 GiB`."""
+"""A number of bytes, or a string such as `24 GiB` in files."""
 
 
 def read_toml(cls: type[T], path: Path) -> T:
@@ -63,7 +63,7 @@ def _adapter(cls: Any) -> TypeAdapter[Any]:
 
 
 def _unknown_keys(cls: Any, data: object, prefix: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield (dotted key, known keys) for every key that no field answers to."""
+    """Yield (dotted key, known keys) for every key without a field."""
     if isinstance(data, list):
         for index, item in enumerate(data):
             yield from _unknown_keys(cls, item, f"{prefix.removesuffix('.')}[{index}].")

@@ -1,4 +1,4 @@
-"""Every error that tokenmill raises on purpose.
+"""The errors that tokenmill raises.
 
     TokenmillError                the operation failed                     exit 1   http 500
     ├── UsageError                the request itself is wrong              exit 2   http 400
@@ -16,7 +16,7 @@
     │   ├── MissingSplit          one file of a split model is missing
     │   └── RemoteError           a server did not send the bytes          http 502
     ├── EngineError               an engine is missing, wrong or failed    http 502
-    │   ├── EngineDied            it died with requests in flight; retry   http 503
+    │   ├── EngineDied            it crashed with requests in flight       http 503
     │   ├── EngineTimeout         the request exceeded its timeout         http 504
     │   ├── NonFiniteLogits       the model computed NaN or infinity
     │   └── ForeignState          a saved prefix of another model or build http 409
@@ -27,9 +27,8 @@
         ├── StoreInUse            another process has locked it            http 409
         └── StoreFull             its disk is full                         http 507
 
-Programs go by `code`, which is stable; people read the message (what is wrong with which value) and the hint (what to
-do about it). Exit codes: 0 done, 1 failed, 2 wrong usage, 3 does not fit. `to_wire` and `from_wire` carry an error
-from one process to another.
+Programs should check `code`, which is stable. The message says what is wrong with which value, the hint what to do.
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 does not fit. `to_wire` and `from_wire` send errors between processes.
 """
 
 from collections.abc import Mapping
@@ -130,7 +129,7 @@ class TooLong(RequestRefused):
 
 
 class DoesNotFit(TokenmillError):
-    """The model does not fit this machine as asked; `plan` is the plan that shows what is missing."""
+    """The model does not fit this machine; `plan` shows the missing memory."""
 
     code = "does_not_fit"
     exit_code = 3
@@ -196,7 +195,7 @@ class EngineDied(EngineError):
 
 
 class EngineTimeout(EngineError):
-    """The request exceeded its timeout; what was computed is dropped."""
+    """The request exceeded its timeout; its partial answer is discarded."""
 
     code = "timeout"
     http_status = 504
@@ -236,7 +235,7 @@ class NoSpace(PullError):
 
 
 class StoreError(TokenmillError):
-    """The store of batches cannot be used; the message says why. Acknowledged answers are not touched."""
+    """The store of batches cannot be used; the message says why. Acknowledged answers are not lost."""
 
     code = "store_error"
 
@@ -268,7 +267,7 @@ def to_wire(error: TokenmillError) -> dict[str, Any]:
 
 
 def from_wire(message: Mapping[str, Any]) -> TokenmillError:
-    """The error that `to_wire` wrote; an EngineError where its class is not one of these."""
+    """The error that `to_wire` wrote; an EngineError if its class is unknown."""
     kind = globals().get(str(message.get("kind")))
     text = str(message.get("message"))
     common = {"hint": message.get("hint"), "code": message.get("code")}

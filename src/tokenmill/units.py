@@ -1,4 +1,4 @@
-"""Bytes, rates and counts, read from and written for people.
+"""Parses and formats bytes, rates and counts.
 
 Memory and file sizes are binary (GiB), bandwidth (GB/s) and parameter counts (1.03 T) are decimal.
 """
@@ -44,16 +44,16 @@ def parse_bytes(text: str) -> int:
 
 
 def format_bytes(count: int) -> str:
-    """`538.8 GiB`: binary units, three to four digits."""
+    """`538.8 GiB`: binary units with one decimal."""
     for unit, size in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
-        # no TiB below 1 TiB: models are compared in GiB
+        # GiB up to 10 TiB, so that sizes of models are easy to compare
         if abs(count) >= size * (10 if unit == "TiB" else 1):
             return f"{count / size:.1f} {unit}"
     return f"{count} B"
 
 
 def format_count(count: float) -> str:
-    """`1.03 T`, `31.5 B`, `135 M`, as parameter counts are usually written."""
+    """`1.03 T`, `31.5 B`, `135 M`: parameter counts."""
     for suffix, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("K", 1e3)):
         if abs(count) >= size:
             return f"{count / size:.3g} {suffix}"
@@ -61,7 +61,7 @@ def format_count(count: float) -> str:
 
 
 def number_of(count: int, noun: str, nouns: str | None = None) -> str:
-    """`1 job`, `1,200 jobs`; `nouns` is the plural if it is irregular."""
+    """`1 job`, `1,200 jobs`; `nouns` is an irregular plural."""
     return f"{count:,} {noun if count == 1 else nouns or noun + 's'}"
 
 

@@ -1,3 +1,3 @@
-"""The version of tokenmill. A module of its own, so that every layer may import it."""
+"""The version of tokenmill, in a separate module that every layer may import."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""tokenmill.toml: every key known, mistakes answered with a sentence."""
+"""`tokenmill.toml`: defaults, the documented example, and errors that name the key."""
 
 import dataclasses
 import re
@@ -86,56 +86,60 @@ def test_sizes_may_be_written_with_units(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message", "hint"),
+    ("text", "named", "hinted"),
     [
-        ("machin = 'x'", "unknown key 'machin'", "did you mean 'machine'?"),
-        ("[pull]\nkeep_fre_bytes = 1", "unknown key 'pull.keep_fre_bytes'", "did you mean 'keep_free_bytes'?"),
+        ("machin = 'x'", "'machin'", "'machine'"),
+        ("[pull]\nkeep_fre_bytes = 1", "'pull.keep_fre_bytes'", "'keep_free_bytes'"),
         (
             "zzz = 1",
-            "unknown key 'zzz'",
-            "known keys here: costs, digests, engine, engines, gateway, machine, models_dir, pull, reserve, routes, state_dir, store",
+            "'zzz'",
+            "costs, digests, engine, engines, gateway, machine, models_dir, pull, reserve, routes, state_dir, store",
         ),
-        ("machine = 3", "machine: input should be a valid string", None),
-        ("[pull]\nkeep_free_bytes = '2 gigs'", "pull.keep_free_bytes: '2 gigs' is not a size", None),
+        ("machine = 3", "machine:", None),
+        ("[pull]\nkeep_free_bytes = '2 gigs'", "pull.keep_free_bytes: '2 gigs'", None),
         ("pull = 3", "pull:", None),
-        ("[pull]\nkeep_free_bytes = true", "true is not a size", None),
-        ("[pull]\nkeep_free_bytes = -5", "-5 is not a size", None),
-        ("[gateway]\nlog = 'xml'", "gateway.log: input should be 'text', 'json' or 'off'", None),
-        ("[gateway]\nport = 70000", "port must be 1-65535, or 0 to pick a free port (got 70000)", None),
-        ("[gateway]\nmax_body_bytes = 0", "max_body_bytes must be at least 1", None),
-        ("[gateway]\nidle_timeout_s = 0", "idle_timeout_s must be greater than 0", None),
-        ("[gateway]\ngrace_s = -1", "grace_s and queue must not be negative", None),
-        ("[gateway]\ntls_cert = 'x'", "tls_cert and tls_key must be set together", None),
-        ("[[engines]]\nname = 'a'\nurl = 'http://x'\nkind = 'vllm'", "url and kind are mutually exclusive", None),
-        ("[[engines]]\nname = 'a'\nthreads = 100000", "threads must be 1-512 (got 100000)", None),
-        ("[[engines]]\nname = 'a'\nthreads_batch = 0", "threads_batch must be 1-512 (got 0)", None),
-        ("[[engines]]\nname = ''", "engine name '' must consist of", None),
-        ("[[engines]]\nname = 'a'\n[[engines]]\nname = 'a'", "duplicate name 'a' in engines", None),
-        ("[[engines]]\nnam = 'a'", "unknown key 'engines[0].nam'", "did you mean 'name'?"),
-        ("[[routes]]\nengines = ['b']", "refers to engine 'b', which is not defined in [[engines]]", None),
-        ("[[routes]]\nengines = []", "a route needs at least one engine", None),
-        ("[[routes]]\nengines = ['a']\nlane = 'fast'", "input should be 'interactive' or 'batch'", None),
-        ("machine = ", "is not valid TOML", "fix the line it names"),
+        ("[pull]\nkeep_free_bytes = true", "pull.keep_free_bytes: true", None),
+        ("[pull]\nkeep_free_bytes = -5", "pull.keep_free_bytes: -5", None),
+        ("[gateway]\nlog = 'xml'", "gateway.log:", None),
+        ("[gateway]\nport = 70000", "70000", None),
+        ("[gateway]\nmax_body_bytes = 0", "max_body_bytes", None),
+        ("[gateway]\nidle_timeout_s = 0", "idle_timeout_s", None),
+        ("[gateway]\ngrace_s = -1", "grace_s", None),
+        ("[gateway]\ntls_cert = 'x'", "tls_key", None),
+        ("[[engines]]\nname = 'a'\nurl = 'http://x'\nkind = 'vllm'", "engine a: url and kind", None),
+        ("[[engines]]\nname = 'a'\nthreads = 100000", "100000", None),
+        ("[[engines]]\nname = 'a'\nthreads_batch = 0", "threads_batch", None),
+        ("[[engines]]\nname = ''", "engine name ''", None),
+        ("[[engines]]\nname = 'a'\n[[engines]]\nname = 'a'", "duplicate name 'a'", None),
+        ("[[engines]]\nnam = 'a'", "'engines[0].nam'", "'name'"),
+        ("[[routes]]\nengines = ['b']", "'b'", None),
+        ("[[routes]]\nengines = []", "routes.0:", None),
+        ("[[routes]]\nengines = ['a']\nlane = 'fast'", "routes.0.lane:", None),
+        ("machine = ", "TOML", "line"),
     ],
 )
-def test_mistakes_are_answered(text: str, message: str, hint: str | None, tmp_path: Path) -> None:
+def test_errors_name_the_key_or_the_value(text: str, named: str, hinted: str | None, tmp_path: Path) -> None:
     path = tmp_path / "t.toml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
         config.load(path)
-    assert message in caught.value.message
+    assert caught.value.code == "invalid_config"
+    assert named in caught.value.message
     assert str(path) in caught.value.message
-    assert caught.value.hint == hint
+    if hinted is None:
+        assert caught.value.hint is None
+    else:
+        assert hinted in (caught.value.hint or "")
 
 
 def test_missing_and_unreadable(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no configuration file at"):
+    with pytest.raises(ConfigError, match="absent.toml"):
         config.load(tmp_path / "absent.toml")
     (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match="is not valid TOML"):
+    with pytest.raises(ConfigError, match="binary.toml"):
         config.load(tmp_path / "binary.toml")
 
 
-def test_a_user_that_is_not_here() -> None:
-    with pytest.raises(ConfigError, match="unknown user in"):
+def test_an_unknown_user() -> None:
+    with pytest.raises(ConfigError, match="models_dir: .*~nobody_of_that_name"):
         _ = Config(models_dir="~nobody_of_that_name/x").models_path

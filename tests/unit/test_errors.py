@@ -1,4 +1,4 @@
-"""Every error class has a code, an exit status and an HTTP status of its own, and survives a trip between processes."""
+"""Every error class has a code, an exit status and an HTTP status of its own, and can be sent between processes."""
 
 import inspect
 import json

@@ -2,7 +2,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.units import GIB, MIB, format_bytes, format_count, format_gb_s, format_seconds, number_of, parse_bytes
+from tokenmill.units import (
+    GIB,
+    MIB,
+    format_bytes,
+    format_count,
+    format_gb_s,
+    format_percent,
+    format_seconds,
+    number_of,
+    parse_bytes,
+)
 
 
 @pytest.mark.parametrize(
@@ -61,3 +71,14 @@ def test_other_formats() -> None:
 def test_one_of_a_thing_and_several() -> None:
     assert [number_of(count, "job") for count in (0, 1, 2, 1200)] == ["0 jobs", "1 job", "2 jobs", "1,200 jobs"]
     assert number_of(2, "entry", "entries") == "2 entries"
+
+
+def test_shares_below_ten_percent_have_a_decimal() -> None:
+    assert [format_percent(share) for share in (0.0, 0.003, 0.0994, 0.0996, 0.93, 1.0)] == [
+        "0 %",
+        "0.3 %",
+        "9.9 %",
+        "10 %",
+        "93 %",
+        "100 %",
+    ]

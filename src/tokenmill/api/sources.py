@@ -19,7 +19,7 @@ from tokenmill.jobs.layout import Saving, lay_out
 from tokenmill.jobs.table import Table, read_table, table_from_arrow, table_from_rows
 from tokenmill.jobs.template import read_template
 from tokenmill.storage.json_text import compact_json
-from tokenmill.storage.lines import check_there
+from tokenmill.storage.lines import check_exists
 from tokenmill.units import format_bytes, number_of
 
 
@@ -117,7 +117,7 @@ def job_line(job: Any) -> bytes:
 def _check_file(path: str) -> None:
     """UsageError if the file does not exist; a string with spaces was probably meant as a prompt."""
     try:
-        check_there(path)
+        check_exists(path)
     except UsageError as error:
         if " " not in path:
             raise

@@ -20,7 +20,7 @@ from tokenmill.cli.signals import SignalStop
 from tokenmill.cli.views.run import document, nodes_table, summary
 from tokenmill.errors import UsageError
 from tokenmill.jobs.worker.retries import MAX_ATTEMPTS
-from tokenmill.storage.lines import check_there
+from tokenmill.storage.lines import check_exists
 from tokenmill.units import number_of
 
 STDOUT = "/dev/stdout"
@@ -63,7 +63,7 @@ class TableOptions:
                 "--table requires --template",
                 hint="write the prompt to a file, with {column} for a column and {*} for all others",
             )
-        check_there(self.table)
+        check_exists(self.table)
         return JobSource(self.table, self.template, self.system, self.layout, self.key)
 
 

@@ -1,4 +1,4 @@
-"""File input and output shared by all packages.
+"""File formats shared by all packages.
 
 atomic     whole-file replacement that survives crashes
 lines      numbered lines of plain and compressed files

@@ -1,7 +1,7 @@
-"""Whole-file replacement: a reader sees the old file or the new one, also after a crash or a power cut.
+"""Atomic file replacement: a reader sees the old file or the new one, also after a crash or a power cut.
 
-`replace_file` writes bytes, `replacing` yields an open file, and `new_file` raises readable errors
-for a file that the user named. Imports only the standard library and `errors`, because the engine supervisor uses it.
+`replace_file` writes bytes, `replacing` yields an open file, and `new_file` raises errors with hints for a file that
+the user named. Imports only the standard library and `errors`, because the engine supervisor uses it.
 """
 
 import errno
@@ -24,9 +24,9 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o666, temporary: Path 
 
 @contextmanager
 def replacing(path: Path, *, mode: int = 0o666, temporary: Path | None = None) -> Iterator[BinaryIO]:
-    """Open a temporary file in the folder of `path`, which replaces `path` when the block ends without an error.
+    """Yield a temporary file that durably replaces `path` when the block ends without an error.
 
-    The new content is on disk by then. `mode` is subject to the umask. The temporary file has a unique name, so that
+    `mode` is subject to the umask. The temporary file has a unique name, so that
     several processes can replace a file concurrently; `temporary` names it where there is only one writer, so that
     killed writers leave at most one file behind.
     """
@@ -51,7 +51,7 @@ def commit(part: Path, path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Return when new, renamed and removed names in `folder` are on disk, as far as its file system supports that."""
+    """Flush created, renamed and removed names of `folder` to disk, if its file system supports that."""
     try:
         opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except PermissionError:  # a folder can be writable without being readable
@@ -69,7 +69,7 @@ def sync_folder(folder: Path) -> None:
 def new_file(target: Path, *, force: bool) -> Iterator[BinaryIO]:
     """`replacing` for a file that the user named.
 
-    UsageError where `target` exists and `force` is false, or is no ordinary file; TokenmillError where it cannot be
+    UsageError if `target` exists and `force` is false, or if it is not a regular file; TokenmillError if it cannot be
     written.
     """
     try:

@@ -26,28 +26,29 @@ _BOM = b"\xef\xbb\xbf"
 _BLANK = " \t\r"
 _LOOKED_AT = 1024
 _CONTROL = bytes({*range(32), 127} - {*b"\t\n\r\f\x1b"})
-_MOST_CONTROL, _FEW = 0.05, 4  # share and count of control characters that mark a file as binary
+_MAX_CONTROL_SHARE = 0.05  # a file that begins with more control characters is binary
+_MAX_CONTROL = 4
 _PARQUET = b"PAR1"
-_PACK_AGAIN = "fetch or pack it again"
-_FILE_HINT = "check the path and who may read it"
+_PACK_AGAIN = "download or compress it again"
+_FILE_HINT = "check the path and its permissions"
 
 
 class Chunk(NamedTuple):
-    """Whole lines, each with its line end but perhaps the last, and the number of the first."""
+    """Whole lines, of which the last may lack its line end, and the number of the first."""
 
     first: int
     data: bytes
 
 
 class BadLine(NamedTuple):
-    """A line that cannot be used, and why."""
+    """An unusable line, and the reason."""
 
     number: int
     reason: str
 
 
 ParquetReader = Callable[[str, BinaryIO], Iterator["Chunk | BadLine"]]
-"""The rows of a Parquet file, by name and open file, as lines."""
+"""Returns the rows of a Parquet file as lines; called with its name and the open file."""
 
 
 def is_parquet(path: Path) -> bool:
@@ -60,7 +61,7 @@ def is_parquet(path: Path) -> bool:
 
 
 def split(chunk: Chunk) -> Iterator[tuple[int, str] | BadLine]:
-    """The lines of a chunk with their numbers; blank ones are passed over."""
+    """The lines of a chunk with their numbers, without blank ones."""
     try:
         texts: list[str | BadLine] = [*chunk.data.decode().split("\n")]
     except UnicodeDecodeError:
@@ -86,10 +87,10 @@ class Source:
     name: str
     digest: str | None  # of the file's bytes; None: a stream that has not been read to its end
     _content: Iterator[Chunk | BadLine]
-    _ended: Callable[[], str]  # gives the digest; raises where what was read is not to be trusted
+    _ended: Callable[[], str]  # returns the digest; UsageError if the file changed while it was read
 
     def chunks(self) -> Iterator[Chunk | BadLine]:
-        """All of it, once."""
+        """The contents; can be read only once. Sets `digest` at the end."""
         try:
             yield from self._content
         except OSError as error:
@@ -100,7 +101,7 @@ class Source:
 def chunks(
     blocks: Iterator[bytes], longest_bytes: int = LONGEST_LINE_BYTES, *, name: str = "the file"
 ) -> Iterator[Chunk | BadLine]:
-    """Cut a stream at line ends. Lines that are longer than a block are measured, and passed over beyond the limit."""
+    """Cut a stream at line ends. A line longer than `longest_bytes` becomes a `BadLine`."""
     number = 1
     held = list[bytes]()
     held_bytes = 0
@@ -135,7 +136,7 @@ def chunks(
 
 
 def _too_long(number: int, longest_bytes: int) -> BadLine:
-    return BadLine(number, f"longer than {format_bytes(longest_bytes)}, the most that a line may have")
+    return BadLine(number, f"longer than the maximum of {format_bytes(longest_bytes)}")
 
 
 def _text_of(blocks: Iterator[bytes], name: str) -> Iterator[bytes]:
@@ -143,18 +144,18 @@ def _text_of(blocks: Iterator[bytes], name: str) -> Iterator[bytes]:
         if index == 0 and block[:2] in (b"\xff\xfe", b"\xfe\xff"):
             raise UsageError(f"{name} is UTF-16", hint="write it as UTF-8: iconv -f UTF-16 -t UTF-8")
         if index == 0 and _is_binary(block[:_LOOKED_AT]):
-            hint = "jobs are lines of JSON, also packed with gzip or zstd, or Parquet"
-            raise UsageError(f"{name} is not text", hint=hint)
+            hint = "use JSON lines, optionally compressed with gzip or zstd, or Parquet"
+            raise UsageError(f"{name} is not a text file", hint=hint)
         yield block.removeprefix(_BOM) if index == 0 else block
 
 
 def _is_binary(start: bytes) -> bool:
-    """Whether a file begins with more control characters than any text has."""
-    return len(start) - len(start.translate(None, _CONTROL)) > max(_FEW, len(start) * _MOST_CONTROL)
+    """Whether a file begins with more control characters than a text file."""
+    return len(start) - len(start.translate(None, _CONTROL)) > max(_MAX_CONTROL, len(start) * _MAX_CONTROL_SHARE)
 
 
-def check_there(where: str | Path) -> None:
-    """UsageError if there is no such file; does not open it."""
+def check_exists(where: str | Path) -> None:
+    """UsageError if a file does not exist; does not open it."""
     try:
         if str(where) != "-":
             Path(where).stat()
@@ -163,7 +164,7 @@ def check_there(where: str | Path) -> None:
 
 
 class Hashed(NamedTuple):
-    """The digest of a file as it was at a size and modification time."""
+    """The digest of a file, with the size and modification time that it had."""
 
     size: int
     mtime_ns: int
@@ -171,7 +172,7 @@ class Hashed(NamedTuple):
 
 
 def hash_file(where: str | Path) -> Hashed | None:
-    """The digest of a file; None for a stream, which can be read only once. UsageError if it cannot be read."""
+    """The digest of a file; None for a stream, which could be read only once. UsageError if it cannot be read."""
     try:
         if str(where) == "-" or not stat.S_ISREG(Path(where).stat().st_mode):
             return None
@@ -186,10 +187,10 @@ def hash_file(where: str | Path) -> Hashed | None:
 def open_source(
     where: str | Path, hashed: Hashed | None = None, *, parquet: ParquetReader | None = None
 ) -> Iterator[Source]:
-    """A file, or stdin for "-"; UsageError if it cannot be read.
+    """Open a file, or stdin for "-"; UsageError if it cannot be read.
 
-    `hashed`: its digest, if it was computed before; it is computed again if the file has changed since. `parquet`:
-    turns the rows of a Parquet file into lines.
+    `hashed`: an earlier digest, which is used if the file has not changed since. `parquet`: reads Parquet files, which
+    are otherwise refused as binary.
     """
     name = "stdin" if str(where) == "-" else str(where)
     with ExitStack() as stack:
@@ -205,7 +206,7 @@ def open_source(
 def _regular(
     name: str, file: BinaryIO, info: os.stat_result, hashed: Hashed | None, parquet: ParquetReader | None
 ) -> Source:
-    """A file that can be read twice: its digest is known before its first line is used."""
+    """A regular file, whose digest is computed before its first line is read."""
     first = file.read(4)
     file.seek(0)
     if hashed is not None and hashed[:2] == (info.st_size, info.st_mtime_ns):
@@ -217,9 +218,7 @@ def _regular(
     def ended() -> str:
         now = os.fstat(file.fileno())
         if (now.st_size, now.st_mtime_ns) != (info.st_size, info.st_mtime_ns):
-            raise UsageError(
-                f"{name} changed while it was read", hint="run it again when no other process writes to it"
-            )
+            raise UsageError(f"{name} changed while it was read", hint="try again when no other process writes to it")
         return digest
 
     if first == _PARQUET and parquet is not None:
@@ -228,14 +227,14 @@ def _regular(
 
 
 def _stream(name: str, file: BinaryIO) -> Source:
-    """A pipe: read once; its digest is known at the end."""
+    """A stream, whose digest is known at its end."""
     total = hashlib.sha256()
     summing = io.BufferedReader(_Summing(file, total), BLOCK_BYTES)
 
     def blocks() -> Iterator[bytes]:
         first = summing.peek(4)[:4]
         if first == _PARQUET:
-            raise UsageError("Parquet cannot be read from a pipe", hint="give the file's path")
+            raise UsageError("Parquet cannot be read from a pipe", hint="give the path of the file")
         yield from _unpacked(name, summing, first)
 
     return Source(name, None, chunks(blocks(), name=name), total.hexdigest)

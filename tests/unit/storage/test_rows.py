@@ -109,14 +109,14 @@ def test_no_rows_are_a_file_without_rows(tmp_path: Path, suffix: str) -> None:
     assert list(read_rows(path)) == []
 
 
-def test_what_json_has_no_number_for_is_null(tmp_path: Path) -> None:
+def test_infinities_are_null_in_json(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     write_rows(path, [{"logs": [-1.0, float("-inf")]}], {"logs": "list<float32>"})
     assert path.read_text() == '{"logs":[-1.0,null]}\n'
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_a_failure_leaves_what_was_there(tmp_path: Path, suffix: str) -> None:
+def test_a_failure_keeps_the_old_file(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"rows{suffix}"
     write_rows(path, [{"id": "old"}], {"id": "string"})
     before = path.read_bytes()
@@ -131,7 +131,7 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path, suffix: str) -> None:
     assert names(tmp_path) == [path.name]
 
 
-def test_nobody_sees_half_a_file(tmp_path: Path) -> None:
+def test_readers_never_see_a_partial_file(tmp_path: Path) -> None:
     path, seen = tmp_path / "rows.jsonl", []
 
     def rows() -> Iterator[dict[str, Any]]:
@@ -143,16 +143,16 @@ def test_nobody_sees_half_a_file(tmp_path: Path) -> None:
     assert seen == [False, False, False]
 
 
-def test_a_key_that_is_no_column_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="row 2 has 'extra', which is not a column"):
+def test_a_key_without_a_column_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="row 2 .*'extra'"):
         write_rows(tmp_path / "rows.jsonl", [{"id": "a"}, {"id": "b", "extra": 1}], {"id": "string"})
-    with pytest.raises(ValueError, match="unknown column type 'date'"):
+    with pytest.raises(ValueError, match="'date'"):
         write_rows(tmp_path / "rows.jsonl", [], {"id": "date"})
     assert names(tmp_path) == []
 
 
-def test_a_value_of_another_type_is_said(tmp_path: Path) -> None:
-    with pytest.raises(TokenmillError, match=r"cannot write .*rows\.parquet"):
+def test_a_value_of_another_type_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(TokenmillError, match=r"rows\.parquet"):
         write_rows(tmp_path / "rows.parquet", [{"n": "many"}], {"n": "int32"})
     assert names(tmp_path) == []
 
@@ -160,7 +160,7 @@ def test_a_value_of_another_type_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "suffix"), [("A.JSONL", ".jsonl"), ("a.b.jsonl.gz", ".jsonl.gz"), ("x.parquet", ".parquet")]
 )
-def test_the_name_says_what_is_written(name: str, suffix: str) -> None:
+def test_the_suffix_determines_the_format(name: str, suffix: str) -> None:
     assert suffix_of(Path(name)) == suffix
 
 
@@ -191,22 +191,22 @@ def test_cells_are_text(tmp_path: Path, name: str, delimiter: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "named"),
     [
-        (b'{"a": 1}\n{"a": \n', "line 2 of .*: not JSON"),
-        (b'{"a": 1}\n[1]\n', "line 2 of .*: must be a JSON object"),
-        (b'{"a": "\\ud800"}\n', "line 1 of .*: lone surrogate"),
-        (b'{"a": "\xff"}\n', "line 1 of .*: not UTF-8"),
-        (b"PAR1 and nothing more", "Parquet data cannot be read"),
+        (b'{"a": 1}\n{"a": \n', "line 2 of .*JSON"),
+        (b'{"a": 1}\n[1]\n', "line 2 of .*object"),
+        (b'{"a": "\\ud800"}\n', "line 1 of .*surrogate"),
+        (b'{"a": "\xff"}\n', "line 1 of .*UTF-8"),
+        (b"PAR1 and nothing more", "Parquet"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, data: bytes, words: str) -> None:
+def test_errors_in_a_file_name_the_line(tmp_path: Path, data: bytes, named: str) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(data)
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(UsageError, match=named):
         list(read_rows(path))
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot read"):
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="none.jsonl"):
         list(read_rows(tmp_path / "none.jsonl"))
