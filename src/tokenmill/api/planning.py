@@ -109,6 +109,8 @@ def plan_engine(model: str, options: EngineOptions, config: Config, *, files: bo
 
     `files`: an engine will be started, so the model's files are required; UnknownModel if they are missing.
     """
+    from tokenmill.native.builds.finished import library_decisions  # noqa: PLC0415  reads the machine
+
     engine, dialect = engine_to_plan(options, config, started=files)
     path = locate(model, config)
     if files and (is_url(path) or (catalog.looks_like_name(path) and not Path(path).exists())):
@@ -125,9 +127,10 @@ def plan_engine(model: str, options: EngineOptions, config: Config, *, files: bo
     if options.point and dialect == ENGINES[engine.kind]:
         point = operating_point(goal, machine, profile, Path(path), engine, config.state_path)
     point, made = _placed(machine, profile, goal, point, engine, path)
-    if options.machine is None:  # on another machine, nobody expects a tuned point
+    if options.machine is None:  # operating points are found on this machine
         _log_point(point)
     made = decided(calibrated(made, config.state_path, path, engine=engine.kind), point)
+    made = replace(made, decisions=(*made.decisions, *library_decisions(engine, config.engines_path)))
     return EnginePlan(_with_limits(made, engine, here=named == THIS), Path(path), engine, point.words is not None)
 
 

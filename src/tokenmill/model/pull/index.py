@@ -1,4 +1,4 @@
-"""Finds a wheel in the user's own package index and downloads it.
+"""Finds packages in the user's own package index and downloads them.
 
 Only the user's installer knows the index, mirrors, find-links, proxies, certificates and passwords, so `pip install
 --dry-run --report` (or `uv pip compile` if this Python has no pip) resolves the URL from a few kilobytes of metadata.
@@ -19,7 +19,7 @@ import tempfile
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
 import httpx
@@ -37,6 +37,16 @@ _ENVIRONMENT = {
     "PIP_REQUIRE_VIRTUALENV": "0",
     "PIP_USER": "0",
 }
+_BACKEND = """\
+import os
+
+def prepare_metadata_for_build_wheel(folder, config_settings=None):
+    name = "{name}-{version}.dist-info"
+    os.mkdir(os.path.join(folder, name))
+    with open(os.path.join(folder, name, "METADATA"), "w") as file:
+        file.write("Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n")
+    return name
+"""
 _PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 
 
@@ -97,16 +107,11 @@ class IndexConnection:
 
 def find(requirement: str) -> FoundWheel:
     """Resolve the URL of `name==version` with the user's installer."""
-    if importlib.util.find_spec("pip"):
-        return _ask_pip((sys.executable, "-m", "pip"), requirement)
+    if pip := _installed_pip():
+        return _ask_pip(pip, requirement)
     if uv := shutil.which("uv"):
-        return _ask_uv(uv, requirement)
-    if pip := shutil.which("pip3") or shutil.which("pip"):
-        return _ask_pip((pip,), requirement)
-    raise PullError(
-        f"this Python ({sys.executable}) has no pip, and neither pip nor uv is on PATH",
-        hint="python -m ensurepip, or install uv",
-    )
+        return FoundWheel(requirement, _ask_uv(uv, requirement, "wheels"), None)
+    raise _no_installer()
 
 
 def connection(found: FoundWheel) -> IndexConnection:
@@ -141,14 +146,66 @@ def download(found: FoundWheel, folder: Path, progress: DownloadProgress) -> Pat
     """Download the wheel with pip, which supports every kind of login."""
     if found.pip is None:
         raise PullError("uv cannot download a wheel on its own", hint="install pip beside it: uv pip install pip")
-    command = [*found.pip, "download", "--no-deps", "--only-binary=:all:", "--dest", str(folder), found.requirement]
-    if found.raw_progress:
-        command.append("--progress-bar=raw")
+    options = ["--only-binary=:all:", *(["--progress-bar=raw"] if found.raw_progress else [])]
+    return _pip_download(found.pip, found.requirement, options, folder, progress)
+
+
+def download_source(requirement: str, folder: Path, progress: DownloadProgress) -> Path:
+    """Download the source distribution of `name==version` to `folder` without building it.
+
+    pip asks the build backend of a source distribution for its metadata, even where it only downloads. It gets the
+    name and the version from a stand-in for that backend, so neither the backend nor the distribution's own code runs.
+    """
+    name, _, version = requirement.partition("==")
+    pip = _installed_pip()
+    if pip is None:
+        return _download_source_by_uv(requirement, folder, progress)
+    supported = "raw" in _run([*pip, "download", "--help"]).stdout
+    options = [f"--no-binary={name}", "--no-build-isolation", *(["--progress-bar=raw"] if supported else [])]
+    with tempfile.TemporaryDirectory() as stand_in:
+        backend = Path(stand_in) / "setuptools"
+        backend.mkdir()
+        (backend / "__init__.py").touch()
+        (backend / "build_meta.py").write_text(_BACKEND.format(name=name, version=version), encoding="utf-8")
+        # Some distributions of Python replace the standard distutils by the one in setuptools.
+        environment = {"PYTHONPATH": stand_in, "SETUPTOOLS_USE_DISTUTILS": "stdlib"}
+        return _pip_download(pip, requirement, options, folder, progress, environment)
+
+
+def _download_source_by_uv(requirement: str, folder: Path, progress: DownloadProgress) -> Path:
+    uv = shutil.which("uv")
+    if uv is None:
+        raise _no_installer()
+    url = _ask_uv(uv, requirement, "sdist")
+    target = folder / Path(unquote(urlsplit(url).path)).name
+    if urlsplit(url).scheme == "file":
+        shutil.copyfile(unquote(urlsplit(url).path), target)
+        return target
+    try:
+        with read_settings("").client(url) as client, client.stream("GET", url) as response, target.open("wb") as file:
+            response.raise_for_status()
+            total = int(response.headers.get("content-length", 0)) or None
+            for piece in response.iter_bytes():
+                file.write(piece)
+                progress(file.tell(), total)
+    except httpx.HTTPError as error:
+        raise PullError(f"cannot download {requirement}: {error}") from error
+    return target
+
+
+def _pip_download(
+    pip: tuple[str, ...],
+    requirement: str,
+    options: list[str],
+    folder: Path,
+    progress: DownloadProgress,
+    environment: dict[str, str] | None = None,
+) -> Path:
+    command = [*pip, "download", "--no-deps", *options, "--dest", str(folder), requirement]
+    env = os.environ | _ENVIRONMENT | (environment or {})
     with (
         tempfile.TemporaryFile("w+") as complaints,
-        subprocess.Popen(
-            command, env=os.environ | _ENVIRONMENT, stdout=subprocess.PIPE, stderr=complaints, text=True
-        ) as process,
+        subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=complaints, text=True) as process,
     ):
         try:
             for line in process.stdout or ():
@@ -160,10 +217,25 @@ def download(found: FoundWheel, folder: Path, progress: DownloadProgress) -> Pat
         process.wait()
         complaints.seek(0)
         complaint = complaints.read()
-    wheels = list(folder.glob("*.whl"))
-    if process.returncode != 0 or not wheels:
-        raise _not_found(found.requirement, "pip", complaint)
-    return wheels[0]
+    files = [*folder.glob("*.whl"), *folder.glob("*.tar.gz")]
+    if process.returncode != 0 or not files:
+        raise _not_found(requirement, "pip", complaint)
+    return files[0]
+
+
+def _installed_pip() -> tuple[str, ...] | None:
+    """This Python's pip; the one on PATH where there is no uv either."""
+    if importlib.util.find_spec("pip"):
+        return (sys.executable, "-m", "pip")
+    pip = None if shutil.which("uv") else shutil.which("pip3") or shutil.which("pip")
+    return None if pip is None else (pip,)
+
+
+def _no_installer() -> PullError:
+    return PullError(
+        f"this Python ({sys.executable}) has no pip, and neither pip nor uv is on PATH",
+        hint="python -m ensurepip, or install uv",
+    )
 
 
 def _ask_pip(pip: tuple[str, ...], requirement: str) -> FoundWheel:
@@ -198,7 +270,8 @@ def _ask_pip(pip: tuple[str, ...], requirement: str) -> FoundWheel:
     return FoundWheel(requirement, str(url), pip, raw_progress=version >= (24, 1))
 
 
-def _ask_uv(uv: str, requirement: str) -> FoundWheel:
+def _ask_uv(uv: str, requirement: str, kind: Literal["wheels", "sdist"]) -> str:
+    """The URL of the wheel or of the source distribution."""
     name = requirement.partition("==")[0]
     answer = _run(
         [
@@ -210,7 +283,7 @@ def _ask_uv(uv: str, requirement: str) -> FoundWheel:
             "--no-header",
             "--quiet",
             "--format=pylock.toml",
-            f"--only-binary={name}",
+            *([f"--only-binary={name}"] if kind == "wheels" else []),
             "--python",
             sys.executable,
         ],
@@ -219,11 +292,11 @@ def _ask_uv(uv: str, requirement: str) -> FoundWheel:
     if answer.returncode != 0:
         raise _not_found(requirement, "uv", answer.stderr)
     try:
-        wheel: dict[str, Any] = tomllib.loads(answer.stdout)["packages"][0]["wheels"][0]
-        url = str(wheel["url"]) if "url" in wheel else Path(wheel["path"]).absolute().as_uri()
+        found = tomllib.loads(answer.stdout)["packages"][0][kind]
+        file: dict[str, Any] = found[0] if kind == "wheels" else found
+        return str(file["url"]) if "url" in file else Path(file["path"]).absolute().as_uri()
     except (tomllib.TOMLDecodeError, KeyError, IndexError, TypeError) as error:
         raise PullError(f"uv's answer on {requirement} cannot be read", hint="uv self update") from error
-    return FoundWheel(requirement, url, None)
 
 
 def _run(command: list[str], given: str | None = None) -> subprocess.CompletedProcess[str]:

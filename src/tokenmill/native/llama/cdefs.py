@@ -65,6 +65,8 @@ ggml_backend_buffer_type_t ggml_backend_dev_buffer_type(ggml_backend_dev_t devic
 const char * ggml_backend_buft_name(ggml_backend_buffer_type_t type);
 """
 
+OPTIONAL_FUNCTIONS = "size_t llama_max_parallel_sequences(void);"  # not exported by the wheel
+
 MODEL_DEFAULTS: dict[str, object] = {
     "n_gpu_layers": -1,
     "split_mode": 1,

@@ -21,7 +21,7 @@ from tokenmill.native.llama import breakdown, state_file
 from tokenmill.native.llama.batch import BatchRow, DecodeBatch
 from tokenmill.native.llama.library import INSTALL_HINT
 from tokenmill.native.llama.model import LlamaModel, ModelMetadata
-from tokenmill.native.llama.settings import MAX_SEQUENCES, ContextSettings, cache_type
+from tokenmill.native.llama.settings import ContextSettings, cache_type
 
 Logits = NDArray[np.float32]
 
@@ -300,7 +300,7 @@ class LlamaContext:
 
 def most_sequences(model: LlamaModel) -> int:
     """Return the maximum sequences of a context: llama.cpp's limit, halved if cells have twins, minus the spare id."""
-    return MAX_SEQUENCES // (1 if model.facts.window is None else 2) - 1
+    return model.library.max_sequences // (1 if model.facts.window is None else 2) - 1
 
 
 def _even(ids: int, ubatch: int, most: int) -> int:

@@ -20,6 +20,7 @@ from tokenmill.native.llama import cdefs
 WHEEL = "xllamacpp"
 WHEEL_VERSION = "2026.10.11549"
 LLAMA_VERSION = "0.6.0-dev"  # what that wheel's llama_version() returns; structures change more often than it does
+WHEEL_MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ of that wheel, which does not export the function that returns it
 INSTALL_HINT = f"pip install '{WHEEL}=={WHEEL_VERSION}'"
 OWN_HINT = f"engine.library and engine.header must be of one build; without both it is the wheel's: {INSTALL_HINT}"
 
@@ -33,6 +34,7 @@ class Library:
     path: Path
     version: str
     build: str  # distinguishes builds of one version: the wheel's release, or the file's hash
+    max_sequences: int = WHEEL_MAX_SEQUENCES  # ids that a context can have
 
     def text(self, pointer: Any) -> str:
         """A C string."""
@@ -56,7 +58,7 @@ def open_library(path: Path | None = None, *, header: Path | None = None, more: 
     structs = cdefs.STRUCTS if header is None else _structs_of(header)
     ffi = FFI()
     try:
-        ffi.cdef(declare(structs) + more)
+        ffi.cdef(declare(structs) + cdefs.OPTIONAL_FUNCTIONS + more)
     except CDefError as error:
         raise EngineError(f"{header} cannot be parsed: {error}", hint=hint) from error
     if path is not None:
@@ -76,7 +78,7 @@ def open_library(path: Path | None = None, *, header: Path | None = None, more: 
             hint=f"{INSTALL_HINT}, or give the llama.h it was built from as engine.header",
         )
     _check_defaults(FFI, ffi, source, hint, anchored=header is not None)
-    return Library(ffi, lib, source, version, _build(source, wheel=path is None))
+    return Library(ffi, lib, source, version, _build(source, wheel=path is None), _max_sequences(lib))
 
 
 def open_running(path: Path | None = None, *, header: Path | None = None) -> Library:
@@ -93,6 +95,13 @@ def metadata(library: Library, model: Any, key: str) -> str | None:
     text = library.ffi.new("char[]", size + 1)
     library.lib.llama_model_meta_val_str(model, key.encode(), text, size + 1)
     return bytes(library.ffi.buffer(text, size)).decode(errors="replace")
+
+
+def _max_sequences(lib: Any) -> int:
+    try:
+        return int(lib.llama_max_parallel_sequences())
+    except AttributeError:
+        return WHEEL_MAX_SEQUENCES
 
 
 def _build(source: Path, *, wheel: bool) -> str:

