@@ -21,7 +21,7 @@ _BATCH_FLOOR = 16  # ... and at least 1/16, even if urgent prompts fill step aft
 class SequenceWork:
     """Tokens of one sequence to decode in one step."""
 
-    id: Id
+    id: Id | None  # None: padding, which is removed after the step
     sequence: int
     tokens: TokenArray
     position: int  # of the first token
@@ -38,8 +38,8 @@ class DecodeStep:
 
     @property
     def tokens(self) -> int:
-        """Number of tokens in the step."""
-        return sum(len(work.tokens) for work in self.work)
+        """Number of tokens in the step, without padding."""
+        return sum(len(work.tokens) for work in self.work if work.id is not None)
 
 
 @dataclass(frozen=True, slots=True)

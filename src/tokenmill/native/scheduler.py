@@ -30,9 +30,12 @@ from tokenmill.native.batching import (
 )
 from tokenmill.native.kv.prefix_cache import KeepPolicy, PrefixCache
 from tokenmill.native.kv.radix import as_tokens
+from tokenmill.native.lockstep import admission_passes, gaps, next_pass
 
 LOOK_AHEAD = 64  # queued jobs to examine while the first one waits for a prefix that is being computed
 _MAX_HEADROOM = 64  # cells left for each running job's answer when another job is admitted ...
+_LOCKSTEP_SHARE = 100.0  # prompts up to this multiple of an answer are computed one token a pass
+_PADDING = array("i", (0,))
 _HEADROOM_SHARE = 64  # ... but at most 1/64 of all cells
 Phase: TypeAlias = Literal["both", "prompts", "answers"]
 
@@ -61,6 +64,9 @@ class StepScheduler:
         self.context = context  # maximum tokens of one sequence
         self.streams = False  # each sequence has cells of its own: see `ordered_for_streams`
         self.mixes = True  # prompts and answers of batch jobs may be decoded in one step
+        self.lockstep = False  # with streams: a step is one pass over the weights; see `lockstep`
+        self._waited_passes = 0.0  # passes that the free slots have missed since jobs were last admitted
+        self._answers = self._answer_tokens = 0  # finished jobs and their tokens
         self._jobs: dict[Id, SequenceJob] = {}
         self._queues: dict[Priority, deque[SequenceJob]] = {"interactive": deque(), "batch": deque()}
         self._running: dict[int, SequenceJob] = {}  # by sequence
@@ -125,6 +131,8 @@ class StepScheduler:
     def finish(self, id: Id) -> PromptCost:
         """End a job whose answer is complete."""
         job = self._jobs[id]
+        self._answers += 1
+        self._answer_tokens += len(job.generated)
         return self._end(job, job.keep)
 
     def token(self, id: Id, token: int) -> None:
@@ -150,6 +158,8 @@ class StepScheduler:
     def plan(self) -> DecodeStep:
         """Return the work of the next step; admits, evicts and preempts for it."""
         self._admit()
+        if self.lockstep and self.streams:
+            return self._plan_pass()
         work: Collection[SequenceWork] = self._plan_decodes()
         exhausted: list[Id] = []
         for phase in () if work else self._phases():
@@ -164,6 +174,29 @@ class StepScheduler:
         step = DecodeStep(ordered, tuple(self._preempted), tuple(exhausted))
         self._preempted.clear()
         return step
+
+    def _plan_pass(self) -> DecodeStep:
+        """Return one pass over the weights: see `lockstep.next_pass`."""
+        ordered = [job for _, job in sorted(self._running.items())]
+        exhausted = tuple(job.id for job in ordered if not job.prefills and job.position >= self._limit)
+        jobs = [job for job in ordered if job.id not in exhausted] if exhausted else ordered
+        preempted = tuple(self._preempted)
+        self._preempted.clear()
+        if not jobs:
+            return DecodeStep((), preempted, exhausted)
+        chosen, count = next_pass(jobs, self.ubatch)
+        work = [
+            SequenceWork(job.id, sequence, tokens, job.position, job.position + len(tokens) >= len(job.prompt))
+            for job in chosen
+            if (sequence := job.sequence) is not None and (tokens := job.next_tokens(count))
+        ]
+        taken = set(self._running)
+        padding = [
+            SequenceWork(None, gap, _PADDING, self.prefix_cache.padding_position(gap), logits=False)
+            for gap in gaps([each.sequence for each in work])
+            if gap not in taken
+        ]
+        return DecodeStep(ordered_for_streams((*work, *padding)), preempted, exhausted)
 
     def _plan_decodes(self) -> list[SequenceWork]:
         """Return the next token of every answer if the step has no other work; else nothing.
@@ -223,6 +256,9 @@ class StepScheduler:
     def ran(self, step: DecodeStep) -> None:
         """Record that a step was decoded."""
         for work in step.work:
+            if work.id is None:
+                self.prefix_cache.remove_padding(work.sequence, work.position)
+                continue
             job = self._jobs.get(work.id)
             if job is None or job.sequence != work.sequence:
                 continue
@@ -266,7 +302,11 @@ class StepScheduler:
             job.urgent = job.priority == "interactive"
             batch += not job.urgent
             promised += max(0, len(job.prompt) - job.position)
+        if self._holds_back(batch):
+            return
         for priority, queue in self._queues.items():
+            if self.lockstep and self.streams:
+                self._sort_for_streams(queue, self.slots - batch)
             index = 0
             while index < min(len(queue), LOOK_AHEAD) and self._has_slot(priority, batch):
                 job = queue[index]
@@ -282,8 +322,35 @@ class StepScheduler:
                 job.urgent = priority == "interactive"
                 self._running[opened.sequence] = job
                 self._reused += job.admitted(opened.sequence, opened.reused)
+                self._waited_passes = 0.0
                 batch += priority == "batch"
                 promised += max(0, len(job.prompt) - job.position)
+
+    def _sort_for_streams(self, queue: deque[SequenceJob], free: int) -> None:
+        """Sort the jobs that can be admitted now by length: consecutive streams with prompts of similar length are
+        computed in the fewest passes.
+        """
+        first = list(islice(queue, free))
+        for _ in first:
+            queue.popleft()
+        queue.extendleft(sorted(first, key=lambda job: (len(job.prompt), -job.arrival)))
+
+    def _holds_back(self, batch: int) -> bool:
+        """Whether free slots should wait for more of them, because the prompts of new jobs would take too many passes.
+
+        A new job that computes its prompt one token a pass, with the answers of others, occupies its slot for as many
+        passes. If that is longer than an answer, jobs are admitted together once the free slots have missed as many
+        passes as computing their prompts takes, or when nothing else runs.
+        """
+        queue = self._queues["batch"]
+        free = self.slots - batch
+        if not self.lockstep or not self.streams or not queue or free <= 0 or not self._running:
+            return False
+        own = len(queue[0].prompt) - self.prefix_cache.look(queue[0].prompt).coming
+        if self._queues["interactive"] or not self._answers or own <= _LOCKSTEP_SHARE * self._answer_tokens / self._answers:
+            return False
+        self._waited_passes += free / self.slots
+        return self._waited_passes < admission_passes(min(free, len(queue)), self.slots, own, self.ubatch)
 
     def _has_slot(self, priority: Priority, batch: int) -> bool:
         """Whether one more job of this priority may run in addition to `batch` batch jobs."""

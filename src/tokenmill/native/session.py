@@ -277,6 +277,8 @@ class Session:
         clock = self.clock
         began = clock.step_began_s = time.monotonic()
         for work in step.work:
+            if work.id is None:
+                continue
             sequence = self._sequences[work.id]
             if sequence.admitted_s is None:
                 sequence.admitted_s, sequence.queued_steps = began, clock.steps - sequence.submitted.steps
@@ -290,14 +292,14 @@ class Session:
         self.clock.steps += 1
         self.clock.step_tokens += step.tokens
         self.scheduler.ran(step)
-        samplers = [self._sequences[work.id].sampler for work in step.work if work.logits]
+        samplers = [self._sequences[work.id].sampler for work in step.work if work.logits and work.id is not None]
         self._masks.fill([each.constraint for each in samplers if each.constraint is not None])
         largest = iter(self._scan.scan(self.context.logits_matrix(), [each.wanted_largest for each in samplers]))
         row = -1
         now = time.monotonic()
         for work in step.work:
             row += len(work.tokens)
-            if work.logits:
+            if work.logits and work.id is not None:
                 try:
                     self._sample(work.id, row, now, next(largest))
                 except TokenmillError as error:  # only this sequence fails, e.g. because its grammar has a dead end

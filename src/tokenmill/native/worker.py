@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tokenmill.engine.engine import MOST_LOGPROBS, Capabilities, Chat, Identity, Request
+from tokenmill.engine.engine import MAX_LOGPROBS, Capabilities, Chat, Identity, Request
 from tokenmill.errors import EngineError, RequestRefused, TokenmillError, TooLong, UsageError
 from tokenmill.model.gguf import read_headers
 from tokenmill.native import memory_limit, protocol
@@ -121,6 +121,7 @@ class Worker:
             context=settings.context,
         )
         scheduler.streams = settings.streams
+        scheduler.lockstep = settings.lockstep
         scheduler.mixes = streams.mixes(settings, self.model.settings)
         return Session(self.server, self.model.vocab, context, prefix_cache, scheduler)
 
@@ -162,10 +163,10 @@ class Worker:
         capabilities = Capabilities(
             shares_prefixes=shares,
             keeps_prefixes=shares,
-            chooses_lanes=False,
+            chooses_slots=False,
             interactive_first=True,
-            pins_heads=shares,
-            saves_heads=shares,
+            pins_prefixes=shares,
+            saves_prefixes=shares,
             changes_threads=True,
             changes_context=True,
             reports_cached_tokens=True,
@@ -173,7 +174,7 @@ class Worker:
             json_schema=True,
             logit_bias=True,
             tools_parsed=False,
-            most_logprobs=MOST_LOGPROBS,
+            max_logprobs=MAX_LOGPROBS,
             shows_tools=self.renderer.shows_tools,
             notes=notes,
             max_slots=self._max_slots,
@@ -274,6 +275,7 @@ class Worker:
         scheduler.ubatch = settings.ubatch
         scheduler.context = settings.context
         scheduler.streams = settings.streams
+        scheduler.lockstep = settings.lockstep
         scheduler.mixes = streams.mixes(settings, self.model.settings)
         return self._announce()
 

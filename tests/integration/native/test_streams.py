@@ -160,9 +160,9 @@ def test_there_and_back_again(smollm2_path: Path, tmp_path: Path) -> None:
             await engine.set_kv_layout("per_slot")
             hello = engine.hello
             assert hello.streams
-            assert (engine.identity.lanes, engine.capabilities.max_slots, engine.identity.context) == (3, 3, 512)
+            assert (engine.identity.slots, engine.capabilities.max_slots, engine.identity.context) == (3, 3, 512)
             assert not engine.capabilities.shares_prefixes
-            assert not engine.capabilities.pins_heads
+            assert not engine.capabilities.pins_prefixes
             assert any(
                 "slots copy prefixes from each other, and retain only their last prompt: every slot has" in note
                 for note in engine.capabilities.notes
@@ -248,5 +248,35 @@ def test_what_runs_goes_on_in_the_other_context(moe_path: Path, tmp_path: Path) 
             assert chatted.usage.completion_tokens == 5
             counters = await fresh(engine)
             assert counters.running == counters.waiting == counters.cells_used == 0
+
+    run(work)
+
+
+def test_lockstep_gives_the_answers_of_a_unified_cache(smollm2_path: Path, tmp_path: Path) -> None:
+    """Prompts and answers of different lengths, one job that is cancelled and an interactive one in between."""
+
+    async def work() -> None:
+        plan = plan_for(smollm2_path, context=256, sequences=5)
+        async with native(smollm2_path, tmp_path, plan=plan) as engine:
+            requests = [
+                chat("Count. " + "one two three four five " * (at % 4), system="Be brief.", tokens=3 + 5 * (at % 3))
+                for at in range(14)
+            ]
+            unified = await answered(engine, requests)
+            await engine.set_context(streams=True, lockstep=True)
+            began = await fresh(engine)
+            tasks = [asyncio.create_task(answer(engine, each)) for each in requests]
+            cancelled = engine.stream(replace(requests[1], max_tokens=200, ignore_eos=True))
+            await anext(cancelled)
+            chatted = await answer(engine, interactive(replace(requests[2], max_tokens=4)))
+            await cancelled.aclose()
+            assert alike([(await task).text for task in tasks], unified)
+            assert chatted.usage.completion_tokens <= 4
+            ended = await fresh(engine)
+            assert (ended.running, ended.waiting, ended.cells_used) == (0, 0, 0)
+            assert ended.prompt_tokens_computed is not None
+            assert began.prompt_tokens_computed is not None
+            spent = ended.prompt_tokens_computed - began.prompt_tokens_computed
+            assert spent < await computed_tokens(engine, requests)  # the common beginning is copied
 
     run(work)

@@ -7,6 +7,7 @@ no llama.cpp; `StepScheduler` decides which request runs when.
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 
 from tokenmill.native.kv.radix import TokenArray, as_tokens, common
@@ -16,6 +17,7 @@ KeepPolicy = Literal["nothing", "prompt", "all"]
 # llama.cpp walks all cells for each cut, so evictions have a minimum size, which is a small part of the cache.
 _MOST_EVICTED = 256
 _EVICTED_SHARE = 32
+_MAX_LEADERS = 512  # unfinished prompts that are compared with a new one, newest first: neighbours share most
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,7 @@ class PrefixCache:
         ready = self._tree.walk(wanted, limit)[1] if self.shares else self._pool.longest_source(wanted)[1]
         coming = ready
         leader = None
-        for sequence in self._prefilling:
+        for sequence in islice(reversed(self._prefilling), _MAX_LEADERS):
             prompt = self._pool.uses[sequence].prompt
             # Without the next token after `coming` it cannot match more: a cheap test that mostly fails.
             if coming < min(limit, len(prompt)) and prompt[coming] == wanted[coming]:
@@ -272,6 +274,14 @@ class PrefixCache:
         while self.free < count:
             self.evicted += self._pool.evict(count - self.free, self._least_evicted)
         return True
+
+    def padding_position(self, sequence: int) -> int:
+        """Return the position at which an idle stream can compute a padding token; `remove_padding` must follow."""
+        return self._pool.padding_position(sequence, self.total_cells // self.sequences)
+
+    def remove_padding(self, sequence: int, position: int) -> None:
+        """Remove the padding token of an idle stream."""
+        self._cells.cut(sequence, position)
 
     def pin(self, tokens: Sequence[int]) -> None:
         """Never evict this prefix, cached now or later. Pinning it again has no effect."""

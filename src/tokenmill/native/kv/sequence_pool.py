@@ -5,14 +5,16 @@ here, together with the same change of the cache. `PrefixCache` decides when to 
 """
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import islice
 from typing import Protocol
 
 from tokenmill.native.kv.radix import RadixNode, RadixTree, TokenArray, common
 
 _EMPTY: TokenArray = array("i")
+_MAX_SOURCES = 128  # running and released streams each that are compared with a prompt
 
 
 class CellOps(Protocol):
@@ -137,8 +139,7 @@ class SequencePool:
         source = None
         longest = common(former, prompt, 0, limit)
         least = longest + self._least_copied
-        running = ((other, self.tree.ends[other].tokens) for other in self.uses) if self._streams else ()
-        for other, tokens in (*self._released.items(), *running):
+        for other, tokens in self._sources():
             # Without the next token after the longest match it cannot match more: a cheap test that mostly fails.
             if other != sequence and longest < min(limit, len(tokens)) and tokens[longest] == prompt[longest]:
                 same = common(tokens, prompt, 0, limit)
@@ -146,6 +147,26 @@ class SequencePool:
                     source = other
                     longest = same
         return source, longest
+
+    def _sources(self) -> Iterator[tuple[int, TokenArray]]:
+        """The streams from which a prefix can be copied; of many, those that were opened or released last.
+
+        Jobs come depth first, so the ones before share most with the next.
+        """
+        if not self._streams:
+            return
+        running = ((other, self.tree.ends[other].tokens) for other in islice(reversed(self.uses), _MAX_SOURCES))
+        yield from islice(reversed(self._released.items()), _MAX_SOURCES)
+        yield from running
+
+    def padding_position(self, sequence: int, cells: int) -> int:
+        """Return the position after the tokens that an idle stream still has; a full stream of `cells` is emptied."""
+        length = len(self._released.get(sequence, _EMPTY))
+        if length < cells:
+            return length
+        del self._released[sequence]
+        self._cells.cut(sequence, 0)
+        return 0
 
     def resume(self, sequence: int, use: SequenceUse) -> None:
         """Let a retained sequence run."""

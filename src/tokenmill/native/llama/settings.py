@@ -14,7 +14,6 @@ from tokenmill.native.llama.library import Library
 
 LOAD_MODES = {(False, False): 0, (True, False): 1, (False, True): 2, (True, True): 3}  # (mmap, mlock)
 LOAD_MODE_NONE = LOAD_MODES[False, False]  # read the file into buffers, do not map it
-MAX_SEQUENCES = 256  # ids in one context; the wheel does not export the function that returns it
 GGML_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30}
 """Cache types by ggml's numbers."""
 
@@ -49,6 +48,7 @@ class ContextSettings:
     moe_cache_bytes: int = 0
     op_offload: bool = True
     streams: bool = False  # each sequence has cells / sequences of its own: see kv/streams.py
+    lockstep: bool = False  # with streams: every pass over the weights is expensive, see lockstep.py
 
     def __post_init__(self) -> None:
         for name in ("threads", "threads_batch"):
