@@ -161,7 +161,7 @@ def options_for(architectures: tuple[str, ...]) -> tuple[str, ...]:
         *(f"{name}=ON" for name in ON),
         f"LLAMA_BUILD_NUMBER={WHEEL_VERSION.rpartition('.')[2]}",  # which cmake would take from a git repository
         f"LLAMA_BUILD_COMMIT={WHEEL}",
-XX if architectures else 'OFF'}",
+        f"GGML_CUDA={'ON' if architectures else 'OFF'}",
         *cuda,
     )
 
