@@ -230,8 +230,8 @@ class EngineOptions(PlanOptions):
         return all(getattr(self, field.name) == field.default for field in fields(self) if field.name != "engine")
 
     def engine_config(self, config: Config) -> EngineConfig:
-        """The configured engine, overridden by these options; llama.cpp is the build for this machine if there is one."""
-        from tokenmill.native.build.finished import with_build  # noqa: PLC0415  reads the machine if there are builds
+        """The configured engine, overridden by these options, with the build of llama.cpp for this machine."""
+        from tokenmill.native.builds.finished import with_build  # noqa: PLC0415  reads the machine if there are builds
 
         kind = engine_name(self.engine or config.engine.kind)
         if kind not in ENGINES and "://" not in kind:
