@@ -20,7 +20,7 @@ JOBS = 320
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    """Jobs and their undisturbed answers."""
+    """Jobs and the answers of an undisturbed run."""
     return make_reference(tmp_path_factory.mktemp("reference"), JOBS)
 
 

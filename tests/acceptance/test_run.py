@@ -1,4 +1,4 @@
-"""`tokenmill run` as a person uses it, on a native engine that runs already: what goes in, what comes out."""
+"""`tokenmill run` on a running native engine: input formats, results, errors, cancelling."""
 
 import gzip
 import json
@@ -53,7 +53,7 @@ def test_a_batch_is_answered_in_order_with_its_head_computed_once(
     before = output.read_bytes()
     again = tokenmill(home, "run", source, "--output", output, *store)
     assert again.returncode == 0
-    assert "nothing was computed" in again.stdout
+    assert "all by earlier runs" in again.stdout
     assert "engine" not in again.stderr  # none was needed
     assert output.read_bytes() == before
 
@@ -154,15 +154,13 @@ def test_jobs_come_through_pipes_and_packed(form: str, home: Path, store: tuple[
     done = tokenmill(home, "run", source, "-o", "-", *store, stdin=data)
     assert done.returncode == 0, done.stderr
     assert [json.loads(line)["custom_id"] for line in done.stdout.splitlines()] == [line["custom_id"] for line in lines]
-    assert "answers  3" in done.stderr  # the summary is beside the data
+    assert "3 of 3 answered" in done.stderr  # the summary does not mix with the data
     again = tokenmill(home, "run", source, "-o", "-", *store, stdin=data)
     assert again.stdout == done.stdout
-    assert "nothing was computed" in again.stderr
+    assert "all by earlier runs" in again.stderr
 
 
-def test_a_name_that_is_there_twice_is_refused_with_both_lines(
-    home: Path, store: tuple[str, Path], tmp_path: Path
-) -> None:
+def test_a_duplicate_name_is_refused_with_both_lines(home: Path, store: tuple[str, Path], tmp_path: Path) -> None:
     source = write(tmp_path / "jobs.jsonl", [job("same", "One."), job("other", "Two."), job("same", "Three.")])
     done = said(home, "run", source, "--output", tmp_path / "out.jsonl", *store)
     assert done.returncode == 2
@@ -188,7 +186,7 @@ def test_a_name_that_is_there_twice_is_refused_with_both_lines(
         (("jobs.jsonl", "--output", "-", "--json"), "--json and --output -"),
     ],
 )
-def test_wrong_use_is_said_in_a_line(
+def test_usage_errors(
     words: tuple[str, ...],
     reason: str,
     home: Path,
@@ -202,9 +200,9 @@ def test_wrong_use_is_said_in_a_line(
     write(tmp_path / "jobs.jsonl", jobs(THINGS[:2]))
     output = () if "--output" in words else ("--output", "out.jsonl")
     assert cli(["run", *words, *output, *map(str, store)]) in (1, 2)
-    told = capsys.readouterr().err
-    assert "error: " in told
-    assert reason in told
+    err = capsys.readouterr().err
+    assert "error: " in err
+    assert reason in err
     assert names(tmp_path / "jobs.jsonl") == [line["custom_id"] for line in jobs(THINGS[:2])]
 
 
@@ -218,7 +216,8 @@ def test_rows_of_a_table_become_jobs(home: Path, store: tuple[str, Path], tmp_pa
     done = tokenmill(home, "run", *words, "--output", tmp_path / "out.jsonl", *store)
     assert done.returncode == 0, done.stderr
     assert "4 rows" in done.stderr
-    assert f"4jobsfrom{table}" in "".join(done.stdout.split())  # not from the file that was made of it
+    shown = said(home, "status", "last", *store).stdout
+    assert str(table) in "".join(shown.split())  # the source is the table, not the temporary job file
     assert names(tmp_path / "out.jsonl") == ["r0", "r1", "r2", "r3"]
 
 
@@ -249,9 +248,7 @@ def test_a_running_batch_can_be_watched_and_cancelled_from_elsewhere(
     assert last_batch(store[1])[0].cancelled == 0
 
 
-def test_an_interrupt_keeps_everything_and_the_same_command_goes_on(
-    home: Path, store: tuple[str, Path], tmp_path: Path
-) -> None:
+def test_an_interrupted_run_is_resumed_by_the_same_command(home: Path, store: tuple[str, Path], tmp_path: Path) -> None:
     source, output = write(tmp_path / "jobs.jsonl", slow_at_the_end()), tmp_path / "out.jsonl"
     process = begun(home, source, "--output", output, *store)
     try:

@@ -1,4 +1,4 @@
-"""The example jobs are what their maker writes, and every line of them can be run."""
+"""The example jobs match the script that makes them, and every line is a valid job."""
 
 import subprocess
 import sys

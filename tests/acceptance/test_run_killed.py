@@ -1,4 +1,4 @@
-"""kill -9 of the runner and of its engine, a full disk, a terminal: `tokenmill run` with an engine of its own."""
+"""`tokenmill run` with its own engine: killed processes, a full disk, the display on a terminal."""
 
 import fcntl
 import json
@@ -198,7 +198,7 @@ def test_a_full_disk_is_told_and_the_same_command_goes_on(home: Path, smollm2_pa
     assert names(output) == NAMES
 
 
-def test_a_person_sees_it_go_on_in_eighty_columns(home: Path, tmp_path: Path) -> None:
+def test_the_display_and_the_summary_fit_a_terminal_of_80_columns(home: Path, tmp_path: Path) -> None:
     source = write(tmp_path / "jobs.jsonl", jobs(max_tokens=30, ignore_eos=True))
     words = command("run", source, "--output", tmp_path / "out.jsonl", "--store", tmp_path / "batches")
     code, seen = _on_a_terminal(words, environment(home))
@@ -213,7 +213,7 @@ def test_a_person_sees_it_go_on_in_eighty_columns(home: Path, tmp_path: Path) ->
 
 
 def _on_a_terminal(words: list[str], env: dict[str, str]) -> tuple[int, str]:
-    """Run a command on a terminal of 80 columns; its exit code and all that it wrote."""
+    """Run a command on a terminal of 80 columns; its exit code and output."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     seen = b""

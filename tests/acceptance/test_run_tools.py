@@ -1,4 +1,4 @@
-"""Tool calls through `tokenmill run`: forced calls are parsed, and what cannot be obeyed becomes an error line."""
+"""Tool calls in `tokenmill run`: forced calls are parsed, and impossible requests become error lines."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A store that rots: its broken answers are computed again, and what a hint says leads to a run that works."""
+"""A damaged store: its damaged answers are computed again, and following the hint leads to a working run."""
 
 import re
 import subprocess

@@ -23,7 +23,7 @@ def summary_rows(result: RecipeResult[Any]) -> dict[str, str]:
     origin = result.origin
     rows = {"answers": _answers(spent)}
     if spent.failed:
-        rows["failed"] = f"{number_of(spent.failed, 'job')}; find the batch with tokenmill status, then tokenmill retry"
+        rows["failed jobs"] = f"{spent.failed:,}; find the batch with tokenmill status, then tokenmill retry"
     if spent.answers or spent.tokens:
         rows["time"] = f"{format_seconds(result.seconds)}, {format_seconds(spent.seconds)} of it generating"
         cached = spent.cached_tokens / spent.prompt_tokens if spent.prompt_tokens else 0.0
