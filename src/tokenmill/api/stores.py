@@ -85,12 +85,12 @@ class BatchStore:
     def results(self, name: str = "last") -> Iterator[dict[str, Any]]:
         """The result lines of a batch in the order of its jobs, in OpenAI's batch output format.
 
-        Jobs without a result yet are left out. UsageError if there is no such batch.
+        Jobs without a result yet are left out. UsageError for an unknown batch.
         """
         return self._results(self.batch(name))
 
     def failures(self, name: str = "last") -> Iterator[dict[str, Any]]:
-        """The result lines of the jobs that ended without an answer. UsageError if there is no such batch."""
+        """The result lines of the jobs that ended without an answer. UsageError for an unknown batch."""
         return self._failures(self.batch(name))
 
     def __repr__(self) -> str:

@@ -33,7 +33,7 @@ class Summary:
     report: RunReport | None = None  # None: nothing had to be computed, or the run ended before the engine was ready
     load_s: float | None = None  # None: no engine was started
     failed_by_code: Mapping[str, int] = field(default_factory=dict)
-    output_written: bool = True  # False: there is no output file, or another process on the same store writes it
+    output_written: bool = True  # False: another process on the same store writes it, or the batch has no output
     nodes: tuple[NodeSummary, ...] = ()
 
     @property

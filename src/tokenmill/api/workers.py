@@ -79,7 +79,7 @@ def work_batches(request: WorkRequest, setup: EngineSetup, stop: Stop, on_progre
     """Work until all batches are done, or until `stop` is requested; blocks, and runs an event loop of its own."""
     began_s = time.monotonic()
     if isinstance(request.store, Path) and not request.store.exists():
-        raise UsageError(f"there is no store in {request.store}", hint="tokenmill.submit creates one; check the path")
+        raise UsageError(f"no store in {request.store}", hint="check the path; tokenmill.submit creates a store")
     setup = setup.plan()
     with ExitStack() as stack:
         store = stack.enter_context(Store(request.store, shutdown=stop.shutdown))
@@ -141,7 +141,7 @@ class BatchWorker:
                     outputs=outputs,
                     options=self._options,
                     stop=self._stop.event,
-                    tell=on_progress,
+                    on_snapshot=on_progress,
                     joining=joining,
                 )
                 self.reports.append(report)

@@ -101,7 +101,7 @@ def test_what_cannot_run_is_refused_and_nothing_is_stored(call: dict[str, Any], 
         tokenmill.run(["a"], **(call | {"contxt": 3}))
     with pytest.raises(UsageError):
         tokenmill.run(tmp_path / "missing.jsonl", **call)
-    with pytest.raises(UsageError, match="there is no store"):
+    with pytest.raises(UsageError, match="no store in"):
         tokenmill.work(model=call["model"], config=call["config"], store=tmp_path / "mistyped")
     assert not (tmp_path / "mistyped").exists()
     with pytest.raises(DoesNotFit) as caught:
