@@ -50,7 +50,7 @@ def described(now: LoadProgress | WarmProgress) -> tuple[str, float | None, str]
         share = now.share
         sizes = done is not None and total is not None
     else:
-        title = now.step
+        title = "warming up" if now.step == "first decode" else now.step
         done = now.done
         total = now.total
         share = done / total if done is not None and total else None

@@ -36,13 +36,13 @@ from tokenmill.tuner.engine_rig import NativeRig, ServerRig, Starter, thinned
 from tokenmill.tuner.measure import MeasureOptions
 from tokenmill.tuner.noise_monitor import NoiseMonitor
 from tokenmill.tuner.point import Aim, AimKind, OperatingPoint, PointScope, Trial
-from tokenmill.tuner.point_scope import place_here
+from tokenmill.tuner.point_scope import build_of, place_here
 from tokenmill.tuner.search.forecasts import figures_at, forecaster
 from tokenmill.tuner.search.search import Search
 from tokenmill.tuner.search.space import Space, space_for, start_for
 from tokenmill.tuner.search.verdict import point as verdict
 from tokenmill.tuner.trial_run import TrialContext, drive
-from tokenmill.tuner.work import WorkFor, drawing, drawn_name, handing, jobs_name
+from tokenmill.tuner.work import WorkFor, generated_jobs, generated_jobs_name, user_jobs, user_jobs_name
 from tokenmill.units import number_of
 
 _NOISE = 0.03  # relative spread of repeated measurements, until it is measured
@@ -59,7 +59,7 @@ def tune(
     first_token: str | float | None = None,
     within: str | float = 0.1,
     jobs: str | Path | None = None,
-    head_tokens: int = 512,
+    prefix_tokens: int = 512,
     tail_tokens: int = 64,
     output_tokens: int = 64,
     trials: int | None = None,
@@ -89,7 +89,7 @@ def tune(
         first_token=first_token,
         within=within,
         jobs=None if jobs is None else str(jobs),
-        head_tokens=head_tokens,
+        prefix_tokens=prefix_tokens,
         tail_tokens=tail_tokens,
         output_tokens=output_tokens,
         trials=trials,
@@ -197,7 +197,7 @@ class Tuning:
             start_for(plan, space),
             forecast=forecaster(plan, aim),
             noise=_NOISE,
-            most_trials=options.trials,
+            max_trials=options.trials,
         )
         self._known = self._kept()
         self.path: Path | None = None
@@ -256,7 +256,7 @@ class Tuning:
         name = "tune-" + hashlib.sha256(os.fsencode(planned.model_path.absolute())).hexdigest()[:8]
         starter = Starter(planned.model_path, planned.config, self._state, name, shown_load)
         kind = NativeRig if planned.config.kind == "native" else ServerRig
-        rig = kind(planned.plan, starter, most_sequences=max(self._space.sequences))
+        rig = kind(planned.plan, starter, max_sequences=max(self._space.sequences))
         measure = MeasureOptions(self._options.trial_seconds, _NOISE, latency=self._aim.kind == "latency")
         context = TrialContext(planned.plan, rig, measure, watch=self._watch())
         try:
@@ -309,6 +309,7 @@ def _place(planned: EnginePlan) -> PointScope:
     config = planned.config
     place = place_here(plan.machine, plan.profile.name, planned.model_path, config)
     if place is None:
+        build_of(config)  # raises the reason if the engine is not installed
         raise EngineError(
             f"the build of {config.kind} is unknown, so trials cannot be stored",
             hint="set engine.binary to a program that reports its version",
@@ -320,7 +321,7 @@ def _space(planned: EnginePlan, aim: Aim, sequences: int | None) -> Space:
     plan = planned.plan
     native = planned.config.kind == "native"
     most = min(_MAX_SEQUENCES, max_slots(plan.profile)) if native else _MAX_SEQUENCES
-    space = space_for(plan, aim, cores=_cores(plan), most_sequences=sequences or most)
+    space = space_for(plan, aim, cores=_cores(plan), max_sequences=sequences or most)
     return space if native else thinned(plan, space)
 
 
@@ -332,11 +333,11 @@ def _drawn_work(aim: Aim, space: Space) -> _Work:
             f"jobs of {length:,} tokens do not fit a context of {context:,}",
             hint="lower head_tokens, or raise context",
         )
-    return _Work(drawing(aim), drawn_name(aim))
+    return _Work(generated_jobs(aim), generated_jobs_name(aim))
 
 
 def _jobs_work(aim: Aim, requests: tuple[Request, ...]) -> _Work:
-    return _Work(handing(requests, aim), jobs_name(requests), len(requests))
+    return _Work(user_jobs(requests, aim), user_jobs_name(requests), len(requests))
 
 
 def _cores(plan: Plan) -> int:

@@ -41,7 +41,7 @@ def identity_of(path: str | Path) -> str:
     """The identity of a GGUF (any split) or a folder of safetensors, as 64 hexadecimal digits."""
     profile = None if is_url(path) else read(path)
     if profile is None or profile.format == "catalog":
-        raise UnknownModel(f"{path} is not here, so its bytes have no identity", hint="pull the model first")
+        raise UnknownModel(f"{path} has not been downloaded", hint=f"tokenmill models pull {path}")
     total = hashlib.sha256(_FORM)
     with ExitStack() as stack:
         files = [stack.enter_context(closing(FileSource(Path(file.path)))) for file in profile.files]
