@@ -125,7 +125,7 @@ async def fresh(ways: Ways) -> None:
     await ways.native.set_context(streams=False)
     await ways.native.set_slots(ways.width)
     for server in (ways.alone, ways.eight, ways.pinned):
-        for slot in range(server.identity.lanes or 1):
+        for slot in range(server.identity.slots or 1):
             await server.ask("POST", f"/slots/{slot}?action=erase", {})
 
 
@@ -181,7 +181,7 @@ async def by_worker(engine: Engine, path: Path, width: int | None, *, counted: b
     after = await _counters(engine) if counted else None
     if before is not None and after is not None and after.busy_s and after.decode_s is not None:
         share = (after.decode_s - (before.decode_s or 0.0)) / (after.busy_s - (before.busy_s or 0.0))
-    return Pass(seconds, report.tokens.computed, report.tokens.generated, spent, share, report.lanes)
+    return Pass(seconds, report.tokens.computed, report.tokens.generated, spent, share, report.busy_slots)
 
 
 async def _counters(engine: Engine) -> Counters:

@@ -104,7 +104,7 @@ def test_an_engine_to_be_left_running_is_not_left_when_its_start_is_broken_off(
     with subprocess.Popen(argv, env=environment(tmp_path), stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         for line in process.stderr:
-            if line.startswith("heads"):
+            if line.startswith("prefixes"):
                 process.send_signal(signal.SIGINT)
                 break
         assert "before it was ready" in process.stderr.read()

@@ -44,16 +44,16 @@ def load(plan: Plan, model: Path, log: Path) -> tuple[list[LoadProgress], Reconc
     with logged_server(plan, model, log, warmup=False) as server:
         os.setpriority(os.PRIO_PROCESS, server.pid, 4)  # who watches goes before who loads, however few the processors
         watch = LoadWatch(server.pid, [model], log=log, copied_bytes=copied_bytes(plan))
-        looks.append(watch.look())
+        looks.append(watch.sample())
         while not server.ended.wait(STEP_S):
-            looks.append(watch.look())
+            looks.append(watch.sample())
             assert time.monotonic() < end
         assert server.address, log.read_text(encoding="utf-8")[-2000:]
-        looks.append(watch.look())
+        looks.append(watch.sample())
         while looks[-1].phase != "ready":  # its log is written by a thread of its own, and may come after its address
             assert time.monotonic() < end, log.read_text(encoding="utf-8")[-2000:]
             time.sleep(STEP_S)
-            looks.append(watch.look())
+            looks.append(watch.sample())
         assert watch.findings(plan) == ()
         memory = read_memory(LocalHost(), watch.pids)
         text = log.read_text(encoding="utf-8", errors="replace")

@@ -32,8 +32,8 @@ def test_a_native_engine_is_warm_before_it_is_ready(smollm2_path: Path, tmp_path
         engine = await start(plan, model_path=smollm2_path, config=EngineConfig(), state=tmp_path, name="warm")
         try:
             head = PinnedPrefix("digest", DIGEST)
-            once = await warm(engine, plan, [smollm2_path], heads=[head], progress=seen.append, filled=filled)
-            return once, await warm(engine, plan, [smollm2_path], heads=[head])
+            once = await warm(engine, plan, [smollm2_path], prefixes=[head], progress=seen.append, filled=filled)
+            return once, await warm(engine, plan, [smollm2_path], prefixes=[head])
         finally:
             await engine.close()
 
@@ -48,12 +48,12 @@ def test_a_native_engine_is_warm_before_it_is_ready(smollm2_path: Path, tmp_path
     assert first.second is not None
     assert first.first.tokens == first.second.tokens == 8
     assert first.second.decode_tok_s
-    assert first.cold_against_warm.cold_s
-    assert first.cold_against_warm.cold_s >= first.first.seconds
-    (computed,), (kept,) = first.heads, again.heads
+    assert first.cold_start.cold_s
+    assert first.cold_start.cold_s >= first.first.seconds
+    (computed,), (kept,) = first.prefixes, again.prefixes
     assert computed.reused_tokens == 0
     assert kept.prompt_tokens == computed.prompt_tokens
     assert kept.reused_tokens == computed.prompt_tokens - 1  # one token must be computed to go on from
-    assert [step.step for step in seen if step.step != "page cache"] == ["first decode", "first decode", "heads"]
+    assert [step.step for step in seen if step.step != "page cache"] == ["first decode", "first decode", "prefixes"]
     assert again.filled is not None
     assert again.filled.cold_bytes <= few_bytes

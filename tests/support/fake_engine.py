@@ -33,10 +33,10 @@ from tokenmill.errors import EngineDied, EngineError, EngineTimeout, TooLong
 CAPABILITIES = Capabilities(
     shares_prefixes=True,
     keeps_prefixes=True,
-    chooses_lanes=False,
+    chooses_slots=False,
     interactive_first=True,
-    pins_heads=False,
-    saves_heads=False,
+    pins_prefixes=False,
+    saves_prefixes=False,
     changes_threads=False,
     changes_context=False,
     reports_cached_tokens=True,
@@ -44,13 +44,13 @@ CAPABILITIES = Capabilities(
     json_schema=False,
     logit_bias=False,
     tools_parsed=False,
-    most_logprobs=0,
+    max_logprobs=0,
 )
 TOKENS = 4
 STEADY_TOKENS = 30
 CRASH = "the fake engine was killed by SIGSEGV (it touched memory that is not its own)"
-KILLED = "the fake engine was killed by SIGKILL (by somebody; not for memory, as far as the kernel counts)"
-UNKNOWN = "the fake engine was killed by SIGKILL (by somebody, or for memory: nothing tells which)"
+KILLED = "the fake engine was killed by SIGKILL (by another process; the kernel counted no out-of-memory kill)"
+UNKNOWN = "the fake engine was killed by SIGKILL (by another process or by the OOM killer)"
 _FROM_OUTSIDE: dict[str, bool | None] = {KILLED: True, UNKNOWN: None}
 
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tokenmill.engine.limits.reserve import keep_off
+from tokenmill.engine.limits.reserve import restrict_to_cpus
 
 
 @contextmanager
@@ -14,4 +14,4 @@ def own_cpus_restored() -> Iterator[set[int]]:
     try:
         yield before
     finally:
-        keep_off(tuple(before))
+        restrict_to_cpus(tuple(before))

@@ -55,7 +55,7 @@ class PrefixEngine(Engine):
 
     @property
     def capabilities(self) -> Capabilities:
-        return replace(CAPABILITIES, chooses_lanes=self._identity.kind == "llama-server")
+        return replace(CAPABILITIES, chooses_slots=self._identity.kind == "llama-server")
 
     async def stream(self, request: Request) -> AsyncGenerator[Piece | Answer, None]:
         if self._identity.kind == "url" and (request.ignore_eos or not isinstance(request.prompt, str)):

@@ -53,7 +53,7 @@ def test_its_start_is_seen(served: Served) -> None:
 def test_it_says_what_it_is(served: Served) -> None:
     identity = served.engine.identity
     assert (identity.kind, identity.model, identity.build) == ("vllm", "tiny-moe", "vLLM 0.32.0")
-    assert (identity.context, identity.lanes) == (CONTEXT, LANES)
+    assert (identity.context, identity.slots) == (CONTEXT, LANES)
     assert served.engine.capabilities.shares_prefixes
     assert served.engine.capabilities.interactive_first
 

@@ -39,7 +39,7 @@ _VERBS = {
     "waiting": "is waiting",
     "ready": "is ready",
     "lost": "was lost",
-    "left out": "is left out",
+    "excluded": "is excluded",
 }
 
 
@@ -80,12 +80,12 @@ class ClusterRun:
                     outputs=outputs,
                     options=options,
                     stop=stop,
-                    tell=lambda now: on_progress(self._with_nodes(now)),
-                    coming=lambda: self._nodes.coming,
+                    on_snapshot=lambda now: on_progress(self._with_nodes(now)),
+                    expected=lambda: self._nodes.loading_contexts,
                 )
         finally:
             await self._nodes.close()
-        return self._report.whole, self._load_s
+        return self._report.total, self._load_s
 
     def nodes(self) -> tuple[NodeSummary, ...]:
         """Every node with its report, or why it did nothing."""
@@ -175,7 +175,7 @@ class NodeLog:
                 self._loads[event.name] = title, time.monotonic()
                 log.info(f"{event.name}: {title} {text}".rstrip())
             return
-        if event.kind == "left out":
+        if event.kind == "excluded":
             self.left_out[event.name] = event.message
         elif event.kind == "lost":
             self.lost[event.name] = event.message

@@ -1,8 +1,7 @@
-"""What programs of the llama.cpp family say of the memory they would take, read from their text.
+"""Buffer sizes that llama.cpp and ik_llama.cpp report, parsed from their output.
 
-`llama-fit-params --fit-print on` prints a line for each device; llama.cpp prints a table when it stops; both it and
-ik_llama.cpp (with `--dry-run`) log every buffer while they start. Sizes are as exact as the text: whole or hundredths
-of MiB. Nothing here runs unless a binary is named.
+`llama-fit-params --fit-print on` prints one line per device, llama.cpp prints a table when it exits, and both llama.cpp
+and ik_llama.cpp (with `--dry-run`) log every buffer at startup. Sizes are rounded to MiB or hundredths of MiB.
 """
 
 import re
@@ -16,7 +15,7 @@ from tokenmill.units import MIB
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """What one kind of buffer would hold: CPU, CPU_REPACK, CUDA0, CUDA_Host; Host is all host buffers together."""
+    """Sizes of one buffer type, such as CPU, CPU_REPACK, CUDA0 or CUDA_Host; "Host" is the sum of host buffers."""
 
     name: str
     model_bytes: int = 0
@@ -25,7 +24,7 @@ class Buffer:
 
     @property
     def gpu(self) -> int | None:
-        """The GPU whose memory it takes; None for host memory."""
+        """Index of the GPU; None for host memory."""
         match = re.fullmatch(r"(?:CUDA|ROCm|Vulkan|SYCL|MUSA)(\d+)", self.name)
         return int(match[1]) if match else None
 
@@ -40,7 +39,7 @@ _COLUMNS = {"model ": "model_bytes", "KV ": "context_bytes", "RS ": "context_byt
 
 
 def parse_fit_print(text: str) -> tuple[Buffer, ...]:
-    """Lines of `llama-fit-params --fit-print on`: device, then model, context and compute in MiB."""
+    """Parse `llama-fit-params --fit-print on`: lines of device, model, context and compute MiB."""
     return tuple(
         Buffer(name, int(model) * MIB, int(context) * MIB, int(compute) * MIB)
         for name, model, context, compute in _FIT_LINE.findall(text)
@@ -48,7 +47,7 @@ def parse_fit_print(text: str) -> tuple[Buffer, ...]:
 
 
 def parse_table(text: str) -> tuple[Buffer, ...]:
-    """llama.cpp's memory breakdown table."""
+    """Parse llama.cpp's memory breakdown table."""
     return tuple(
         Buffer(name, int(model) * MIB, int(context) * MIB, int(compute) * MIB)
         for name, model, context, compute in _TABLE_LINE.findall(text)
@@ -56,7 +55,7 @@ def parse_table(text: str) -> tuple[Buffer, ...]:
 
 
 def parse_log(text: str) -> tuple[Buffer, ...]:
-    """Buffer sizes in the log of llama.cpp or ik_llama.cpp, by name in the order they appear; logits left out."""
+    """Parse the buffer sizes in a log of llama.cpp or ik_llama.cpp, in log order, without the logits buffer."""
     found: dict[str, Buffer] = {}
     for name, kind, size in _LOG_LINE.findall(text):
         if kind == "output ":
@@ -68,23 +67,23 @@ def parse_log(text: str) -> tuple[Buffer, ...]:
 
 
 def parse_output(text: str) -> int:
-    """The buffer for logits in such a log."""
+    """Parse the size of the logits buffer in a log."""
     return sum(_bytes(size) for _, kind, size in _LOG_LINE.findall(text) if kind == "output ")
 
 
 def parse_cache(text: str) -> int:
-    """What the caches say of themselves in llama.cpp's log; right in a dry run, where their buffers say 0."""
+    """Parse the sizes of the KV caches in llama.cpp's log. Correct in a dry run, where the buffer sizes are 0."""
     return sum(_bytes(size) for size in _CACHE_LINE.findall(text))
 
 
 def run_fit_params(binary: str, arguments: Sequence[str], *, time_limit_s: float = 120) -> tuple[Buffer, ...]:
-    """Ask a llama-fit-params binary; `arguments` are llama.cpp's own, with the model."""
+    """Run llama-fit-params with llama.cpp's arguments, including the model, and return the buffer sizes."""
     text = _run([binary, *arguments, "--fit-print", "on"], time_limit_s)
     return _found(parse_fit_print(text), binary, text)
 
 
 def run_dry(binary: str, arguments: Sequence[str], *, time_limit_s: float = 600) -> tuple[Buffer, ...]:
-    """Ask an ik_llama.cpp server; it allocates what it logs, so it needs the memory."""
+    """Run an ik_llama.cpp server with --dry-run, which really allocates its buffers, and return their sizes."""
     text = _run([binary, *arguments, "--dry-run"], time_limit_s)
     return _found(parse_log(text), binary, text)
 
@@ -105,12 +104,12 @@ def _run(command: Sequence[str], time_limit_s: float) -> str:
 
 def _found(buffers: tuple[Buffer, ...], binary: str, text: str) -> tuple[Buffer, ...]:
     if not buffers:
-        raise EngineError(f"{binary} said nothing of its memory", hint=last_lines(text))
+        raise EngineError(f"{binary} reported no buffer sizes", hint=last_lines(text))
     return buffers
 
 
 def last_lines(log: str, count: int = 4) -> str | None:
-    """The end of a log, as the hint of an error."""
+    """The last lines of a log on one line, for the hint of an error; None if it is empty."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     return " | ".join(lines[-count:]) or None
 

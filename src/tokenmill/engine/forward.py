@@ -1,7 +1,7 @@
-"""An engine in front of another one: every operation is forwarded, so a wrapper defines only what it changes.
+"""Base class of engines that wrap another engine: forwards every operation to it.
 
-Requests wait until the inner engine can take them. Everything else goes to the inner engine as it is now: whoever
-changes or inspects a process that has died gets `EngineDied`, because its successor starts with its own settings.
+Requests wait until the inner engine is ready. Other operations are sent to the current process and raise `EngineDied`
+if it has died, because the next process starts with its own settings.
 """
 
 from abc import abstractmethod
@@ -9,20 +9,20 @@ from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenmill.engine.engine import Answer, Engine, KvLayout, Piece, Prompt, Request, Runtime, Speech, Usage
+from tokenmill.engine.engine import Answer, Engine, HttpApi, KvLayout, Piece, Prompt, Request, Runtime, Usage
 from tokenmill.errors import EngineDied
 
 
 class ForwardingEngine(Engine):
-    """Forwards to `inner`; subclasses define which engine that is, its facts and its life cycle."""
+    """Forwards to `inner`; subclasses define `inner`, the facts and the life cycle."""
 
     @property
     @abstractmethod
     def inner(self) -> Engine | None:
-        """The engine that runs now; None if there is none."""
+        """The running engine; None if none is running."""
 
     async def _ready(self, timeout_s: float | None) -> Engine:
-        """The engine to send a request to; may wait for it, and raises EngineError if it does not come."""
+        """Return the engine for a request, waiting until it is ready; EngineError if it does not become ready."""
         return self._running()
 
     def _running(self) -> Engine:
@@ -36,12 +36,12 @@ class ForwardingEngine(Engine):
         return self.inner.runtime if self.inner is not None else None
 
     @property
-    def http_api(self) -> Speech | None:
+    def http_api(self) -> HttpApi | None:
         """The inner engine's HTTP API."""
         return self.inner.http_api if self.inner is not None else None
 
     async def stream(self, request: Request) -> AsyncGenerator[Piece | Answer, None]:
-        """Work on one request once the inner engine is ready."""
+        """Generate once the inner engine is ready."""
         stream = (await self._ready(request.timeout_s)).stream(request)
         try:
             async for event in stream:
@@ -50,15 +50,15 @@ class ForwardingEngine(Engine):
             await stream.aclose()
 
     async def tokenize(self, prompt: Prompt) -> tuple[int, ...]:
-        """The tokens a prompt becomes, its template applied."""
+        """Return the tokens of a prompt, with the chat template applied."""
         return await (await self._ready(None)).tokenize(prompt)
 
     async def embed(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to a /v1/embeddings request."""
+        """Forward a /v1/embeddings request."""
         return await (await self._ready(None)).embed(body)
 
     async def set_threads(self, threads: int, threads_batch: int) -> None:
-        """Change the numbers of threads of the current process."""
+        """Change the number of threads of the current process."""
         await self._running().set_threads(threads, threads_batch)
 
     async def set_slots(self, slots: int) -> None:
@@ -66,7 +66,7 @@ class ForwardingEngine(Engine):
         await self._running().set_slots(slots)
 
     async def set_context(self, **changes: object) -> None:
-        """Build another context in the current process."""
+        """Replace the context of the current process."""
         await self._running().set_context(**changes)
 
     async def set_kv_layout(self, layout: KvLayout) -> None:
@@ -102,9 +102,9 @@ class ForwardingEngine(Engine):
         return await self._running().restore_slot(slot, name)
 
     async def running_requests(self) -> list[dict[str, Any]]:
-        """What the current process works on."""
+        """The sequences in flight in the current process."""
         return await self._running().running_requests()
 
     async def cached_prefixes(self) -> list[dict[str, Any]]:
-        """What the KV cache of the current process holds."""
+        """The cached prefixes of the current process."""
         return await self._running().cached_prefixes()

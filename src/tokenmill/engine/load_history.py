@@ -1,4 +1,4 @@
-"""What a load took, next to what its plan predicted: one record of the measurement journal."""
+"""Measured loads next to their predictions, as records of the measurement journal."""
 
 import logging
 from collections import Counter
@@ -32,13 +32,13 @@ class LoadRecord:
     load_s: float | None = None  # measured, start to ready
     load_cold_s: float | None = None  # predicted
     load_warm_s: float | None = None
-    types: dict[str, int] = field(default_factory=dict)  # bytes of the weights by tensor type
+    types: dict[str, int] = field(default_factory=dict)  # weight bytes by tensor type
 
 
 def record(
     plan: Plan, found: Reconciliation, *, model_id: str, load_s: float | None = None, when: datetime | None = None
 ) -> LoadRecord:
-    """The record of a load that ended at `when`, by default now."""
+    """Create the record of a load that ended at `when` (default: now)."""
     moment = (when or datetime.now(UTC)).astimezone(UTC).isoformat(timespec="seconds")
     return LoadRecord(
         moment,
@@ -57,7 +57,7 @@ def record(
 
 
 def types_of(profile: Profile) -> dict[str, int]:
-    """Bytes of a model's weights by tensor type."""
+    """Weight bytes by tensor type."""
     sizes: Counter[str] = Counter()
     for tensor in profile.tensors:
         sizes[tensor.type] += tensor.bytes
@@ -65,7 +65,7 @@ def types_of(profile: Profile) -> dict[str, int]:
 
 
 def append(state: Path, record: LoadRecord) -> None:
-    """Store a load. A journal that cannot be written is logged: it is no reason to stop the engine."""
+    """Store a load. A failure to write the journal is only logged, because the engine is usable without it."""
     try:
         measurements.append(state, "load", record)
     except TokenmillError as error:
@@ -73,5 +73,5 @@ def append(state: Path, record: LoadRecord) -> None:
 
 
 def read(state: Path, *, machine_id: str | None = None, model_id: str | None = None) -> tuple[LoadRecord, ...]:
-    """Stored loads, oldest first."""
+    """Return stored loads, oldest first."""
     return tuple(measurements.read(state, "load", LoadRecord, machine_id=machine_id, model_id=model_id))

@@ -1,7 +1,7 @@
-"""Fills the page cache with a model's files before an engine maps them; reads only missing pages, and only what fits.
+"""Reads a model's files into the page cache before an engine maps them: only missing pages, and only as many as fit.
 
-Plain preads of 1 MiB from several threads, in the files' order. MADV_POPULATE_READ was a quarter slower and
-posix_fadvise WILLNEED about half as fast where this was measured, and the kernel silently truncates the latter.
+Several threads read 1 MiB at a time, in file order. On the machine where this was measured, MADV_POPULATE_READ was 25 %
+slower and posix_fadvise(WILLNEED) half as fast, and the kernel silently truncates the latter.
 """
 
 import mmap
@@ -20,9 +20,9 @@ from tokenmill.units import MIB, format_bytes, format_gb_s, format_seconds
 __all__ = ["CacheFill", "FillProgress", "Range", "Residency", "fill", "resident"]
 
 READ_BYTES = MIB
-PARALLEL = 8  # an NVMe disk needs several requests in flight; more gained nothing
-_TICK_S = 0.2  # between two reports of progress
-_KEPT = 0.95  # of what was read and is still there afterwards; less means that it pushed itself out
+PARALLEL = 8  # NVMe disks need several requests in flight; more did not help
+_PROGRESS_S = 0.2  # interval of progress reports
+_MIN_KEPT = 0.95  # share of the read bytes that must still be cached afterwards
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +39,8 @@ class FillProgress:
 class CacheFill:
     """Result of a fill."""
 
-    total_bytes: int  # of all files, holes left out
-    cold_bytes: int  # not in memory before; where the kernel does not tell, all of it
+    total_bytes: int  # of all files, without holes
+    cold_bytes: int  # not cached before; all bytes if that is unknown
     read_bytes: int
     seconds: float
     stopped: bool = False
@@ -48,13 +48,13 @@ class CacheFill:
 
     @property
     def gb_s(self) -> float | None:
-        """Bytes per second; None if nothing was read."""
+        """Read rate in GB/s; None if nothing was read."""
         return self.read_bytes / self.seconds / 1e9 if self.read_bytes and self.seconds else None
 
     def as_words(self) -> str:
         """Return one sentence for the user."""
         if not self.read_bytes:
-            return f"{format_bytes(self.total_bytes)} of files, nothing to read"
+            return f"all {format_bytes(self.total_bytes)} cached already"
         return (
             f"{format_bytes(self.read_bytes)} of {format_bytes(self.total_bytes)} read in "
             f"{format_seconds(self.seconds)}, {format_gb_s(self.gb_s or 0)}"
@@ -73,23 +73,23 @@ def fill(
     progress: OnFillProgress | None = None,
     stop: threading.Event | None = None,
 ) -> CacheFill:
-    """Read what is not resident, in the files' order, as far as the files fit into `available_bytes` together.
+    """Read the parts of files that are not cached, in file order, up to the available memory.
 
-    That is memory as MemAvailable counts it, what is cached of the files included. `nodes` are the NUMA nodes that the
-    pages are spread over; otherwise they come from the reader's own.
+    available_bytes: memory for the files, as MemAvailable counts it: includes what is already cached of them.
+    nodes: NUMA nodes to spread the pages over; default: the nodes of the reading threads.
     """
     found = [resident(path) for path in paths]
     total = sum(one.total_bytes for one in found)
     cold = [(one.path, part) for one in found for part in one.ranges if part.resident_bytes != part.bytes]
     cold_bytes = sum(part.bytes - (part.resident_bytes or 0) for _, part in cold)
     notes = [one.why for one in found if one.why]
-    room_bytes = None if available_bytes is None else max(0, available_bytes - sum(one.bytes or 0 for one in found))
-    if room_bytes is not None and cold_bytes > room_bytes:
+    free_bytes = None if available_bytes is None else max(0, available_bytes - sum(one.bytes or 0 for one in found))
+    if free_bytes is not None and cold_bytes > free_bytes:
         notes.append(
-            f"{format_bytes(cold_bytes)} are not in memory and only {format_bytes(room_bytes)} fit: "
-            "the rest would push out what was read before it, and stays on the disk"
+            f"{format_bytes(cold_bytes)} are not cached and only {format_bytes(free_bytes)} fit in memory: "
+            "the rest was not read, because it would evict the pages read before it"
         )
-    work = _Work(cold, room_bytes, stop or threading.Event(), nodes)
+    work = _Work(cold, free_bytes, stop or threading.Event(), nodes)
     began = perf_counter()
     if work.bytes_total:
         _run(work, min(parallel, -(-work.bytes_total // READ_BYTES)), progress)
@@ -98,7 +98,7 @@ def fill(
         error = work.error
         raise ModelError(
             f"cannot read {error.filename or 'the model'}: {error.strerror}",
-            hint="the disk or the network below it fails: see dmesg, and smartctl -a for a disk",
+            hint="the disk or network file system reports errors: see dmesg and smartctl -a",
         ) from error
     notes += work.notes
     if not work.stop.is_set():
@@ -108,41 +108,41 @@ def fill(
 
 
 class _Work:
-    """The chunks that are left and what has become of the others, shared by the threads."""
+    """Remaining chunks and results, shared by the threads."""
 
     def __init__(
         self,
         cold: list[tuple[Path, Range]],
-        room_bytes: int | None,
+        free_bytes: int | None,
         stop: threading.Event,
         nodes: tuple[int, ...] | None,
     ) -> None:
         self.stop = stop
         self.nodes = nodes
         self.lock = threading.Lock()
-        self.chunks = _chunks(cold, room_bytes)
-        self.bytes_total = sum(size for _, _, size in _chunks(cold, room_bytes))
+        self.chunks = _chunks(cold, free_bytes)
+        self.bytes_total = sum(size for _, _, size in _chunks(cold, free_bytes))
         self.bytes_done = 0
         self.error: OSError | None = None
         self.notes: list[str] = []
 
     def next(self) -> tuple[Path, int, int] | None:
-        """Take one chunk; None when no chunk is left or the fill was stopped."""
+        """Take the next chunk; None if none is left or the fill was stopped."""
         with self.lock:
             return None if self.stop.is_set() or self.error else next(self.chunks, None)
 
-    def did(self, size: int) -> None:
+    def add_read(self, size: int) -> None:
         """Count bytes that were read."""
         with self.lock:
             self.bytes_done += size
 
     def failed(self, error: OSError) -> None:
-        """Record the first failure, which stops the other threads."""
+        """Record the first error, which stops the other threads."""
         with self.lock:
             self.error = self.error or error
 
-    def say(self, note: str) -> None:
-        """Add a note unless it exists."""
+    def add_note(self, note: str) -> None:
+        """Add a note once."""
         with self.lock:
             if note not in self.notes:
                 self.notes.append(note)
@@ -156,11 +156,11 @@ def _run(work: _Work, parallel: int, progress: OnFillProgress | None) -> None:
     try:
         for thread in threads:
             while thread.is_alive():
-                thread.join(_TICK_S)
+                thread.join(_PROGRESS_S)
                 if progress is not None:
                     progress(_progress(work.bytes_done, work.bytes_total, perf_counter() - began))
     finally:
-        # an interrupt in this thread must not leave the others reading
+        # KeyboardInterrupt here must not leave the readers running
         if any(thread.is_alive() for thread in threads):
             work.stop.set()
         for thread in threads:
@@ -175,12 +175,12 @@ def _progress(done: int, total: int, seconds: float) -> FillProgress:
 
 
 def _read(work: _Work) -> None:
-    """Read chunks until none is left; each thread has a descriptor of its own, so that read-ahead is its own too."""
+    """Read chunks until none is left, through a descriptor per thread so that each has its own read-ahead state."""
     if work.nodes:
         try:
             set_memory_nodes(work.nodes, interleave=True)
         except OSError as error:
-            work.say(f"the pages were not spread over NUMA nodes ({error.strerror}): they lie near the reader")
+            work.add_note(f"the page cache was not spread over NUMA nodes: {error.strerror}")
     buffer = mmap.mmap(-1, READ_BYTES)
     opened: Path | None = None
     fd = -1
@@ -193,7 +193,7 @@ def _read(work: _Work) -> None:
                     opened = None
                 fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 opened = path
-            work.did(_pread(fd, buffer, offset, size))
+            work.add_read(_pread(fd, buffer, offset, size))
     except OSError as error:
         error.filename = error.filename or str(opened)
         work.failed(error)
@@ -209,13 +209,13 @@ def _pread(fd: int, buffer: mmap.mmap, offset: int, size: int) -> int:
         with memoryview(buffer)[: size - done] as view:
             count = os.preadv(fd, [view], offset + done)
         if count == 0:
-            break  # the file has become shorter
+            break  # the file was truncated
         done += count
     return done
 
 
-def _chunks(cold: list[tuple[Path, Range]], room_bytes: int | None) -> Iterator[tuple[Path, int, int]]:
-    left = room_bytes
+def _chunks(cold: list[tuple[Path, Range]], free_bytes: int | None) -> Iterator[tuple[Path, int, int]]:
+    left = free_bytes
     for path, part in cold:
         end = part.offset_bytes + part.bytes
         for offset in range(part.offset_bytes, end, READ_BYTES):
@@ -228,17 +228,16 @@ def _chunks(cold: list[tuple[Path, Range]], room_bytes: int | None) -> Iterator[
 
 
 def _lost(before: list[Residency], read_bytes: int) -> list[str]:
-    """Add a note if pages that were read are not in the cache any more."""
+    """Return a note if pages that were read are no longer cached."""
     known = [one for one in before if one.bytes is not None and one.why is None]
     if len(known) < len(before) or not read_bytes:
         return []
     now = sum(resident(one.path).bytes or 0 for one in known)
-    # Resident parts of a block were read again with it, and must not be counted twice.
+    # Partly resident blocks were read whole; do not count their resident part twice.
     full = sum(part.bytes for one in known for part in one.ranges if part.resident_bytes == part.bytes)
     wanted = min(sum(one.total_bytes for one in known), full + read_bytes)
-    if now >= _KEPT * wanted:
+    if now >= _MIN_KEPT * wanted:
         return []
     return [
-        f"{format_bytes(wanted - now)} of it are already gone again: memory is short, or the file system keeps a "
-        "cache of its own (ZFS)"
+        f"{format_bytes(wanted - now)} were evicted again: memory is short, or the file system has its own cache (ZFS)"
     ]

@@ -2,8 +2,8 @@
 
     driver: RayEngine -- one actor call per request --> node: NodeActor -- Engine, restarted there when it dies
 
-Ray starts the actors, carries calls and results, and reports lost nodes. An actor takes all processors and GPUs of its
-node, so two batches never load two engines on one node: the second waits. Which nodes are used: `ray_nodes`.
+Ray starts the actors, transports calls and results, and reports lost nodes. An actor reserves all CPUs and GPUs of its
+node, so a second batch waits instead of loading a second engine there. `ray_nodes` selects the nodes.
 """
 
 import asyncio
@@ -28,17 +28,17 @@ from tokenmill.planner.plan import Plan
 from tokenmill.units import format_bytes
 from tokenmill.version import __version__
 
-LOCAL = "ray"  # the cluster of this machine, which is started if there is none
+LOCAL = "ray"  # a cluster on this machine, started if there is none
 _ADDRESS = re.compile(r"ray://[^\s/]+:\d+|[^\s/:]+:\d+|\[[0-9a-fA-F:]+\]:\d+|auto|local")
-_CONNECT_S = 10.0
+_CONNECT_TIMEOUT_S = 10.0
 _NODE_ID = re.compile(r"\s*Node Id: \w+\.?", re.IGNORECASE)
 _MAX_CONCURRENCY = 4096  # calls in flight per actor
-_HINT = "check that the cluster runs (ray status), and that Ray and Python have the same versions on all nodes"
+_HINT = "check that the cluster is running (ray status), with the same versions of Ray and Python on all nodes"
 
 
 @dataclass(frozen=True, slots=True)
 class RayNode:
-    """A live node and the resources it gives to Ray."""
+    """A live node and its Ray resources."""
 
     id: str
     host: str  # not unique: several nodes may run on one host
@@ -50,35 +50,35 @@ LoadingEvent = LoadProgress | WarmProgress
 
 
 class Launched(Protocol):
-    """A launched engine."""
+    """The result of `Launch`."""
 
     @property
     def engine(self) -> Engine:
-        """The engine, ready."""
+        """The ready engine."""
 
     @property
     def load_s(self) -> float:
-        """How long the load took."""
+        """Duration of the load."""
 
 
 Launch = Callable[..., Awaitable[Launched]]
-"""`native.launching.launch_engine`, given by the caller: this package does not import `native`."""
+"""`native.launching.launch_engine`, passed by the caller because this package must not import `native`."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedEngine:
-    """The engine to start on a node, as planned on that node."""
+    """An engine planned on its node, to be started there."""
 
     plan: Plan
     model_path: Path
     config: EngineConfig
     state: Path
     launch: Launch
-    tuned: bool = False  # an operating point of `tokenmill tune` is used
+    tuned: bool = False  # uses an operating point of `tokenmill tune`
 
 
 PrepareEngine = Callable[[], PreparedEngine]
-"""Plans for the machine that it is called on; sent to every node."""
+"""Plans for the machine that it runs on. Sent to every node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +88,14 @@ class NodePlan:
     version: str  # of tokenmill
     model: str
     model_id: str
-    lacks: str | None  # the memory that is missing; None: the model fits
+    lacks: str | None  # missing memory; None: the model fits
     tuned: bool
     context: int | None = None  # tokens per sequence
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """Facts about a loaded engine that are known without asking it again."""
+    """Facts about a loaded engine, cached by the driver."""
 
     identity: Identity
     capabilities: Capabilities
@@ -104,7 +104,7 @@ class EngineFacts:
 
 
 class NodeLost(EngineDied):
-    """A node or its actor cannot be reached; no request is to blame. `for_good`: it will not answer again."""
+    """A node or its actor cannot be reached. `for_good`: permanently."""
 
     def __init__(self, message: str, *, for_good: bool) -> None:
         super().__init__(message, from_outside=True)
@@ -115,10 +115,10 @@ class NodeLost(EngineDied):
 
 
 class NodeActor:
-    """Plans for its node, loads one engine, and passes calls on to it. Requires the driver's version of tokenmill."""
+    """Plans for its node, loads one engine, and forwards calls to it. Must have the driver's version of tokenmill."""
 
     def __init__(self, name: str, prepare: PrepareEngine) -> None:
-        """`name`: of the engine among those of its machine. Nothing is planned or loaded yet."""
+        """`name`: the engine's name on its machine. Does not plan or load anything yet."""
         self._name = name
         self._prepare = prepare
         self._preparing: asyncio.Task[PreparedEngine] | None = None
@@ -127,7 +127,7 @@ class NodeActor:
         self._loading: LoadingEvent | None = None
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """Call one of the methods below. Errors are returned, because Ray would wrap those that are raised."""
+        """Call one of the methods below. Returns errors instead of raising them, because Ray would wrap them."""
         try:
             return await getattr(self, method)(*arguments)
         except TokenmillError as error:
@@ -157,16 +157,16 @@ class NodeActor:
         return await self.facts()
 
     async def loading(self) -> LoadingEvent | None:
-        """The progress of `load`; None before it begins."""
+        """The latest progress of `load`; None before the first."""
         return self._loading
 
     async def facts(self) -> EngineFacts:
-        """The engine's facts as of now."""
+        """The engine's current facts."""
         engine = self._loaded()
         return EngineFacts(engine.identity, engine.capabilities, self._load_s, engine.runtime)
 
     async def answer(self, request: Request) -> Answer:
-        """The whole answer to a request; cancelling the call cancels the request."""
+        """The complete answer to a request. Cancelling the call cancels the request."""
         return await answer(self._loaded(), request)
 
     async def engine(self, method: str, *arguments: Any) -> Any:
@@ -174,7 +174,7 @@ class NodeActor:
         return await getattr(self._loaded(), method)(*arguments)
 
     async def failed(self) -> None:
-        """Wait until the engine has failed and will not be restarted, then raise its error."""
+        """Wait until the engine has failed permanently, and raise its error."""
         raise await asyncio.shield(self._loaded().ended)
 
     async def close(self) -> None:
@@ -202,20 +202,20 @@ class NodeActor:
 
 
 class ActorHandle:
-    """The actor of one node, as the driver calls it."""
+    """The driver's handle of a node's actor."""
 
     def __init__(self, ray: Any, actor: Any) -> None:
         self._ray = ray
         self._actor = actor
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """What a method of `NodeActor` returns; raises what it raises, or NodeLost. Cancelling cancels it there."""
+        """Call a method of `NodeActor`; raises its error, or NodeLost. Cancellation is forwarded."""
         failures = self._ray.exceptions
         try:
             reference = self._actor.call.remote(method, *arguments)
             result = asyncio.wrap_future(reference.future())
             result.add_done_callback(_retrieve_exception)
-            # Ray sets the result of a future even if it was cancelled, so the future itself must not be cancelled.
+            # The future must not be cancelled, because Ray would still set its result.
             found = await asyncio.shield(result)
         except asyncio.CancelledError:
             with suppress(failures.RayError, ConnectionError):
@@ -224,7 +224,7 @@ class ActorHandle:
         except failures.ActorUnavailableError as error:
             raise NodeLost(_first_line(error), for_good=False) from error
         except failures.RayTaskError as error:
-            raise EngineError(f"a node failed: {_last_line(error)}", hint="Ray's logs on that node say more") from error
+            raise EngineError(f"a node failed: {_last_line(error)}", hint="see Ray's logs on that node") from error
         except (failures.RayError, ConnectionError) as error:
             raise NodeLost(_death_cause(error), for_good=True) from error
         if isinstance(found, TokenmillError):
@@ -232,7 +232,7 @@ class ActorHandle:
         return found
 
     def kill(self) -> None:
-        """End the actor and every process that it started."""
+        """Kill the actor and all its processes."""
         with suppress(self._ray.exceptions.RayError, ConnectionError):
             self._ray.kill(self._actor)
 
@@ -241,19 +241,19 @@ class RayCluster:
     """A cluster that this process is connected to."""
 
     def __init__(self, ray: Any) -> None:
-        """`ray`: the module, connected."""
+        """`ray`: the connected module."""
         self._ray = ray
 
     async def nodes(self) -> tuple[RayNode, ...]:
-        """The live nodes that have processors to give, by host name."""
+        """The live nodes with CPU resources, ordered by host name."""
         try:
             rows = await asyncio.to_thread(self._ray.nodes)
         except (self._ray.exceptions.RayError, ConnectionError, RuntimeError) as error:
-            raise EngineError(f"Ray does not list its nodes: {_first_line(error)}", hint=_HINT) from error
+            raise EngineError(f"cannot list the nodes of the Ray cluster: {_first_line(error)}", hint=_HINT) from error
         return live_nodes(rows)
 
     def start_actor(self, node: RayNode, prepare: PrepareEngine) -> ActorHandle:
-        """Start an actor on a node; its calls wait until the node's processors and GPUs are free."""
+        """Start an actor on a node; its calls wait until the node's CPUs and GPUs are free."""
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: PLC0415  an extra
 
         remote = self._ray.remote(NodeActor).options(
@@ -267,7 +267,7 @@ class RayCluster:
 
 
 def live_nodes(rows: list[dict[str, Any]]) -> tuple[RayNode, ...]:
-    """The live nodes with processors among the rows of `ray.nodes()`; one joined with none serves other purposes."""
+    """The live nodes with CPU resources among the rows of `ray.nodes()`."""
     found = [
         RayNode(
             str(row["NodeID"]),
@@ -283,20 +283,20 @@ def live_nodes(rows: list[dict[str, Any]]) -> tuple[RayNode, ...]:
 
 @contextmanager
 def connect(address: str) -> Iterator[RayCluster]:
-    """Connect to a cluster: LOCAL, HOST:PORT, or ray://HOST:PORT. Its actors end with the connection at the latest."""
+    """Connect to a cluster: LOCAL, HOST:PORT or ray://HOST:PORT. Closing the connection kills its actors."""
     if address != LOCAL and not _ADDRESS.fullmatch(address):
         raise UsageError(
-            f"{address!r} is not the address of a Ray cluster", hint=f"{LOCAL}, HOST:6379, or ray://HOST:10001"
+            f"{address!r} is not the address of a Ray cluster", hint=f"use {LOCAL}, HOST:6379 or ray://HOST:10001"
         )
-    # Ray prints messages about lost nodes to stdout, between our data, even with log_to_driver=False. It reads this
-    # pattern when it is imported and leaves out the lines that match, which are all.
+    # Ray prints messages about lost nodes to stdout even with log_to_driver=False, which would corrupt our output. On
+    # import it reads this pattern of lines to skip, which matches all.
     os.environ |= {"RAY_DEDUP_LOGS": "1", "RAY_DEDUP_LOGS_SKIP_REGEX": "^"}
     try:
         import ray  # noqa: PLC0415  an extra
     except ImportError as error:
-        raise EngineError("Ray is not installed here", hint="pip install 'tokenmill[ray]'") from error
+        raise EngineError("Ray is not installed", hint="pip install 'tokenmill[ray]'") from error
     _check_listening(address)
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # of a cluster that we start
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # for a cluster that this process starts
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(
@@ -306,7 +306,7 @@ def connect(address: str) -> Iterator[RayCluster]:
             logging_level=logging.CRITICAL,
         )
     except (ConnectionError, RuntimeError, ValueError, OSError, ImportError, ray.exceptions.RayError) as error:
-        raise EngineError(f"no Ray cluster answers at {address}: {_first_line(error)}", hint=_HINT) from error
+        raise EngineError(f"cannot connect to a Ray cluster at {address}: {_first_line(error)}", hint=_HINT) from error
     finally:
         signal.signal(signal.SIGTERM, before)  # Ray's handler would exit with code 0
     try:
@@ -316,18 +316,20 @@ def connect(address: str) -> Iterator[RayCluster]:
 
 
 def _check_listening(address: str) -> None:
-    """EngineError if nothing listens at an address: Ray would try for minutes."""
+    """Raise EngineError if nothing listens at an address, because Ray would retry for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not port.isdigit():
         return
     try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
     except OSError as error:
-        raise EngineError(f"no Ray cluster answers at {address}: {error.strerror or error}", hint=_HINT) from error
+        raise EngineError(
+            f"cannot connect to a Ray cluster at {address}: {error.strerror or error}", hint=_HINT
+        ) from error
 
 
 def _retrieve_exception(done: "asyncio.Future[Any]") -> None:
-    """Keep asyncio from logging the error of a call whose caller is gone."""
+    """Retrieve the exception of a cancelled call, which asyncio would log otherwise."""
     if not done.cancelled():
         done.exception()
 
@@ -337,15 +339,15 @@ def _first_line(error: BaseException) -> str:
 
 
 def _last_line(error: BaseException) -> str:
-    """The last line of a traceback that Ray carries as text."""
+    """The last line of a traceback in Ray's message."""
     return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
 
 
 def _death_cause(error: BaseException) -> str:
-    """Why an actor died: the line below the actor's particulars in Ray's message."""
+    """Why an actor died: the line after the actor's details in Ray's message."""
     text = str(error)
     if "No module named 'tokenmill" in text:
-        return "tokenmill is not installed there"
+        return "tokenmill is not installed on this node"
     if "creation task" in text:
         return _last_line(error)
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("\t")]

@@ -1,7 +1,7 @@
-"""The engine of one Ray node as the driver uses it. Answers arrive whole, not token by token.
+"""The driver's view of an engine on a Ray node. Answers are not streamed: each arrives as one piece.
 
-An engine that dies on its node is restarted there, and `status` reports it meanwhile. When the node or its actor is
-lost, requests in flight fail with `EngineDied` (from_outside), `ended` is set, and the object cannot be used again.
+An engine that dies is restarted on its node. If the node or its actor is lost, requests in flight raise `EngineDied`
+(from_outside), `ended` completes, and the object cannot be used again.
 """
 
 import asyncio
@@ -26,36 +26,38 @@ from tokenmill.engine.engine import (
 from tokenmill.engine.ray import ActorHandle, EngineFacts, NodeLost
 from tokenmill.errors import EngineDied, EngineError
 
-SILENT_S = 60.0  # a node that cannot be reached for longer is lost
+UNREACHABLE_TIMEOUT_S = 60.0  # a node that is unreachable for longer is lost
 _RETRY_S = 1.0
-_CLOSE_S = 30.0
+_CLOSE_TIMEOUT_S = 30.0
 
 
 class RayEngine(Engine):
-    """A loaded engine of a node. Belongs to the event loop in which it was made."""
+    """A loaded engine on a node. Must be used in the event loop in which it was created."""
 
-    def __init__(self, actor: ActorHandle, facts: EngineFacts, *, name: str, silent_s: float = SILENT_S) -> None:
-        """`name`: of the node, for messages."""
+    def __init__(
+        self, actor: ActorHandle, facts: EngineFacts, *, name: str, unreachable_timeout_s: float = UNREACHABLE_TIMEOUT_S
+    ) -> None:
+        """`name`: of the node, in messages."""
         self._actor = actor
         self._facts = facts
         self._name = name
-        self._silent_s = silent_s
+        self._unreachable_timeout_s = unreachable_timeout_s
         self._unreachable_since_s: float | None = None
         self._closing = False
         self._watching = asyncio.create_task(self._watch())
 
     @property
     def identity(self) -> Identity:
-        """What answers; its address is the node's name."""
+        """Its identity, with the node's name as its address."""
         return replace(self._facts.identity, address=self._name, pid=None)
 
     @property
     def capabilities(self) -> Capabilities:
-        """Its capabilities without those that need files or the HTTP API of the node."""
+        """Its capabilities without those that need the node's files or HTTP API."""
         return replace(
             self._facts.capabilities,
-            pins_heads=False,
-            saves_heads=False,
+            pins_prefixes=False,
+            saves_prefixes=False,
             saves_slots=False,
             changes_threads=False,
             changes_context=False,
@@ -65,26 +67,26 @@ class RayEngine(Engine):
 
     @property
     def runtime(self) -> Runtime | None:
-        """Its settings when it was loaded or changed last."""
+        """Its settings when it was last loaded or changed."""
         return self._facts.runtime
 
     @property
     def load_s(self) -> float:
-        """How long it took to load."""
+        """Duration of the load."""
         return self._facts.load_s
 
     async def stream(self, request: Request) -> AsyncGenerator[Piece | Answer, None]:
-        """Work on one request: its whole text as one piece, then the answer. Closing the generator cancels."""
+        """Generate: yields the whole text as one piece, then the answer. Closing the generator cancels the request."""
         answer: Answer = await self._call("answer", request)
         yield Piece(answer.text, answer.usage.completion_tokens, answer.logprobs or ())
         yield answer
 
     async def tokenize(self, prompt: Prompt) -> tuple[int, ...]:
-        """The tokens a prompt becomes, its template applied."""
+        """Return the tokens of a prompt, with the chat template applied."""
         return tuple(await self._call("engine", "tokenize", prompt))
 
     async def status(self) -> EngineStatus:
-        """State and counters, as of now."""
+        """Return the current state and counters."""
         state: Literal["stopped", "failed"] = "stopped" if self._closing else "failed"
         try:
             status: EngineStatus = await self._call("engine", "status")
@@ -104,21 +106,21 @@ class RayEngine(Engine):
         self._facts = await self._call("facts")
 
     async def close(self) -> None:
-        """Stop the engine and end its actor."""
+        """Stop the engine and kill its actor."""
         if self._closing:
             return
         self._closing = True
         self._watching.cancel()
         with suppress(EngineError, TimeoutError):
-            async with asyncio.timeout(_CLOSE_S):
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                 await self._actor.call("close")
         self._actor.kill()
 
     async def _watch(self) -> None:
-        """Set `ended` when the engine has failed for good or the node is lost."""
+        """Set `ended` when the engine has failed permanently or the node is lost."""
         while not self.ended.done():
             try:
-                await self._call("loading")  # a node that answers again is not silent any more
+                await self._call("loading")  # resets the time since the node was reachable
                 await self._call("failed")
             except NodeLost:
                 await asyncio.sleep(_RETRY_S)
@@ -141,7 +143,7 @@ class RayEngine(Engine):
         if self._unreachable_since_s is None:
             self._unreachable_since_s = now_s
         death = NodeLost(f"{self._name} is lost: {lost.message}", for_good=lost.for_good)
-        if lost.for_good or now_s - self._unreachable_since_s > self._silent_s:
+        if lost.for_good or now_s - self._unreachable_since_s > self._unreachable_timeout_s:
             self._end(death)
         return death
 

@@ -1,9 +1,9 @@
-"""One engine on every Ray node that can run the model, while nodes come and go.
+"""Runs an engine on every Ray node that fits the model; nodes may join and leave at any time.
 
-    node found -> its actor plans -> the engine is loaded -> it is handed out -> the node is lost -> tried again
-                   does not fit, no such model, another model, another version: left out, with the reason
+    node found -> its actor plans -> the engine is loaded -> it is in use -> the node is lost -> retried
+                   model does not fit, is missing or differs, or another version: node excluded, with the reason
 
-Nodes that join later are used. Decides nothing about jobs.
+Does not schedule jobs.
 """
 
 import asyncio
@@ -17,22 +17,24 @@ from tokenmill.errors import EngineDied, EngineError, TokenmillError
 from tokenmill.units import number_of
 from tokenmill.version import __version__
 
-POLL_S = 3.0  # between two looks at the list of nodes
-SLOW_PLAN_S = 30.0  # how long `survey` waits for other plans once it has one
-WAITING_S = 30.0  # after which a node that does not answer is reported
-PATIENCE_S = 20.0  # without any engine, for a node that comes back
-MAX_LOSSES = 3  # of one node's actor while the node lives
+POLL_S = 3.0  # interval of listing the nodes
+SURVEY_TIMEOUT_S = 30.0  # for the other plans after the first
+WAITING_NOTICE_S = 30.0  # after which a node that does not answer is reported
+REJOIN_TIMEOUT_S = 20.0  # for a node to come back when no engine is left
+MAX_LOSSES = 3  # losses of an actor on one node
 _PROGRESS_S = 1.0
-_SMALLER = "try a smaller --context, fewer --sequences or a smaller model; tokenmill plan on a node shows its memory"
+_SMALLER = (
+    "use a smaller --context, fewer --sequences or a smaller model; run tokenmill plan on a node to see its memory"
+)
 
-EventKind = Literal["found", "waiting", "loading", "ready", "lost", "left out"]
+EventKind = Literal["found", "waiting", "loading", "ready", "lost", "excluded"]
 T = TypeVar("T")
 _Results = asyncio.Queue[T | BaseException | None]
 
 
 @dataclass(frozen=True, slots=True)
 class NodeEvent:
-    """A change of one node, to be shown."""
+    """A change of a node's state, for display."""
 
     name: str
     kind: EventKind
@@ -43,7 +45,7 @@ class NodeEvent:
 
 @dataclass(frozen=True, slots=True)
 class ReadyNode:
-    """A node whose engine can be used."""
+    """A node with a ready engine."""
 
     name: str
     engine: RayEngine
@@ -54,13 +56,13 @@ Use = Callable[[ReadyNode], Awaitable[T]]
 
 
 class NodeSource(Protocol):
-    """The part of `ray.RayCluster` that is used here."""
+    """The interface of `ray.RayCluster`."""
 
     async def nodes(self) -> tuple[RayNode, ...]:
         """The live nodes."""
 
     def start_actor(self, node: RayNode, prepare: PrepareEngine) -> ActorHandle:
-        """Start an actor on one of them."""
+        """Start an actor on a node."""
 
 
 @dataclass(slots=True)
@@ -73,19 +75,19 @@ class _NodeState:
     plan: NodePlan | None = None
     engine: RayEngine | None = None
     task: "asyncio.Task[None] | None" = None
-    in_use: bool = False  # the engine was handed out
+    in_use: bool = False  # `use` has accepted the engine
     losses: int = 0
-    left_out: bool = False
+    excluded: bool = False
     too_small: bool = False
 
     @property
     def usable(self) -> bool:
-        """Whether its plan is known and accepted."""
-        return self.plan is not None and not self.left_out
+        """Whether it has planned and is not excluded."""
+        return self.plan is not None and not self.excluded
 
 
 class RayNodes:
-    """The nodes of a cluster and their engines. `survey` and `engines` may run in two event loops, in this order."""
+    """The nodes of a cluster and their engines. Call `survey`, then `engines`; each may run in its own event loop."""
 
     def __init__(
         self,
@@ -95,52 +97,52 @@ class RayNodes:
         on_event: Callable[[NodeEvent], None],
         model_id: str | None = None,
         poll_s: float = POLL_S,
-        patience_s: float = PATIENCE_S,
+        rejoin_timeout_s: float = REJOIN_TIMEOUT_S,
     ) -> None:
-        """`model_id`: the model to run; None: the one that most nodes have."""
+        """`model_id`: the model to run; default: the one that most nodes have."""
         self._cluster = cluster
         self._prepare = prepare
         self._on_event = on_event
         self._poll_s = poll_s
-        self._patience_s = patience_s
+        self._rejoin_timeout_s = rejoin_timeout_s
         self._nodes: dict[str, _NodeState] = {}
         self._names: set[str] = set()
         self._reasons: dict[str, str] = {}  # node -> why it was lost or left out
         self.model_id = model_id
 
     async def survey(self) -> str:
-        """Have the nodes plan and return the identity of their model; EngineError if none can run it.
+        """Let the nodes plan, and return the identity of their model; EngineError if no node can run it.
 
-        Returns when all have planned, or some time after the first has; `engines` waits for the others.
+        Returns when all nodes have planned, or `SURVEY_TIMEOUT_S` after the first; `engines` waits for the others.
         """
         self._add(await self._cluster.nodes())
         if not self._nodes:
-            raise EngineError("the Ray cluster has no node with processors to give", hint="ray start on each machine")
+            raise EngineError("the Ray cluster has no nodes with CPU resources", hint="run ray start on each machine")
         tasks = {asyncio.create_task(self._survey_node(state)) for state in self._nodes.values()}
         try:
             waiting = tasks
             while waiting and not any(state.usable for state in self._nodes.values()):
                 _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if waiting:
-                await asyncio.wait(waiting, timeout=SLOW_PLAN_S)
+                await asyncio.wait(waiting, timeout=SURVEY_TIMEOUT_S)
             for task in tasks:
                 if task.done():
                     task.result()
         finally:
             await _cancel(tasks)
-        plans = [state.plan for state in self._nodes.values() if state.plan is not None and not state.left_out]
+        plans = [state.plan for state in self._nodes.values() if state.plan is not None and not state.excluded]
         self.model_id = self.model_id or most_common(plan.model_id for plan in plans)
         for state in self._nodes.values():
             try:
                 self._check(state)
             except EngineError as error:
-                self._leave_out(state, error)
+                self._exclude(state, error)
         if self.model_id is None or not any(state.usable for state in self._nodes.values()):
             raise self._no_node()
         return self.model_id
 
     async def engines(self, use: Use[T]) -> AsyncGenerator[T, None]:
-        """What `use` makes of each engine once it is ready; ends when no engine is left and none is to be expected."""
+        """Yield the result of `use` for each engine that becomes ready; ends when no node can provide an engine."""
         results: _Results[T] = asyncio.Queue()
         watching = asyncio.create_task(self._watch_nodes(use, results))
         try:
@@ -152,7 +154,7 @@ class RayNodes:
             await _cancel([watching, *(state.task for state in self._nodes.values() if state.task is not None)])
 
     async def close(self) -> None:
-        """Stop all engines and end their actors."""
+        """Stop all engines and kill their actors."""
         states = list(self._nodes.values())
         await asyncio.gather(*(state.engine.close() for state in states if state.engine is not None))
         for state in states:
@@ -161,13 +163,13 @@ class RayNodes:
 
     @property
     def up(self) -> tuple[str, ...]:
-        """The nodes whose engines can be used now."""
+        """Names of the nodes with a ready engine."""
         states = self._nodes.values()
         return tuple(each.name for each in states if each.engine is not None and not each.engine.ended.done())
 
     @property
-    def coming(self) -> tuple[int | None, ...]:
-        """The contexts of the engines that are being loaded, in tokens; None: unknown. Callable from any thread."""
+    def loading_contexts(self) -> tuple[int | None, ...]:
+        """Context sizes of the engines that are loading; None: unknown. Thread-safe."""
         states = [each for each in list(self._nodes.values()) if each.task is not None and not each.in_use]
         return tuple(each.plan.context for each in states if each.plan is not None)
 
@@ -179,18 +181,18 @@ class RayNodes:
         except EngineDied as lost:
             self._lose(state, lost.message)
         except TokenmillError as error:
-            self._leave_out(state, error)
+            self._exclude(state, error)
 
     async def _plan(self, state: _NodeState) -> tuple[ActorHandle, NodePlan]:
-        """Have a node plan, unless it has; raises what makes it unusable."""
+        """Return the plan of a node, creating it if necessary; raises an error if the node is unusable."""
         if state.actor is None:
             state.actor = self._cluster.start_actor(state.node, self._prepare)
         if state.plan is None:
             planning = asyncio.create_task(state.actor.call("plan"))
             try:
-                await asyncio.wait({planning}, timeout=WAITING_S)
+                await asyncio.wait({planning}, timeout=WAITING_NOTICE_S)
                 if not planning.done():
-                    message = "it runs other work of the cluster, or is slow to answer"
+                    message = "it is busy with other work, or slow to answer"
                     self._on_event(NodeEvent(state.name, "waiting", message))
                 state.plan = await planning
             finally:
@@ -199,22 +201,22 @@ class RayNodes:
         return state.actor, state.plan
 
     def _check(self, state: _NodeState) -> None:
-        """EngineError if a node's plan makes it unusable."""
+        """Raise EngineError if a node is unusable according to its plan."""
         plan = state.plan
         if plan is None:
             return
         if plan.version != __version__:
             hint = "install the same version on all nodes"
-            raise EngineError(f"it has tokenmill {plan.version}, and here is {__version__}", hint=hint)
+            raise EngineError(f"it has tokenmill {plan.version}, the driver has {__version__}", hint=hint)
         if plan.lacks is not None:
             state.too_small = True
             raise EngineError(f"{plan.model} does not fit: {plan.lacks}")
         if self.model_id is not None and plan.model_id != self.model_id:
-            hint = "copy the same file to all nodes"
-            raise EngineError(f"its {plan.model} differs from that of the other nodes", hint=hint)
+            hint = "copy the same model file to all nodes"
+            raise EngineError(f"its {plan.model} differs from the model of the other nodes", hint=hint)
 
     async def _run(self, state: _NodeState, use: Use[T], results: "_Results[T]") -> None:
-        """Load a node's engine, hand it out, and return when it is lost or the node is left out."""
+        """Load a node's engine and pass it to `use`; returns when it is lost or the node is excluded."""
         if state.losses:
             await asyncio.sleep(self._poll_s)
         try:
@@ -224,10 +226,10 @@ class RayNodes:
             self._lose(state, lost.message)
             return
         except TokenmillError as error:
-            self._leave_out(state, error)
+            self._exclude(state, error)
             return
         engine = state.engine = RayEngine(actor, facts, name=state.name)
-        slots = number_of(facts.identity.lanes or 1, "slot")
+        slots = number_of(facts.identity.slots or 1, "slot")
         self._on_event(NodeEvent(state.name, "ready", f"{facts.identity.build}; {slots}"))
         try:
             results.put_nowait(await use(ReadyNode(state.name, engine, plan.tuned)))
@@ -239,7 +241,7 @@ class RayNodes:
         self._lose(state, death.message.removeprefix(f"{state.name} is lost: "))
 
     async def _load(self, state: _NodeState, actor: ActorHandle) -> EngineFacts:
-        """Load the engine of a node and report the progress."""
+        """Load a node's engine and report the progress."""
         loading = asyncio.create_task(actor.call("load"))
         try:
             while not loading.done():
@@ -252,54 +254,54 @@ class RayNodes:
             loading.cancel()
 
     def _lose(self, state: _NodeState, reason: str) -> None:
-        """An actor is lost; its node may live and get another one."""
+        """Handle the loss of an actor; a live node gets another one, up to `MAX_LOSSES` times."""
         _drop_actor(state)
         state.plan = state.engine = None
         state.in_use = False
         state.losses += 1
         self._reasons[state.name] = f"it was lost: {reason}"
         if state.losses >= MAX_LOSSES:
-            self._leave_out(state, EngineError(f"it was lost {state.losses} times: {reason}"))
+            self._exclude(state, EngineError(f"it was lost {state.losses} times: {reason}"))
         else:
             self._on_event(NodeEvent(state.name, "lost", reason))
 
-    def _leave_out(self, state: _NodeState, reason: TokenmillError) -> None:
-        if state.left_out:
+    def _exclude(self, state: _NodeState, reason: TokenmillError) -> None:
+        if state.excluded:
             return
         _drop_actor(state)
-        state.left_out = True
+        state.excluded = True
         self._reasons[state.name] = reason.message
-        self._on_event(NodeEvent(state.name, "left out", reason.message, reason.hint))
+        self._on_event(NodeEvent(state.name, "excluded", reason.message, reason.hint))
 
     # ---- all nodes
 
     async def _watch_nodes(self, use: Use[T], results: "_Results[T]") -> None:
-        """Run every live node that is not left out until none has been running for a while."""
+        """Run all live nodes that are not excluded, until none has been running for the rejoin timeout."""
         now_s = asyncio.get_running_loop().time
         active_s = now_s()
         try:
-            while now_s() - active_s < self._patience_s:
+            while now_s() - active_s < self._rejoin_timeout_s:
                 alive = await self._cluster.nodes()
                 self._forget({node.id for node in alive})
                 self._add(alive)
                 for node in alive:
                     state = self._nodes[node.id]
-                    if state.task is None and not state.left_out:
+                    if state.task is None and not state.excluded:
                         state.task = asyncio.create_task(self._run(state, use, results))
                 running = {state.task for state in self._nodes.values() if state.task is not None}
                 if running:
                     active_s = now_s()
-                elif self._nodes and all(state.left_out for state in self._nodes.values()):
-                    break  # waiting would not change that
+                elif self._nodes and all(state.excluded for state in self._nodes.values()):
+                    break
                 await _wait_any(running, self._poll_s)
                 self._collect()
-        except Exception as error:  # noqa: BLE001  raised again where the engines are used
+        except Exception as error:  # noqa: BLE001  raised in `engines`
             results.put_nowait(error)
             return
         results.put_nowait(None)
 
     def _collect(self) -> None:
-        """Take the nodes whose run is over; what failed other than a node is raised."""
+        """Collect finished tasks; raises errors that are not failures of a node."""
         for state in self._nodes.values():
             if state.task is not None and state.task.done():
                 task = state.task
@@ -323,11 +325,11 @@ class RayNodes:
         hints = [f"{name}: {reason}" for name, reason in self._reasons.items()]
         if any(state.too_small for state in self._nodes.values()):
             hints.append(_SMALLER)
-        return EngineError("no node of the Ray cluster can be used", hint="\n".join(hints) or None)
+        return EngineError("no node of the Ray cluster can run the model", hint="\n".join(hints) or None)
 
 
 def unique_name(host: str, taken: Collection[str]) -> str:
-    """A host's name, with a number if it is taken."""
+    """The host's name, with a number if it is already taken."""
     number = 1
     name = host
     while name in taken:
@@ -337,7 +339,7 @@ def unique_name(host: str, taken: Collection[str]) -> str:
 
 
 def most_common(identities: Iterable[str]) -> str | None:
-    """The most frequent identity, of equally frequent ones the first; None if there are none."""
+    """The most frequent identity (the first of several); None if there are none."""
     counts: dict[str, int] = {}
     for identity in identities:
         counts[identity] = counts.get(identity, 0) + 1
@@ -351,7 +353,7 @@ def _drop_actor(state: _NodeState) -> None:
 
 
 def _resources(node: RayNode) -> str:
-    cpus = number_of(round(node.cpus), "processor")
+    cpus = number_of(round(node.cpus), "CPU")
     return f"{cpus}, {number_of(round(node.gpus), 'GPU')}" if node.gpus else cpus
 
 

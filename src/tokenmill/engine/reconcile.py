@@ -2,11 +2,11 @@
 
   source        items
   engine        weights, repack, kv, compute, output: its own buffers, from its log or llama.cpp's breakdown
-  process       mapped (pages of the model file), own (everything else that is resident), prompt_cache
+  process       mapped (pages of the model file), own (all other resident memory), prompt_cache
   driver        total and runtime of each GPU: memory of the engine's processes
 
-Pure. Items that only one side knows are not compared. A difference is flagged if it is more than `TOLERANCE` of the
-measured size and more than `FLOOR_BYTES`, with its likely reason if one is known.
+Pure. Items without a prediction or a measurement are not compared. A difference is flagged if it exceeds `TOLERANCE` of
+the measured size and `FLOOR_BYTES`, with its likely cause if it is known.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,7 +28,7 @@ from tokenmill.planner.plan import Item, Plan
 from tokenmill.units import MIB
 
 TOLERANCE = 0.05
-FLOOR_BYTES = 16 * MIB  # logs round to hundredths of GiB in the worst case, and allocators to pages of some MiB
+FLOOR_BYTES = 16 * MIB  # logs round to hundredths of GiB, and allocators to pages of a few MiB
 HOST = "host"
 GPUS = "gpus"
 
@@ -52,7 +52,7 @@ class ObservedMemory:
     prompt_cache_bytes: int | None = None
     asked: RequestedContext = field(default_factory=RequestedContext)
     memory: ProcessMemory = field(default_factory=ProcessMemory)
-    vram_bytes: Mapping[int, int] | None = None  # of the engine's processes, by the machine's number of the GPU
+    vram_bytes: Mapping[int, int] | None = None  # of the engine's processes, by GPU index
     build: str | None = None
 
 
@@ -60,17 +60,17 @@ class ObservedMemory:
 class ReconciledItem:
     """One item in one memory, predicted and measured."""
 
-    tier: str  # gpu0, ...; host: every memory that is no GPU's; gpus: all of them together
+    tier: str  # gpu0, ...; host: all memory except GPUs; gpus: the sum of all GPUs
     item: RowItem
     predicted_bytes: int
     measured_bytes: int | None
     source: MeasuredBy
-    as_asked_bytes: int | None = None  # what the plan would have said for what the engine says it was asked
-    explanation: str | None = None  # of a difference that is flagged
+    as_asked_bytes: int | None = None  # prediction for the context settings in the engine's log
+    explanation: str | None = None  # likely cause of a flagged difference
 
     @property
     def difference_bytes(self) -> int | None:
-        """Predicted too much, or, below 0, too little."""
+        """Predicted minus measured; negative if the prediction is too low."""
         return None if self.measured_bytes is None else self.predicted_bytes - self.measured_bytes
 
     @property
@@ -81,7 +81,7 @@ class ReconciledItem:
 
     @property
     def flagged(self) -> bool:
-        """Whether it is worth showing."""
+        """Whether the difference exceeds the tolerance."""
         return self.measured_bytes is not None and differs(self.predicted_bytes, self.measured_bytes)
 
 
@@ -94,20 +94,20 @@ class Reconciliation:
 
     @property
     def flagged(self) -> tuple[ReconciledItem, ...]:
-        """Rows that differ, the largest difference first."""
+        """Flagged rows, the largest difference first."""
         rows = [row for row in self.rows if row.flagged]
         return tuple(sorted(rows, key=lambda row: -abs(row.difference_bytes or 0)))
 
 
 def differs(predicted_bytes: int, measured_bytes: int) -> bool:
-    """Whether two sizes are further apart than they may be."""
+    """Whether the difference exceeds the tolerance."""
     return abs(predicted_bytes - measured_bytes) > max(TOLERANCE * measured_bytes, FLOOR_BYTES)
 
 
 def observed(
     log: EngineLog, *, memory: ProcessMemory | None = None, vram_bytes: Mapping[int, int] | None = None
 ) -> ObservedMemory:
-    """What an engine's log says, with what the system says of its processes."""
+    """Combine an engine's log with the memory of its processes."""
     return ObservedMemory(
         log.buffers,
         log.mapped,
@@ -136,9 +136,9 @@ def _engine_rows(plan: Plan, seen: ObservedMemory) -> Iterator[ReconciledItem]:
             if mapped and plan.settings.mmap and (tier, item) == (HOST, "weights"):
                 predicted = spanned_bytes(plan) or predicted
             if not predicted and (plan.settings.engine == "vllm" or not measured):
-                continue  # what vLLM takes besides is one estimate, its runtime
+                continue  # the plan has only one estimate for the rest of vLLM's memory: runtime
             if plan.settings.engine == "vllm" and not measured:
-                yield ReconciledItem(tier, item, predicted, None, "engine")  # on processors its log does not say
+                yield ReconciledItem(tier, item, predicted, None, "engine")  # not in its log on CPUs
                 continue
             asked = compute_as_asked(plan, tier, seen.asked) if item == "compute" else None
             why = why_engine(plan, tier, item, seen.asked, asked, predicted, measured, mapped=seen.mapped)
@@ -150,7 +150,7 @@ def _engine_rows(plan: Plan, seen: ObservedMemory) -> Iterator[ReconciledItem]:
 
 
 def _by_tier(plan: Plan, seen: ObservedMemory) -> dict[str, list[Buffer]]:
-    """Buffers by the plan's name of the memory they are in; all GPUs as one where a split buffer hides which."""
+    """Buffers by tier; all GPUs count as one tier if a buffer is split between them."""
     tiers = {name: tier for tier, name in device_names(plan).items()}
     together = any(buffer.name == SPLIT for buffer in seen.buffers)
     found: dict[str, list[Buffer]] = {HOST: []}
@@ -164,19 +164,19 @@ def _by_tier(plan: Plan, seen: ObservedMemory) -> dict[str, list[Buffer]]:
 
 
 def _measured(buffers: list[Buffer], *, mapped: bool) -> dict[RowItem, int]:
-    """Sizes by item: rewritten weights are a copy where the file stays mapped, and the weights themselves elsewhere."""
-    rewritten = sum(buffer.model_bytes for buffer in buffers if is_rewritten(buffer))
+    """Sizes by item. Repacked weights are a copy if the file is mapped, otherwise they replace the weights."""
+    repacked = sum(buffer.model_bytes for buffer in buffers if is_repack_buffer(buffer))
     model = sum(buffer.model_bytes for buffer in buffers)
     return {
-        "weights": model - rewritten if mapped else model,
-        "repack": rewritten if mapped else 0,
+        "weights": model - repacked if mapped else model,
+        "repack": repacked if mapped else 0,
         "kv": sum(buffer.context_bytes for buffer in buffers),
         "compute": sum(buffer.compute_bytes for buffer in buffers),
     }
 
 
-def is_rewritten(buffer: Buffer) -> bool:
-    """Whether a buffer holds weights in a layout for the processor's instructions."""
+def is_repack_buffer(buffer: Buffer) -> bool:
+    """Whether a buffer contains weights repacked for the CPU's instructions."""
     return buffer.name in ("CPU_REPACK", "CPU_AARCH64", "AMX")
 
 
@@ -192,13 +192,13 @@ def _predicted(plan: Plan, tier: str, item: RowItem) -> int:
 
 
 def spanned_bytes(plan: Plan) -> int | None:
-    """What a mapped buffer shows: of each file, all from its first host tensor to its last; None: no file was read.
+    """Size of the mapped buffers: in each file, from the first to the last host tensor. None: no file was read.
 
-    Tensors between them that went to a GPU or were rewritten are pages that the system may take back: the ledger does
-    not count them, and whoever looks at the process sees them.
+    The range may contain tensors that were copied to a GPU or repacked. The kernel can evict their pages, so the ledger
+    does not count them, but they are part of the process's resident memory.
     """
     isa = plan.machine.cpu.isa or tuple(WHEEL_ISA)
-    rewrites = plan.settings.repack and TRAITS[plan.settings.engine].repacks
+    repacks = plan.settings.repack and TRAITS[plan.settings.engine].repacks
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     if len({(tensor.file, tensor.offset) for tensor in plan.profile.tensors}) < len(plan.profile.tensors):
@@ -206,7 +206,7 @@ def spanned_bytes(plan: Plan) -> int | None:
     for tensor, home in zip(plan.profile.tensors, plan.placement.homes, strict=True):
         if home not in HOST_TIERS or (tensor.cls is TensorClass.MTP and not TRAITS[plan.settings.engine].loads_mtp):
             continue
-        if rewrites and plan.placement.device_of(tensor) in HOST_TIERS and is_repacked(tensor, isa):
+        if repacks and plan.placement.device_of(tensor) in HOST_TIERS and is_repacked(tensor, isa):
             continue
         first[tensor.file] = min(tensor.offset, first.get(tensor.file, tensor.offset))
         last[tensor.file] = max(tensor.offset + tensor.bytes, last.get(tensor.file, 0))
@@ -214,7 +214,7 @@ def spanned_bytes(plan: Plan) -> int | None:
 
 
 def in_tier(name: str, tier: str) -> bool:
-    """Whether a ledger's tier is part of a row's."""
+    """Whether a tier of the ledger is part of the tier of a row."""
     if tier == HOST:
         return name in HOST_TIERS
     return name.startswith("gpu") if tier == GPUS else name == tier
@@ -231,7 +231,9 @@ def _process_rows(plan: Plan, seen: ObservedMemory) -> Iterator[ReconciledItem]:
         yield ReconciledItem(
             HOST, "mapped", pages, memory.file_bytes, "process", None, _if_differs(pages, memory.file_bytes, why)
         )
-    if memory.anon_bytes is not None and not plan.placement.gpus:  # what the driver pins is resident nowhere
+    if (
+        memory.anon_bytes is not None and not plan.placement.gpus
+    ):  # memory pinned by the driver is not counted as resident
         measured = memory.anon_bytes + (memory.swap_bytes or 0)
         own = sum(row.bytes for row in rows) - (weights if mapped else 0)
         why = why_process("own", plan, own, measured, seen.buffers)
@@ -264,7 +266,7 @@ def _driver_rows(plan: Plan, seen: ObservedMemory) -> Iterator[ReconciledItem]:
         if measured is not None and mine:
             held = sum(buffer.model_bytes + buffer.context_bytes + buffer.compute_bytes for buffer in mine)
             rest = max(0, measured - held)
-            why = "driver context, kernels and workspaces: estimated by the plan, measured here"
+            why = "driver context, kernels and workspaces, which the plan only estimates"
             yield ReconciledItem(tier, "runtime", runtime, rest, "driver", None, _if_differs(runtime, rest, why))
 
 

@@ -1,7 +1,7 @@
-"""Why a plan and an engine differ, where that is known.
+"""Explains differences between a plan and a loaded engine.
 
-Compute buffers can be predicted again for what the engine's log says it was asked: how many rows of logits it keeps
-and whether its sequences share a cache. The rest are reasons that have been seen.
+Compute buffers are predicted again for the context settings in the engine's log: rows of logits, and whether sequences
+share a KV cache. The other explanations are causes that were observed.
 """
 
 from typing import Literal
@@ -21,9 +21,9 @@ HOST = "host"
 
 
 def compute_as_asked(plan: Plan, tier: str, asked: RequestedContext) -> int | None:
-    """The plan's compute buffer for what the engine says it was asked; None: not said, or not simply computed.
+    """Predict the compute buffer for the logged context settings; None if it cannot be predicted.
 
-    Known for today's llama.cpp where one kind of device computes everything.
+    Supported for the current llama.cpp if all layers are on the same kind of device.
     """
     if plan.settings.engine != "llama.cpp" or asked.outputs is None:
         return None
@@ -53,26 +53,26 @@ def why_engine(
     *,
     mapped: bool | None,
 ) -> str | None:
-    """A likely reason why one of the engine's buffers is not as predicted."""
+    """Likely cause of a difference in an engine's buffer; None if unknown."""
     if asked.tokens is not None and item in ("kv", "compute") and asked.tokens < plan.settings.cells:
-        return f"the engine made a context of {asked.tokens} tokens, the plan of {plan.settings.cells}"
+        return f"the engine's context has {asked.tokens} tokens, the plan's has {plan.settings.cells}"
     if item == "compute":
         return _compute(plan, asked, as_asked)
     if item == "weights" and tier == HOST:
         return _host_weights(plan, predicted, measured, mapped=mapped)
     if item == "repack" and measured < predicted:
-        return "the engine was built for fewer instructions than the processor has, or was told not to rewrite"
+        return "the engine was built without some of the CPU's instructions, or repacking is disabled"
     return None
 
 
 def _host_weights(plan: Plan, predicted: int, measured: int, *, mapped: bool | None) -> str | None:
     if mapped is not None and mapped != plan.settings.mmap:
-        did, planned = ("mapped", "copied") if mapped else ("copied", "mapped")
-        return f"the engine {did} the file, and the plan has it {planned}"
+        actual, planned = ("mapped", "copied") if mapped else ("copied", "mapped")
+        return f"the engine {actual} the file, but the plan expects it to be {planned}"
     if mapped and plan.placement.gpus and measured > predicted:
-        return "a mapped buffer spans whole stretches of the file, tensors that went to a GPU among them"
+        return "mapped buffers span ranges of the file that include tensors copied to a GPU"
     if mapped and plan.settings.repack and measured < predicted:
-        return "rewritten tensors at the ends of the file are outside the mapped buffer"
+        return "repacked tensors at the start and end of the file are outside the mapped buffer"
     return None
 
 
@@ -80,8 +80,8 @@ def _compute(plan: Plan, asked: RequestedContext, as_asked: int | None) -> str |
     rows = largest_batch(plan.profile, context_of(plan.settings)).outputs
     if asked.outputs is None or rows is None or asked.outputs >= rows:
         return None
-    known = "" if as_asked is None else f"; for that it predicts {format_bytes(as_asked)}"
-    return f"the engine keeps logits of {asked.outputs} tokens of a batch, the plan counted {rows}{known}"
+    known = "" if as_asked is None else f"; the prediction for that is {format_bytes(as_asked)}"
+    return f"the engine keeps the logits of {asked.outputs} tokens per batch, the plan counts {rows}{known}"
 
 
 def why_process(
@@ -91,21 +91,21 @@ def why_process(
     measured: int,
     buffers: tuple[Buffer, ...],
 ) -> str | None:
-    """A likely reason why a process is not as large as predicted."""
+    """Likely cause of a difference in a process's memory; None if unknown."""
     if item == "prompt_cache":
-        return "it fills while requests come" if measured < predicted else "its limit was not obeyed: watch it"
+        return "it fills with requests" if measured < predicted else "the engine exceeded its limit"
     if item == "mapped":
         if measured < predicted:
-            return "pages that were not touched yet, or that the system dropped, are not resident"
-        return "the program's own libraries are mapped too"
+            return "pages that were not accessed yet or were evicted are not resident"
+        return "it includes the program's shared libraries"
     if measured < predicted:
         allowed = format_bytes(TRAITS[plan.settings.engine].process_bytes)
-        reasons = [f"the plan allows the program itself {allowed}, more than it needs"]
+        reasons = [f"the plan allows {allowed} for the program itself, more than it needs"]
         if plan.settings.cache_ram_bytes:
-            reasons.append("the prompt cache fills while requests come")
+            reasons.append("the prompt cache fills with requests")
         if any(buffer.compute_bytes for buffer in buffers):
             reasons.append("compute buffers become resident with the first long prompt")
         return "; ".join(reasons)
     if not plan.settings.mmap:
-        return "memory for reading the file is given back slowly"
+        return "buffers for reading the file are freed slowly"
     return None

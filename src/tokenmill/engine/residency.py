@@ -1,9 +1,9 @@
-"""What of a file the kernel keeps in memory. Asking touches no data.
+"""Measures which parts of a file are in the page cache, without reading the file.
 
-cachestat(2) answers where the kernel has it (6.5), in a second for half a terabyte; elsewhere mincore(2), which takes
-twenty times as long and is asked by several threads. Both tell the truth only to who owns or may write the file: to
-others cachestat says nothing and mincore calls every page resident, so the answer is then "unknown". Holes of sparse
-files are no data and are left out.
+Uses cachestat(2) on Linux 6.5 and later, which takes a second for half a terabyte, and mincore(2) from several threads
+on older kernels, which takes 20 times as long. The kernel answers truthfully only to owners and writers of the file:
+for other users cachestat fails and mincore reports every page as resident, so the result is then unknown. Holes of
+sparse files are not counted.
 """
 
 import ctypes
@@ -20,12 +20,12 @@ from tokenmill.hardware.disk import mount_of, parse_mountinfo
 from tokenmill.units import MIB
 
 BLOCK_BYTES = 16 * MIB  # granularity of residency
-_ASKERS, _BATCH = 8, 64  # threads, and blocks for one of them at a time
+_THREADS, _BATCH = 8, 64  # threads, and blocks per task
 _CACHESTAT = 451  # the same system call number on every architecture
 _STATX_ATTR_DAX = 0x0020_0000
 _AT_FDCWD = -100
 _STATX_BYTES = 256
-_NOBODY = 65534  # who owns a file whose owner has no number in this user namespace
+_OVERFLOW_UID = 65534  # owner of files whose owner is not mapped in this user namespace
 _MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -42,7 +42,7 @@ class Range:
 
     offset_bytes: int
     bytes: int
-    resident_bytes: int | None  # None: the kernel does not tell
+    resident_bytes: int | None  # None: unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +50,14 @@ class Residency:
     """Resident bytes and ranges of one file."""
 
     path: Path
-    bytes: int | None  # resident; None: the kernel does not tell
-    total_bytes: int  # data, holes left out
-    ranges: tuple[Range, ...] = ()  # in file order, holes left out
-    why: str | None = None  # why it is unknown, or why there is nothing to cache
+    bytes: int | None  # resident; None: unknown
+    total_bytes: int  # without holes
+    ranges: tuple[Range, ...] = ()  # in file order, without holes
+    why: str | None = None  # why it is unknown, or why caching has no effect
 
     @property
     def cold_bytes(self) -> int | None:
-        """What a reader would wait for."""
+        """Bytes that a reader would have to wait for."""
         return None if self.bytes is None else self.total_bytes - self.bytes
 
 
@@ -66,7 +66,7 @@ def resident(path: Path) -> Residency:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        raise ModelError(f"cannot read {path}: {error.strerror}", hint="check the path and its rights") from error
+        raise ModelError(f"cannot read {path}: {error.strerror}", hint="check the path and its permissions") from error
     try:
         data = list(_data(fd, os.fstat(fd).st_size))
         total = sum(end - start for start, end in data)
@@ -74,8 +74,8 @@ def resident(path: Path) -> Residency:
             whole = tuple(Range(start, end - start, end - start) for start, end in data)
             return Residency(path, total, total, whole, medium)
         if _cachestat(fd, 0, mmap.PAGESIZE) is None and not _owned(fd, path):
-            untold = tuple(Range(start, end - start, None) for start, end in data)
-            return Residency(path, None, total, untold, f"the kernel tells only who owns or may write {path}")
+            unknown = tuple(Range(start, end - start, None) for start, end in data)
+            return Residency(path, None, total, unknown, f"only the owner or a writer of {path} can see what is cached")
         ranges = tuple(_joined(_blocks(fd, data)))
     finally:
         os.close(fd)
@@ -83,21 +83,21 @@ def resident(path: Path) -> Residency:
 
 
 def _data(fd: int, size: int) -> Iterator[tuple[int, int]]:
-    """Where the file has data, as (start, end)."""
+    """Yield the (start, end) of each range with data."""
     at = 0
     while at < size:
         try:
             start = os.lseek(fd, at, os.SEEK_DATA)
             at = os.lseek(fd, start, os.SEEK_HOLE)
         except OSError as error:
-            if error.errno != errno.ENXIO:  # a file system that knows no holes
+            if error.errno != errno.ENXIO:  # the file system does not support holes
                 yield at, size
             return
         yield start, min(at, size)
 
 
 def _no_cache(path: Path) -> str | None:
-    """Why the page cache has no part in reading this file; None: it has."""
+    """Return why reads of this file bypass the page cache; None if they do not."""
     mount = mount_of(os.path.realpath(path), parse_mountinfo(Path("/proc/self/mountinfo").read_text()))
     if mount is not None and mount.filesystem in _MEMORY_FILE_SYSTEMS:
         return f"{path} is on {mount.filesystem}, which is memory already"
@@ -116,9 +116,9 @@ def _is_dax(path: Path) -> bool:
 
 
 def _owned(fd: int, path: Path) -> bool:
-    """The kernel's own rule for mincore (can_do_mincore), as far as it can be known from here."""
+    """Whether mincore is truthful: the kernel's rule (can_do_mincore), as far as a process can check it."""
     owner = os.fstat(fd).st_uid
-    if owner == os.geteuid() or (os.geteuid() == 0 and owner != _NOBODY):
+    if owner == os.geteuid() or (os.geteuid() == 0 and owner != _OVERFLOW_UID):
         return True
     return os.access(path, os.W_OK, effective_ids=os.access in os.supports_effective_ids)
 
@@ -133,7 +133,7 @@ def _blocks(fd: int, data: list[tuple[int, int]]) -> Iterator[Range]:
         yield from (_block(at, size, _cachestat(fd, at, size) or 0) for at, size in blocks)
         return
     batches = [blocks[first : first + _BATCH] for first in range(0, len(blocks), _BATCH)]
-    with ThreadPoolExecutor(min(_ASKERS, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
         for batch in pool.map(lambda batch: [_block(at, size, _mincore(fd, at, size)) for at, size in batch], batches):
             yield from batch
 
@@ -143,7 +143,7 @@ def _block(offset: int, size: int, pages: int) -> Range:
 
 
 def _joined(blocks: Iterator[Range]) -> Iterator[Range]:
-    """Neighbours that are both full or both empty become one."""
+    """Merge adjacent ranges that are both fully resident or both not resident."""
     last: Range | None = None
     for block in blocks:
         if last is not None and _alike(last, block):
@@ -165,16 +165,16 @@ def _alike(first: Range, second: Range) -> bool:
 
 
 def _cachestat(fd: int, offset: int, size: int) -> int | None:
-    """Pages in the cache; None where the kernel has no such call or refuses it."""
-    asked = (ctypes.c_uint64 * 2)(offset, size)
+    """Number of cached pages; None if the kernel lacks the call or refuses it."""
+    query = (ctypes.c_uint64 * 2)(offset, size)
     answer = (ctypes.c_uint64 * 5)()
-    if _libc.syscall(ctypes.c_long(_CACHESTAT), fd, asked, answer, 0) != 0:
+    if _libc.syscall(ctypes.c_long(_CACHESTAT), fd, query, answer, 0) != 0:
         return None
     return int(answer[0])
 
 
 def _mincore(fd: int, offset: int, size: int) -> int:
-    """Pages in the cache, by a mapping that is never read through."""
+    """Number of cached pages, from a mapping that is never accessed."""
     start = offset // mmap.PAGESIZE * mmap.PAGESIZE
     length = offset + size - start
     address = _libc.mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, fd, start)

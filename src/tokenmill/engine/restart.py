@@ -1,7 +1,7 @@
-"""An engine whose process is replaced when it dies: one `Engine` to its callers, one process after another.
+"""An engine that restarts its process when it dies.
 
-Streams in flight when a process dies get `EngineDied` from it; requests that come while it restarts wait for the next
-process. After too many deaths within an hour it gives up: `ended` is done, and every request raises.
+Streams in flight when the process dies raise `EngineDied`; requests that arrive during a restart wait for the next
+process. After too many deaths within an hour the engine fails permanently: `ended` completes, and every request raises.
 """
 
 import asyncio
@@ -14,29 +14,29 @@ from tokenmill.engine.forward import ForwardingEngine
 from tokenmill.errors import EngineDied, EngineError, EngineTimeout
 
 HOUR_S = 3600.0
-LONGEST_S = 60.0
+MAX_DELAY_S = 60.0
 
 Start = Callable[[], Awaitable[Engine]]
-"""Starts a new process; EngineError if that fails."""
+"""Starts a new process; raises EngineError if that fails."""
 Delay = Callable[[Sequence[float], float, int], float | None]
-"""As `delay_s`."""
+"""A function with the signature of `delay_s`."""
 
 
-def delay_s(deaths: Sequence[float], now_s: float, most: int) -> float | None:
-    """Seconds to wait before the next start, from the times of the deaths; None if the last hour had too many."""
+def delay_s(deaths: Sequence[float], now_s: float, max_restarts: int) -> float | None:
+    """Return the backoff before the next start; None if there were more than `max_restarts` deaths in the last hour."""
     recent = sum(now_s - death < HOUR_S for death in deaths)
-    return None if recent > most else min(LONGEST_S, 2.0 ** max(0, recent - 1))
+    return None if recent > max_restarts else min(MAX_DELAY_S, 2.0 ** max(0, recent - 1))
 
 
 class RestartingEngine(ForwardingEngine):
-    """Starts a new process whenever the current one dies. Belongs to the event loop in which it was made."""
+    """Restarts its process when it dies. Must be used in the event loop in which it was created."""
 
     def __init__(self, engine: Engine, start: Start, *, most_restarts: int = 5, delay: Delay | None = None) -> None:
         """Supervise an engine that is ready."""
         self._process = engine  # the current one, or the last
         self._up = True
         self._start = start
-        self._most = most_restarts
+        self._max_restarts = most_restarts
         self._delay = delay or delay_s
         self._deaths: list[float] = []
         self._generation = 0
@@ -53,45 +53,45 @@ class RestartingEngine(ForwardingEngine):
 
     @property
     def identity(self) -> Identity:
-        """Of the current process, or the last."""
+        """As reported by the current process, or by the last one."""
         return self._process.identity
 
     @property
     def capabilities(self) -> Capabilities:
-        """Of the current process, or the last."""
+        """As reported by the current process, or by the last one."""
         return replace(self._process.capabilities, restarts=True)
 
     @property
     def runtime(self) -> Runtime | None:
-        """Of the current process, or the last."""
+        """As reported by the current process, or by the last one."""
         return self._process.runtime
 
     @property
     def exited(self) -> asyncio.Future[EngineError]:
-        """Done when the current process has died."""
+        """Completes when the current process has died."""
         return self._process.ended
 
     @property
     def generation(self) -> int:
-        """The number of processes that have died so far."""
+        """Number of processes that have died so far."""
         return self._generation
 
     @property
     def liveness(self) -> Liveness:
-        """Whether a process runs, is being started, or will never run again."""
+        """Whether a process is running, restarting, or has failed permanently."""
         if self.ended.done():
             return "failed"
         return "up" if self._up and not self.exited.done() else "restarting"
 
     @property
     def last_error(self) -> EngineError | None:
-        """Why it gave up, why the last process died, or why the last start failed."""
+        """Why the engine failed, why the last process died, or why the last start failed."""
         if self.ended.done():
             return self.ended.result()
         return self.exited.result() if self._up and self.exited.done() else self._last_error
 
     async def status(self) -> EngineStatus:
-        """State and counters of the current process, with the number of restarts."""
+        """State and counters of the current process, including the number of restarts."""
         counters = Counters(restarts=self._restarts)
         if self.ended.done():
             return EngineStatus("failed", self.identity, counters, str(self.ended.result()))
@@ -101,7 +101,7 @@ class RestartingEngine(ForwardingEngine):
         return replace(status, counters=replace(status.counters, restarts=self._restarts))
 
     async def close(self) -> None:
-        """Close the current process and start no other."""
+        """Close the current process and stop restarting."""
         await self._stop_supervising()
         if self._up:
             await self._process.close()
@@ -143,14 +143,14 @@ class RestartingEngine(ForwardingEngine):
             await self._restart(death)
 
     async def _restart(self, death: EngineError) -> None:
-        """Start processes until one is up or too many have failed."""
+        """Start processes until one is ready or too many have failed."""
         loop = asyncio.get_running_loop()
         while True:
-            self._deaths = [*self._deaths[-self._most :], loop.time()]
-            wait_s = self._delay(self._deaths, loop.time(), self._most)
+            self._deaths = [*self._deaths[-self._max_restarts :], loop.time()]
+            wait_s = self._delay(self._deaths, loop.time(), self._max_restarts)
             if wait_s is None:
-                words = f"the engine died {self._most + 1} times within an hour: {death}"
-                self.ended.set_result(EngineError(words, hint=death.hint))
+                message = f"the engine died {self._max_restarts + 1} times within an hour: {death}"
+                self.ended.set_result(EngineError(message, hint=death.hint))
                 break
             await asyncio.sleep(wait_s)
             try:

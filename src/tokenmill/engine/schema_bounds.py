@@ -1,8 +1,8 @@
 """Limits on the counts in a JSON schema, checked before any engine compiles it.
 
-Engines unroll `minItems` and `maxItems` into grammar rules, so `"maxItems": 2147483647`, which generators write for
-"no limit", takes all memory. An upper bound that no answer can reach is removed; other counts above the limits are
-refused. `bounded` is the entry point; it does not check whether a schema is valid.
+Engines unroll `minItems` and `maxItems` into grammar rules, so `"maxItems": 2147483647`, which schema generators write
+for "no limit", exhausts memory. Upper bounds that no answer can reach are removed; other counts above the limits are
+refused. Entry point: `bounded`, which does not check whether a schema is valid.
 """
 
 from collections.abc import Mapping
@@ -12,11 +12,11 @@ from typing import Any
 from tokenmill.errors import RequestRefused
 
 MAX_ITEMS = 10_000
-"""Largest `minItems`, `maxItems`, `minContains` or `maxContains` that is compiled."""
+"""Maximum `minItems`, `maxItems`, `minContains` and `maxContains` that is compiled."""
 CONTEXT_TOKENS = 1 << 20
 """Assumed context of an engine that does not report one."""
 CHARACTERS_PER_TOKEN = 256
-"""No token of a common vocabulary is longer."""
+"""Upper bound for the length of a token."""
 
 _UNROLLED = frozenset({"Items", "Contains"})
 _COUNTS = {f"{bound}{what}": (bound, what) for bound in ("min", "max") for what in ("Items", "Contains", "Properties")}
@@ -27,9 +27,9 @@ _DATA = frozenset({"const", "enum", "default", "example", "examples"})
 
 
 def bounded(schema: Any, context_tokens: int | None = None) -> Any:
-    """A copy of the schema without upper bounds that an answer of `context_tokens` tokens cannot reach.
+    """Return a copy of the schema without upper bounds that an answer of `context_tokens` tokens cannot reach.
 
-    RequestRefused for a lower bound that such an answer cannot reach and for item counts above MAX_ITEMS.
+    Raises RequestRefused for a lower bound that such an answer cannot reach, and for item counts above MAX_ITEMS.
     """
     try:
         return _schema(schema, "#", context_tokens or CONTEXT_TOKENS)
@@ -57,10 +57,10 @@ def _schema(schema: Any, path: str, context_tokens: int) -> Any:
 
 
 def _is_reachable(key: str, value: float | Decimal, path: str, context_tokens: int) -> bool:
-    """Whether an upper bound matters; RequestRefused for a bound that cannot be compiled or met."""
+    """Whether an answer can reach a bound; RequestRefused for a bound that cannot be compiled or met."""
     bound, what = _BOUNDS[key]
-    most = context_tokens * (CHARACTERS_PER_TOKEN if what == "Length" else 1)
-    if value > most:
+    limit = context_tokens * (CHARACTERS_PER_TOKEN if what == "Length" else 1)
+    if value > limit:
         if bound == "max":
             return False
         raise RequestRefused(
@@ -68,6 +68,6 @@ def _is_reachable(key: str, value: float | Decimal, path: str, context_tokens: i
             hint=f"use a smaller {key}",
         )
     if what in _UNROLLED and value > MAX_ITEMS:
-        hint = f"use at most {MAX_ITEMS}, or leave {key} out"
+        hint = f"use at most {MAX_ITEMS}, or omit {key}"
         raise RequestRefused(f"JSON schema {path}: {value} is above the limit of {MAX_ITEMS}", hint=hint)
     return True

@@ -1,10 +1,10 @@
 """Tool calls on engines that return plain text; used by the chat endpoint and by batches.
 
-`adapt` prepares a request for one engine and returns a `ToolUse`, which parses the answer. A forced call
-(`tool_choice` "required" or a function) becomes a JSON schema that the output must match. Free output is searched
-for the known formats: `<tool_call>{...}</tool_call>` (Hermes, Qwen), Kimi's section tokens, and Llama's bare JSON
-object, with or without `<|python_tag|>`, which counts only if it names one of the request's tools.
-Requests for engines that parse tool calls themselves are not changed.
+`adapt` prepares a request for an engine and returns a `ToolUse`, which parses the answer. A forced call (`tool_choice`
+"required" or a function) becomes a JSON schema that the output must match. Other output is searched for the known
+formats: `<tool_call>{...}</tool_call>` (Hermes, Qwen), Kimi's section tokens, and Llama's bare JSON object, with or
+without `<|python_tag|>`, which is a call only if it names one of the request's tools. Requests to engines that parse
+tool calls themselves are not changed.
 """
 
 import json
@@ -28,15 +28,15 @@ _KIMI = re.compile(
 _KIMI_ID = re.compile(r"(?:functions\.)?(?P<name>[\w.-]+?)(?::\d+)?")
 _FIRST_KEY = re.compile(r'\s*\{\s*"([^"]*)"')
 _CALL_KEYS = frozenset(("name", "type", "function", "parameters", "arguments", "id"))
-_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}  # what absence means to OpenAI
-_LITERALS = frozenset(("const", "enum", "default", "examples"))  # keywords of a schema that hold values, not schemas
+_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}  # OpenAI's default
+_LITERALS = frozenset(("const", "enum", "default", "examples"))  # JSON Schema keywords whose values are not schemas
 _SCHEMAS_BY_NAME = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
 _decode = json.JSONDecoder().raw_decode
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a tool."""
+    """A tool call."""
 
     name: str
     arguments: str  # JSON text, as in OpenAI's API
@@ -52,20 +52,20 @@ ParsedPart = str | ToolCall
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """How the tools of one request are handled on one engine."""
+    """How an engine handles the tools of one request."""
 
     request: Request  # what to send to the engine
-    names: frozenset[str] | None = None  # tools to find calls of in the text; None: nothing to parse here
+    names: frozenset[str] | None = None  # tools whose calls are parsed from the text; None: no parsing
     parallel: bool = True  # False: only the first call counts
     forced: bool = False  # the output must be a call
-    hidden: bool = False  # the model's chat template has no place for the tools, so the model does not see them
+    hidden: bool = False  # the chat template ignores tools, so the model does not see them
 
     def reader(self) -> "ToolCallParser | None":
-        """A parser for the text of one answer; None where the text is passed on as it is."""
+        """Return a parser for one answer; None if the text needs no parsing."""
         return None if self.names is None else ToolCallParser(self.names, parallel=self.parallel)
 
     def parse(self, answer: Answer) -> Answer:
-        """Move calls from the answer's text to `message.tool_calls`; an answer without calls is returned as it is."""
+        """Move calls from the answer's text to `message.tool_calls`; answers without calls are unchanged."""
         reader = self.reader()
         if reader is None:
             return answer
@@ -79,7 +79,7 @@ class ToolUse:
 
 
 def adapt(request: Request, capabilities: Capabilities) -> ToolUse:
-    """Prepare a request for an engine; RequestRefused if the engine cannot obey its `tool_choice`."""
+    """Prepare a request for an engine; RequestRefused if the engine does not support its `tool_choice`."""
     prompt = request.prompt
     if not isinstance(prompt, Chat) or not prompt.tools:
         return ToolUse(request)
@@ -104,7 +104,7 @@ def _constrained(request: Request, prompt: Chat, capabilities: Capabilities) -> 
     if sampling.json_schema is not None or sampling.grammar is not None:
         raise RequestRefused(
             "tool_choice: a forced call cannot be combined with response_format, json_schema or grammar",
-            hint='leave the format out, or set tool_choice to "auto" or "none"',
+            hint='remove the format, or set tool_choice to "auto" or "none"',
         )
     if not capabilities.json_schema:
         raise RequestRefused(
@@ -132,7 +132,7 @@ def _function_schema(function: Mapping[str, Any], path: str) -> dict[str, Any]:
     if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
         raise RequestRefused(
             f"tools: the parameters of {function['name']!r} are not the JSON schema of an object",
-            hint='give {"type": "object", "properties": ...}, or leave parameters out',
+            hint='use {"type": "object", "properties": ...}, or omit parameters',
         )
     return {
         "type": "object",
@@ -146,7 +146,7 @@ def _function_schema(function: Mapping[str, Any], path: str) -> dict[str, Any]:
 
 
 def _rebased(schema: Any, path: str) -> Any:
-    """A schema with its local references (`#/$defs/...`) rewritten for its new place in a larger schema."""
+    """Rewrite local references (`#/$defs/...`) of a schema that is embedded in a larger schema at `path`."""
     if isinstance(schema, list):
         return [_rebased(item, path) for item in schema]
     if not isinstance(schema, Mapping):
@@ -165,20 +165,20 @@ def _rebased_value(key: str, value: Any, path: str) -> Any:
 
 
 class ToolCallParser:
-    """Parses an answer as it streams in: text in, text and calls out. Holds text back only while it may be a call."""
+    """Streaming parser of text into text and calls. Holds text back only while it may be part of a call."""
 
     def __init__(self, names: frozenset[str], *, parallel: bool = True) -> None:
-        """`names`: the request's tools; without `parallel`, calls after the first are dropped."""
+        """`names`: the request's tools. Without `parallel`, calls after the first are dropped."""
         self._names = names
         self._parallel = parallel
         self._held = ""
-        self._end: str | None = None  # the mark that ends the call being read; "": the end of the answer does
-        self._began = False  # text other than whitespace was passed on
-        self._ends_in_text = False  # the last part passed on was text, not a call
+        self._end: str | None = None  # end mark of the current call; "": it ends with the answer
+        self._began = False  # non-whitespace text was returned
+        self._ends_in_text = False  # the last part returned was text, not a call
         self.calls = 0
 
     def feed(self, text: str) -> list[ParsedPart]:
-        """The parts that are certain after this text."""
+        """Add text and return the parts that are complete."""
         self._held += text
         out: list[ParsedPart] = []
         while self._step(out):
@@ -186,7 +186,7 @@ class ToolCallParser:
         return [part for part in out if part]
 
     def end(self) -> list[ParsedPart]:
-        """The parts that were held back; call it once, after the last `feed`."""
+        """Return the remaining parts. Call it once, after the last `feed`."""
         held = self._held
         self._held = ""
         calls = self._calls_in(held) if self._end is not None or not self._began else []
@@ -194,11 +194,11 @@ class ToolCallParser:
         return list(self._taken(calls)) if calls else [text for text in (self._text(held),) if text]
 
     def finish_reason(self, reason: FinishReason) -> FinishReason:
-        """The finish reason after `end`; an answer that was cut off after its last call stays "length"."""
+        """The finish reason after `end`: "tool_calls" if there were calls and no text was cut off after them."""
         return reason if not self.calls or (reason == "length" and self._ends_in_text) else "tool_calls"
 
     def _step(self, out: list[ParsedPart]) -> bool:
-        """Take one part from the held text; returns whether there may be another."""
+        """Parse one part of the held text; returns whether there may be more."""
         if self._end is not None:
             return self._inside(out, self._end)
         if not self._began and self._may_be_bare():
@@ -226,7 +226,7 @@ class ToolCallParser:
         return True
 
     def _may_be_bare(self) -> bool:
-        """Whether the held text may be a call without marks: a JSON object from the first character on."""
+        """Whether the held text may be a call without marks, which starts with a JSON object."""
         start = self._held.lstrip()
         if not start:
             return True
@@ -261,7 +261,7 @@ class ToolCallParser:
 
 
 def _begun_mark(text: str) -> int:
-    """How many characters at the end may be the beginning of a mark."""
+    """Length of the longest end of the text that may be the beginning of a mark."""
     longest = max(map(len, _MARKS))
     for size in range(min(longest, len(text)), 0, -1):
         if any(mark.startswith(text[-size:]) for mark in _MARKS):
@@ -270,7 +270,7 @@ def _begun_mark(text: str) -> int:
 
 
 def _objects(text: str, names: frozenset[str] | None) -> Iterator[ToolCall]:
-    """Calls as JSON objects, separated by semicolons, commas or whitespace; nothing if the text has anything else."""
+    """Parse calls as JSON objects separated by semicolons, commas or whitespace; no calls if there is other text."""
     found: list[ToolCall] = []
     at = 0
     while at < len(text):
@@ -304,6 +304,6 @@ def _call(value: Any) -> ToolCall | None:
 
 
 def _kimi(found: re.Match[str]) -> ToolCall | None:
-    # Kimi's templates expect its own ids back: functions.NAME:NUMBER.
+    # Kimi's chat templates require the ids that the model generated: functions.NAME:NUMBER.
     named = _KIMI_ID.fullmatch(found["id"])
     return None if named is None else ToolCall(named["name"], found["args"].strip() or "{}", found["id"])

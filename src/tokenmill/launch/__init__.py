@@ -37,12 +37,16 @@ def spell(
     binary: str | None = None,
     flags: FlagSet | None = None,
 ) -> Command:
-    """Build the command line for a plan; `flags` are those of the engine version in use, else of the captured build."""
+    """Build the command line for a plan.
+
+    flags: the flags of the installed engine version; default: those of the captured build. UsageError or FlagUnknown if
+    the engine does not support the plan.
+    """
     engine = plan.settings.engine
     if flags is not None and family(flags.dialect) != family(engine):
         raise UsageError(
-            f"{flags.version} is {flags.dialect}, and the plan is for {engine}",
-            hint=f"plan again with --engine {flags.dialect}: memory and flags differ",
+            f"{flags.version} is {flags.dialect}, but the plan is for {engine}",
+            hint=f"plan again with --engine {flags.dialect}",
         )
     write = _SPELLERS[family(engine)]
     return write(plan, model=model, host=host, port=port, binary=binary, flags=flags or stored(engine))

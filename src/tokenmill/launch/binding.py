@@ -1,7 +1,7 @@
-"""Chooses the CPUs, NUMA nodes and memory limit of an engine. Pure.
+"""Chooses the CPUs, NUMA nodes and memory limit of an engine. Pure. Entry point: `binding`.
 
-`binding` is the entry point; the writers in `launch.files` render it for a shell, podman, systemd and compose. If the
-machine does not state sibling threads, Linux's usual order is assumed (CPU c and c + cores share a core).
+`launch.files` writes it for a shell, podman, systemd and compose. Sibling threads are assumed to be numbered in Linux's
+usual order (CPUs c and c + cores share a core).
 """
 
 from collections.abc import Iterable
@@ -12,12 +12,12 @@ from tokenmill.planner.plan import Plan
 from tokenmill.units import GIB
 
 HOST_TIERS = ("dram", "pmem")
-LEAST_HOST_BYTES = 2 * GIB  # below this the model is on GPUs and the location of host memory is irrelevant
+MIN_HOST_BYTES = 2 * GIB  # with less, the model is on GPUs and host NUMA placement does not matter
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """Host resources of the engine."""
+    """Host resources of an engine."""
 
     cpus: tuple[int, ...] | None  # None: all CPUs
     nodes: tuple[int, ...] | None  # NUMA nodes for CPUs and memory; None: unbound
@@ -41,15 +41,15 @@ class Binding:
 
 
 def binding(plan: Plan) -> Binding:
-    """Binding for a plan: leaves reserved cores free and keeps memory on one node, or interleaves it."""
+    """Choose the binding: excludes reserved cores, and puts memory on one node if it fits, else interleaves it."""
     node = _one_node(plan)
     nodes = None if node is None else (node.index,)
-    interleave = node is None and host_bytes(plan) >= LEAST_HOST_BYTES and _several_nodes_possible(plan.machine)
+    interleave = node is None and host_bytes(plan) >= MIN_HOST_BYTES and _several_nodes_possible(plan.machine)
     return Binding(_cpus(plan, node), nodes, interleave, _memory_max(plan))
 
 
 def host_bytes(plan: Plan) -> int:
-    """Maximum host memory of the engine itself, without reserves."""
+    """Maximum host memory of the engine, without reserves."""
     return max(
         sum(row.bytes for row in rows if row.tier in HOST_TIERS and row.item != "reserve")
         for rows in (plan.ledger.load_peak, plan.ledger.after_load, plan.ledger.full_context)
@@ -57,7 +57,7 @@ def host_bytes(plan: Plan) -> int:
 
 
 def mapped_bytes(plan: Plan) -> int:
-    """Bytes of weights that a mapped plan keeps reading through the page cache, without copied or repacked ones."""
+    """Bytes of weights used from the page cache; 0 without mmap. Copied and repacked weights are not counted."""
     if not plan.settings.mmap:
         return 0
     held = sum(row.bytes for row in plan.ledger.full_context if row.tier in HOST_TIERS and row.item == "weights")
@@ -83,14 +83,14 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def _several_nodes_possible(machine: Machine) -> bool:
-    """True also if unknown: interleaving is free on one node; missing on two, it costs a third of the speed."""
+    """Whether there may be several nodes. Interleaving costs nothing on one node; without it, two lose a third."""
     return len([node for node in machine.numa if node.memory_bytes != 0]) != 1
 
 
 def _one_node(plan: Plan) -> NumaNode | None:
     """The node that holds the whole plan and has enough CPUs: the first GPU's node first, then larger ones."""
     nodes = [node for node in plan.machine.numa if node.cpus]
-    if len(nodes) < 2 or host_bytes(plan) < LEAST_HOST_BYTES:
+    if len(nodes) < 2 or host_bytes(plan) < MIN_HOST_BYTES:
         return None
     per_core = plan.machine.cpu.threads_per_core or 1
     used = {int(tier[3:]) for tier in plan.placement.gpus}
@@ -113,7 +113,7 @@ def _cpus(plan: Plan, node: NumaNode | None) -> tuple[int, ...] | None:
     threads = max(plan.settings.threads, plan.settings.threads_batch)
     kept = set(range(cores - reserve))
     if node is not None:
-        # cores of other nodes are free for other programs already
+        # cores of other nodes already count as reserved
         own = {cpu for cpu in node.cpus if cpu < cores}
         kept = own if cores - len(own) >= reserve else own & kept
     if threads > len(kept) and (plan.machine.cpu.threads_per_core or 1) > 1:
@@ -124,7 +124,7 @@ def _cpus(plan: Plan, node: NumaNode | None) -> tuple[int, ...] | None:
 
 
 def _memory_max(plan: Plan) -> int:
-    """The engine's peak plus 5 %, in whole GiB."""
+    """The engine's peak plus 5 % (at least 2 GiB), in whole GiB."""
     need = host_bytes(plan)
-    room = max(2 * GIB, need // 20)
-    return -(-(need + room) // GIB) * GIB
+    margin = max(2 * GIB, need // 20)
+    return -(-(need + margin) // GIB) * GIB

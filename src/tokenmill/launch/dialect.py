@@ -1,4 +1,4 @@
-"""Parts shared by all dialects: the command-line builder, and the common flags of llama.cpp and ik_llama.cpp."""
+"""The command-line builder of all dialects, and the flags that llama.cpp and ik_llama.cpp share."""
 
 from dataclasses import dataclass, field
 
@@ -18,7 +18,7 @@ VISIBLE = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES"}
 
 @dataclass(slots=True)
 class CommandLine:
-    """Builder of a command line; every flag is checked against the version that will run."""
+    """Builder of a command line; checks every flag against the engine version."""
 
     flags: FlagSet
     argv: list[str]
@@ -43,8 +43,8 @@ class CommandLine:
         return Command(tuple(self.argv), dict(self.env), tuple(self.notes))
 
 
-def serve_words(line: CommandLine, plan: Plan, model: str, host: str, port: int) -> None:
-    """Model, address, context, batches and threads: the same in llama.cpp and ik_llama.cpp."""
+def add_serve_flags(line: CommandLine, plan: Plan, model: str, host: str, port: int) -> None:
+    """Add model, address, context, batch sizes and threads."""
     settings = plan.settings
     line.add("--model", model)
     line.add("--alias", plan.profile.name)
@@ -53,33 +53,33 @@ def serve_words(line: CommandLine, plan: Plan, model: str, host: str, port: int)
     line.add("--ctx-size", settings.cells)
     line.add("--parallel", settings.sequences)
     if settings.sequences > 1:
-        line.note(f"--ctx-size is for all {settings.sequences} slots together: {settings.context} tokens each")
+        line.note(f"--ctx-size is the total of {settings.sequences} slots, {settings.context} tokens each")
     line.add("--batch-size", settings.batch)
     line.add("--ubatch-size", settings.ubatch)
     line.add("--threads", settings.threads)
     line.add("--threads-batch", settings.threads_batch)
 
 
-def cache_words(line: CommandLine, plan: Plan, known_types: tuple[str, ...]) -> None:
-    """Cache types, flash attention and the host prompt cache."""
+def add_cache_flags(line: CommandLine, plan: Plan, known_types: tuple[str, ...]) -> None:
+    """Add cache types, flash attention and the size of the host prompt cache."""
     settings = plan.settings
     for flag, value in (("--cache-type-k", settings.cache_type_k), ("--cache-type-v", settings.cache_type_v)):
         if value.lower() not in known_types:
             raise UsageError(
                 f"{line.flags.version} has no cache type {value}",
-                hint=f"it has {', '.join(known_types)}" + ("; q6_0 is ik_llama.cpp's" if value == "q6_0" else ""),
+                hint=f"use {', '.join(known_types)}" + ("; q6_0 is only in ik_llama.cpp" if value == "q6_0" else ""),
             )
         line.add(flag, value)
     if line.flags.takes_value("--flash-attn"):
         line.add("--flash-attn", "on" if settings.flash_attention else "off")
     elif settings.flash_attention:
         line.add("--flash-attn")
-    # always set: the default of 8 GiB is not in the ledger
+    # always set, because the ledger does not count the default of 8 GiB
     line.add("--cache-ram", settings.cache_ram_bytes // MIB)
 
 
-def load_words(line: CommandLine, plan: Plan) -> None:
-    """Flags for loading weights; one flag since July 2026, several before."""
+def add_load_flags(line: CommandLine, plan: Plan) -> None:
+    """Add the flags for loading weights: --load-mode since July 2026, several flags before."""
     mmap = plan.settings.mmap
     mlock = plan.settings.mlock
     if line.flags.has("--load-mode"):
@@ -96,13 +96,13 @@ def load_words(line: CommandLine, plan: Plan) -> None:
         line.add("--mlock")
 
 
-def placement_words(line: CommandLine, plan: Plan, *, output_first: bool) -> None:
-    """-ngl, -ts and -ot for the plan's placement."""
+def add_placement_flags(line: CommandLine, plan: Plan, *, output_first: bool) -> None:
+    """Add -ngl, -ts and -ot for the plan's placement."""
     if not plan.placement.gpus:
         if plan.machine.gpus:
             line.add("--device", "none")
             line.note(
-                "--device none: without it even -ngl 0 takes GPU memory and copies weights over for large batches"
+                "--device none: otherwise -ngl 0 still uses GPU memory, and copies weights to the GPU for large batches"
             )
         line.add("--n-gpu-layers", 0)
         return
@@ -116,8 +116,8 @@ def placement_words(line: CommandLine, plan: Plan, *, output_first: bool) -> Non
         line.add("--override-tensor", ",".join(f"{regex}={names.get(tier, 'CPU')}" for regex, tier in clauses))
 
 
-def numa_words(line: CommandLine, plan: Plan) -> None:
-    """Flags that tell the engine its CPUs were chosen by the launcher."""
+def add_numa_flags(line: CommandLine, plan: Plan) -> None:
+    """Add --numa numactl if the launcher sets the NUMA policy."""
     if binding(plan).numa:
         line.add_if_known("--numa", "numactl")
 
@@ -133,14 +133,14 @@ def visible_gpus(plan: Plan) -> dict[str, str]:
     present = [gpu.index for gpu in plan.machine.gpus]
     env: dict[str, str] = {}
     if len(present) > 1 and indices and _vendor(plan) == "nvidia":
-        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # by default CUDA orders by speed, unlike nvidia-smi
+        env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # CUDA's default order is by speed, unlike nvidia-smi's
     if indices and indices != present and _vendor(plan) in VISIBLE:
         env[VISIBLE[_vendor(plan)]] = ",".join(map(str, indices))
     return env
 
 
 def offload_floor(plan: Plan) -> int | None:
-    """The plan's threshold for moving host products to the GPU, see `planner.speed.offload`; None: not set."""
+    """Minimum batch of host matrix products that are offloaded to the GPU; None: the engine's default."""
     return choose_min_batch(plan.machine, plan.profile, plan.settings, plan.placement, plan.settings.offload_min_batch)
 
 

@@ -1,7 +1,7 @@
-"""The flags of an engine version: parsed from its --help, or from a list captured from a known build.
+"""The flags of an engine version, parsed from its --help or from a list captured from a known build.
 
-`FlagSet.require` raises FlagUnknown with the replacement of a missing flag. Covers names and value counts, not the
-meaning of flags.
+`FlagSet.require` raises FlagUnknown with the replacement of a missing flag. Covers the names of flags and the number of
+their values, not their meaning.
 """
 
 import difflib
@@ -26,50 +26,50 @@ STORED: dict[DialectName, str] = {
     "ik_llama-2025": "ik_llama-007d640",
     "vllm": "vllm-0.32.0",
 }
-"""The captured list used for each dialect when the engine itself is not available."""
+"""The captured list of each dialect, used if the engine is not installed."""
 
 _MARGINS = {"-gfm", "--gpu-fit-margin"}  # ik#1872, May 2026
 _FIT = {"--fit", "--fit-margin"}  # ik#1501, March 2026
-NOT_YET: dict[DialectName, set[str]] = {
+NEWER: dict[DialectName, set[str]] = {
     "ik_llama-2026-04": _MARGINS,
     "ik_llama-2026-03": _MARGINS,
     "ik_llama-2025": _MARGINS | _FIT,
 }
-"""Flags that are newer than a dialect, by the dates of their pull requests."""
+"""Flags in the captured list that a dialect does not have yet."""
 
-STILL_THERE: dict[DialectName, dict[str, int]] = {
+REMOVED: dict[DialectName, dict[str, int]] = {
     name: {"-fmoe": 0, "--fused-moe": 0} for name in ("ik_llama-2026-04", "ik_llama-2026-03", "ik_llama-2025")
 }
-"""Flags that were removed before the captured build, and the number of their values."""
+"""Flags of a dialect that were removed before the captured build, with the number of their values."""
 
 EngineFamily = Literal["llama.cpp", "ik_llama", "vllm"]
 
-TAKEN_OVER: dict[str, tuple[tuple[str, str], ...]] = {
+REPLACEMENTS: dict[str, tuple[tuple[str, str], ...]] = {
     "--mmap": (("--load-mode", "--load-mode mmap"),),
     "--no-mmap": (("--load-mode", "--load-mode none"),),
     "--mlock": (("--load-mode", "--load-mode mlock, or mmap+mlock"),),
     "--direct-io": (("--load-mode", "--load-mode dio"),),
-    "--load-mode": (("--no-mmap", "--no-mmap for none, --mlock beside it for mlock"),),
+    "--load-mode": (("--no-mmap", "--no-mmap for none, --no-mmap --mlock for mlock"),),
     "--fit-margin": (("--fit-target", "--fit on --fit-target MiB"),),
     "--gpu-fit-margin": (("--fit-target", "--fit-target with one value per GPU"), ("--fit-margin", "--fit-margin")),
     "--fit-target": (("--fit-margin", "--fit --fit-margin MiB"),),
-    "--kv-unified": (("--mla-use", "nothing: every slot has its own share of --ctx-size"),),
-    "--no-repack": (("--run-time-repack", "nothing: it repacks only with --run-time-repack"),),
-    "--run-time-repack": (("--no-repack", "nothing: it repacks unless --no-repack is given"),),
+    "--kv-unified": (("--mla-use", "no flag: every slot has its own share of --ctx-size"),),
+    "--no-repack": (("--run-time-repack", "no flag: it repacks only with --run-time-repack"),),
+    "--run-time-repack": (("--no-repack", "no flag: it repacks unless --no-repack is given"),),
     "--no-op-offload": (("--offload-policy", "--offload-policy -1,0"),),
     "--offload-policy": (("--no-op-offload", "--no-op-offload"),),
-    "--fused-moe": (("--no-fused-moe", "nothing: it is on unless --no-fused-moe is given"),),
-    "-fmoe": (("-no-fmoe", "nothing: it is on unless -no-fmoe is given"),),
+    "--fused-moe": (("--no-fused-moe", "no flag: it is on unless --no-fused-moe is given"),),
+    "-fmoe": (("-no-fmoe", "no flag: it is on unless -no-fmoe is given"),),
     "--cpu-moe": (("--override-tensor", "--override-tensor exps=CPU"),),
     "--n-cpu-moe": (("--override-tensor", "--override-tensor for the experts of the first layers"),),
     "--override-tensor": (("--cpu-offload-gb", "--cpu-offload-gb: tensors cannot be placed one by one"),),
     "--swap-space": (("--kv-offloading-size", "--kv-offloading-size"),),
 }
-"""Replacements of missing flags: (a flag that the version has, what to write instead), in order of preference."""
+"""Replacements of missing flags, in order of preference: (a flag that the version must have, what to use)."""
 
 _FLAG = re.compile(r"--?[A-Za-z][\w-]*(\(s\))?")
-_FARTHEST_INDENT = 12  # descriptions are indented further in every engine's help
-_SECONDS = 120.0  # vLLM imports torch before it prints its help
+_MAX_INDENT = 12  # of flags in help texts; descriptions are indented further
+_HELP_TIMEOUT_S = 120.0  # vLLM imports torch before it prints its help
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +82,14 @@ class FlagSet:
     @staticmethod
     def from_help(text: str, version: str | None = None) -> "FlagSet":
         """Parse an engine's --help (llama.cpp, ik_llama.cpp, argparse) or a captured list."""
-        said = re.search(r"^# engine: (.+)$", text, re.MULTILINE)
+        captured_from = re.search(r"^# engine: (.+)$", text, re.MULTILINE)
         found: dict[str, int] = {}
         for line in text.splitlines():
-            if len(line) - len(line.lstrip()) <= _FARTHEST_INDENT and line.lstrip().startswith("-"):
+            if len(line) - len(line.lstrip()) <= _MAX_INDENT and line.lstrip().startswith("-"):
                 found.update(_spelled(line.strip()))
         if not found:
-            raise UsageError("no flags in what the engine printed", hint="is it a llama-server, or vllm serve?")
-        return FlagSet(version or (said[1] if said else "this engine"), MappingProxyType(found))
+            raise UsageError("the help of the engine lists no flags", hint="use a llama-server or vllm")
+        return FlagSet(version or (captured_from[1] if captured_from else "this engine"), MappingProxyType(found))
 
     def has(self, *names: str) -> bool:
         """Whether the version has all of these flags."""
@@ -111,14 +111,14 @@ class FlagSet:
 
     def instead_of(self, name: str) -> str | None:
         """A replacement for a missing flag: a known one, or a similar name."""
-        for needed, words in TAKEN_OVER.get(normal(name), ()):
+        for needed, words in REPLACEMENTS.get(normal(name), ()):
             if self.has(needed):
-                return f"instead of {name}: {words}"
+                return f"instead of {name}, use {words}"
         near = difflib.get_close_matches(normal(name), list(self.values), n=1, cutoff=0.8)
         return f"did you mean {near[0]}?" if near else None
 
     def union(self, other: "FlagSet") -> "FlagSet":
-        """Flags of both; on conflict, this set's version and value counts win."""
+        """Flags of both sets; on conflict, those of this set."""
         return FlagSet(self.version, MappingProxyType({**other.values, **self.values}))
 
     @property
@@ -140,10 +140,10 @@ def normal(name: str) -> str:
 def stored(engine: DialectName) -> FlagSet:
     """The captured flags of a dialect, including those that its help omits."""
     flags = captured(STORED[engine])
-    if engine not in NOT_YET:
+    if engine not in NEWER:
         return flags
-    then = {name: count for name, count in flags.values.items() if name not in NOT_YET[engine]}
-    return FlagSet(f"ik_llama.cpp of {engine[9:]}", MappingProxyType(then | STILL_THERE[engine]))
+    then = {name: count for name, count in flags.values.items() if name not in NEWER[engine]}
+    return FlagSet(f"ik_llama.cpp of {engine[9:]}", MappingProxyType(then | REMOVED[engine]))
 
 
 def family(engine: DialectName) -> EngineFamily:
@@ -161,16 +161,16 @@ def captured(name: str) -> FlagSet:
 
 
 def flags_of(binary: str) -> FlagSet:
-    """Run an installed engine to get its flags and version."""
+    """Run an installed engine with --help and --version to get its flags and version."""
     command = [binary, "serve"] if binary.rsplit("/", 1)[-1] == "vllm" else [binary]
     helped = _printed([*command, "--help=all"]) if len(command) > 1 else _printed([*command, "--help"])
     flags = FlagSet.from_help(helped)
     named = re.search(r"\d\S*(?: \([^)]*\))?", _printed([binary, "--version"]).partition("ersion:")[2] or "")
     flags = FlagSet(f"{binary} {named[0]}" if named else binary, flags.values)
-    return flags.union(_silent(flags.dialect))
+    return flags.union(_unlisted(flags.dialect))
 
 
-def _silent(engine: DialectName) -> FlagSet:
+def _unlisted(engine: DialectName) -> FlagSet:
     """Flags that an engine accepts but its help does not list."""
     text = files("tokenmill.launch").joinpath("flags", f"{STORED[engine]}.txt").read_text(encoding="utf-8")
     unlisted = text.partition("# not in its --help")[2]
@@ -179,20 +179,22 @@ def _silent(engine: DialectName) -> FlagSet:
 
 def _printed(command: list[str]) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False, errors="replace")
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_HELP_TIMEOUT_S, check=False, errors="replace"
+        )
     except FileNotFoundError as error:
-        raise UsageError(f"no program {command[0]} to ask for its flags", hint="give its full path") from error
+        raise UsageError(f"program not found: {command[0]}", hint="use its full path") from error
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise UsageError(f"{' '.join(command)} could not be asked for its flags: {error}") from error
+        raise UsageError(f"cannot run {' '.join(command)} for its flags: {error}") from error
     return done.stdout + done.stderr  # llama.cpp prints its version on stderr
 
 
 def _spelled(line: str) -> Iterable[tuple[str, int]]:
     """`-t,    --threads N      number of ...` as (-t, 1), (--threads, 1)."""
-    head = re.split(r"\s{2,}", re.sub(r",\s+", ", ", line), maxsplit=1)[0]
+    names_part = re.split(r"\s{2,}", re.sub(r",\s+", ", ", line), maxsplit=1)[0]
     names: list[str] = []
     hints = 0
-    for part in head.split(", "):
+    for part in names_part.split(", "):
         words = part.split()
         while words and _FLAG.fullmatch(words[0]):
             names.append(words.pop(0))

@@ -4,8 +4,8 @@
   -ngl g    the last g entries go to GPUs, the first ones stay on the CPU
   -ts a,b   the GPUs' entries are cut where i/g passes a/(a+b), compared in single precision
 
-llama.cpp counts the output as the last entry (since December 2025); ik_llama.cpp counts only layers and puts the
-output on a GPU when g is larger than the number of layers.
+llama.cpp counts the output as the last entry (since December 2025); ik_llama.cpp counts only layers, and puts the
+output on a GPU if g is larger than the number of layers.
 """
 
 import struct
@@ -48,9 +48,9 @@ def devices(
 
 
 def layer_flags(placement: Placement, profile: Profile, *, output_first: bool = True) -> LayerFlags:
-    """The -ngl and -ts that reproduce the device of every layer; raises NotSpellable if none do.
+    """The -ngl and -ts that assign every layer to its device; NotSpellable if there are none.
 
-    The output may need an override of its own, if its device differs from the rule's.
+    The output needs an override if its device differs from the rule's.
     """
     gpus = gpu_order(placement)
     total = layer_count(profile)
@@ -61,20 +61,20 @@ def layer_flags(placement: Placement, profile: Profile, *, output_first: bool = 
     on_gpus = [gpu for gpu in wanted[first:] if gpu is not None]
     if len(on_gpus) != total - first or on_gpus != sorted(on_gpus):
         raise NotSpellable(
-            "the plan gives some GPU two separate runs of layers, or the processors layers after a GPU's",
-            hint="-ngl and -ts can only hand out one run of layers per GPU, the processors' first",
+            "-ngl and -ts cannot express this plan: a GPU has two ranges of layers, or the CPU has layers after a GPU",
+            hint="use one contiguous range of layers per GPU, after those of the CPU",
         )
-    head_on_gpu = placement.head in gpus
+    output_on_gpu = placement.head in gpus
     if not on_gpus:
-        # for llama.cpp the output alone on a GPU is one entry; ik_llama.cpp needs an override
-        return LayerFlags(1 if head_on_gpu and output_first else 0, (), gpus)
+        # only the output is on a GPU: one entry for llama.cpp, an override for ik_llama.cpp
+        return LayerFlags(1 if output_on_gpu and output_first else 0, (), gpus)
     counts = [on_gpus.count(gpu) for gpu in range(len(gpus))]
     if output_first or first == 0:
         counts[on_gpus[-1]] += 1  # the output counts with the last layer
     gpu_layers = ALL_LAYERS if first == 0 else sum(counts)
     split = tuple(counts) if len(gpus) > 1 else ()
     if devices(total, gpu_layers, split, len(gpus), output_first=output_first)[:total] != tuple(wanted):
-        raise NotSpellable("no -ts divides these layers as planned", hint="plan with fewer GPUs, or let it own-fit")
+        raise NotSpellable("no -ts divides the layers as planned", hint="plan with fewer GPUs, or with --own-fit")
     return LayerFlags(gpu_layers, split, gpus)
 
 

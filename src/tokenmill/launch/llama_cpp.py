@@ -2,12 +2,12 @@
 
 from tokenmill.launch.dialect import (
     CommandLine,
-    cache_words,
-    load_words,
-    numa_words,
+    add_cache_flags,
+    add_load_flags,
+    add_numa_flags,
+    add_placement_flags,
+    add_serve_flags,
     offload_floor,
-    placement_words,
-    serve_words,
     visible_gpus,
 )
 from tokenmill.launch.flag_sets import FlagSet
@@ -15,21 +15,21 @@ from tokenmill.planner.plan import Command, Plan
 from tokenmill.units import MIB
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
-OUTPUT_FIRST = True  # -ngl counts the output, from the end
+OUTPUT_FIRST = True  # -ngl counts the output as the last entry
 
 
 def spell(plan: Plan, *, model: str, host: str, port: int, binary: str | None, flags: FlagSet) -> Command:
     """The llama-server command for a plan."""
     line = CommandLine(flags, [binary or "llama-server"])
-    serve_words(line, plan, model, host, port)
-    cache_words(line, plan, CACHE_TYPES)
-    load_words(line, plan)
+    add_serve_flags(line, plan, model, host, port)
+    add_cache_flags(line, plan, CACHE_TYPES)
+    add_load_flags(line, plan)
     if not plan.settings.repack:
         line.add("--no-repack")
     if plan.settings.moe_cache_bytes:
         line.add("--moe-cache-mib", plan.settings.moe_cache_bytes // MIB)
     _place(line, plan)
-    numa_words(line, plan)
+    add_numa_flags(line, plan)
     line.add_if_known("--jinja")
     line.add_if_known("--metrics")
     line.env |= visible_gpus(plan)
@@ -37,8 +37,8 @@ def spell(plan: Plan, *, model: str, host: str, port: int, binary: str | None, f
     if floor is not None:
         line.env["GGML_OP_OFFLOAD_MIN_BATCH"] = str(floor)
         line.note(
-            f"GGML_OP_OFFLOAD_MIN_BATCH={floor}: from 32 rows on llama.cpp would copy the experts to the GPU at every "
-            "decoding step"
+            f"GGML_OP_OFFLOAD_MIN_BATCH={floor}: by default llama.cpp copies the experts to the GPU at every decode "
+            "step with 32 or more sequences"
         )
     return line.done()
 
@@ -48,9 +48,9 @@ def _place(line: CommandLine, plan: Plan) -> None:
     if not plan.goal.own_fit or plan.goal.cpu_only:
         if line.flags.has("--fit"):
             line.add("--fit", "off")
-        placement_words(line, plan, output_first=OUTPUT_FIRST)
+        add_placement_flags(line, plan, output_first=OUTPUT_FIRST)
         return
     line.add("--fit", "on")
     if plan.goal.fit_margin_bytes:
         line.add("--fit-target", ",".join(str(margin // MIB) for margin in plan.goal.fit_margin_bytes))
-    line.note("--fit on: llama.cpp places layers itself and takes host memory for unlimited")
+    line.note("--fit on: llama.cpp places layers itself and assumes that host memory is unlimited")

@@ -13,11 +13,11 @@ from tokenmill.errors import UsageError
 from tokenmill.launch.dialect import (
     DEVICE_NAMES,
     CommandLine,
-    cache_words,
+    add_cache_flags,
+    add_load_flags,
+    add_numa_flags,
+    add_serve_flags,
     device_names,
-    load_words,
-    numa_words,
-    serve_words,
     visible_gpus,
 )
 from tokenmill.launch.flag_sets import FlagSet
@@ -57,17 +57,17 @@ def spell(
     found = [HostCommand(share.host.name, "worker", _worker(share, server)) for share in plan.workers]
     head = plan.head_plan
     line = CommandLine(flags, [binary or "llama-server"])
-    serve_words(line, head, model, host, port)
+    add_serve_flags(line, head, model, host, port)
     if plan.workers:
         line.add("--rpc", ",".join(share.host.endpoint for share in plan.workers))
-    cache_words(line, head, CACHE_TYPES)
-    load_words(line, head)
+    add_cache_flags(line, head, CACHE_TYPES)
+    add_load_flags(line, head)
     if not head.settings.repack:
         line.add("--no-repack")
     if line.flags.has("--fit"):
         line.add("--fit", "off")
     _place(line, plan)
-    numa_words(line, head)
+    add_numa_flags(line, head)
     line.add_if_known("--jinja")
     line.add_if_known("--metrics")
     line.env |= visible_gpus(head)
@@ -81,9 +81,9 @@ def _worker(share: HostShare, server: str | None) -> Command:
         argv += ["--device", ",".join(_local_name(share, tier) for tier in devices)]
     argv += ["--threads", str(share.settings.threads), "--cache"]
     notes = (
-        "--host: it has no password and no encryption, so it listens on this private address only",
+        "--host: the RPC server has no authentication or encryption, so it listens only on this private address",
         *_numeric(share),
-        "--cache: tensors over 10 MiB are kept on this host's disk (LLAMA_CACHE), and later loads do not send them",
+        "--cache: stores tensors over 10 MiB on this host's disk (LLAMA_CACHE), so that later loads do not send them",
     )
     cards = sum(gpu.vendor in ("nvidia", None) for gpu in share.host.machine.gpus)
     env = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if cards > 1 and share.placement.gpus else {}
@@ -91,14 +91,14 @@ def _worker(share: HostShare, server: str | None) -> Command:
 
 
 def _numeric(share: HostShare) -> tuple[str, ...]:
-    """A note if the address is not numeric IPv4: the server binds to nothing else and cuts endpoints at a colon."""
+    """A note if the address is a name: the server needs a numeric IPv4 address. UsageError for IPv6."""
     try:
         found = ipaddress.ip_address(share.host.address)
     except ValueError:
-        return (f"--host takes a numeric IPv4 address: the private one of {share.host.name} in place of its name",)
+        return (f"--host needs a numeric IPv4 address: replace it with the private address of {share.host.name}",)
     if found.version != 4:
         raise UsageError(
-            f"llama.cpp's RPC knows no IPv6, and {share.host.name} is at {found}", hint="give it an IPv4 address"
+            f"llama.cpp's RPC does not support IPv6 (address of {share.host.name}: {found})", hint="use an IPv4 address"
         )
     return ()
 
@@ -149,11 +149,13 @@ def _place(line: CommandLine, plan: HostsPlan) -> None:
         line.add("--tensor-split", ",".join(map(str, flags.tensor_split)))
     buffers = {f"gpu{index}": device.buffer for index, device in enumerate(devices)}
     clauses = [(regex, buffers.get(tier, CPU)) for regex, tier in patterns(placement, plan.profile)]
-    head_last = placement.layers[-1] == placement.head
-    if plan.profile.tied_output and not head_last:
-        # the output shares the embedding table; otherwise the last device gets a second copy
+    output_last = placement.layers[-1] == placement.head
+    if plan.profile.tied_output and not output_last:
+        # the output shares the embedding table; without an override, the last device gets a second copy
         clauses += [(rf"^{name.replace('.', chr(92) + '.')}$", CPU) for name in TOKEN_EMBEDDINGS[:1]]
     if clauses:
         line.add("--override-tensor", ",".join(f"{regex}={buffer}" for regex, buffer in clauses))
-    if not head_last:
-        line.note("the output stays with the head: a worker would send back a number for every word at every token")
+    if not output_last:
+        line.note(
+            "the output layer is on the main host: a worker would send all logits over the network for every token"
+        )

@@ -1,7 +1,7 @@
-r"""Turns a placement into few readable tensor patterns, and patterns back into homes.
+r"""Converts a placement to a few readable tensor patterns, and patterns back to a placement.
 
-llama.cpp tries the clauses of --override-tensor in order, and the first whose regular expression is found anywhere in
-a tensor's name decides; what none decides goes where -ngl and -ts put it. So, in this order:
+llama.cpp tries the clauses of --override-tensor in order; the first whose regular expression matches anywhere in a
+tensor's name applies. Tensors that no clause matches are placed by -ngl and -ts. The order of clauses is:
 
   exceptions                     blk\.3\.attn_(k|v)\.weight   exact, and first
   experts that live on a GPU     blk\.(1[0-9]|2[0-4])\.ffn_.*_exps\.
@@ -87,7 +87,9 @@ def _compiled(regex: str) -> re.Pattern[str]:
     try:
         return re.compile(regex)
     except re.error as error:
-        raise UsageError(f"{regex!r} is not a regular expression: {error}", hint="check its brackets") from error
+        raise UsageError(
+            f"{regex!r} is not a regular expression: {error}", hint="check its parentheses and brackets"
+        ) from error
 
 
 def layers_regex(layers: Iterable[int]) -> str:
@@ -146,7 +148,7 @@ def _overrides(tensors: Sequence[Tensor], wanted: Sequence[str], base: Sequence[
     clauses = [*_exceptions(tensors, wanted, got, naming), *clauses]
     for tensor, want, left in zip(tensors, wanted, base, strict=True):
         if (resolve(tensor.name, clauses) or left) != want:
-            raise NotSpellable(f"no pattern tells {tensor.name} from its neighbours", hint="this is a bug: report it")
+            raise NotSpellable(f"no pattern places {tensor.name} as planned", hint="this is a bug; please report it")
     return clauses
 
 

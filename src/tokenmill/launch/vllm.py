@@ -60,14 +60,14 @@ def spell(plan: Plan, *, model: str, host: str, port: int, binary: str | None, f
 
 
 def _processors(line: CommandLine, plan: Plan) -> None:
-    """Options that limit memory when no GPU does."""
+    """Add the options that limit memory on CPUs."""
     line.add("--block-size", CPU_BLOCK)
     cache = sum(row.bytes for row in plan.ledger.full_context if row.item == "kv")
     if cache:
         line.add("--kv-cache-memory-bytes", cache)
-        line.note("--kv-cache-memory-bytes: without it vLLM takes nearly all of the host's memory for its cache")
+        line.note("--kv-cache-memory-bytes: otherwise vLLM uses nearly all host memory for its KV cache")
     line.add("--enforce-eager")
-    line.note("--enforce-eager: compiled kernels need a C++ compiler")
+    line.note("--enforce-eager: avoids compiled kernels, which need a C++ compiler")
     line.env["VLLM_CPU_OMP_THREADS_BIND"] = binding(plan).cpu_list or "auto"
 
 
@@ -75,8 +75,8 @@ def _cache_type(line: CommandLine, plan: Plan) -> str:
     wanted = plan.settings.cache_type_k
     if wanted not in CACHE_TYPES or plan.settings.cache_type_v != wanted:
         raise UsageError(
-            f"{line.flags.version} cannot keep K as {wanted} and V as {plan.settings.cache_type_v}",
-            hint="vLLM has one type for both: f16, bf16 or fp8",
+            f"{line.flags.version} does not support the cache types K {wanted}, V {plan.settings.cache_type_v}",
+            hint="use the same type for both: f16, bf16 or fp8",
         )
     return CACHE_TYPES[wanted]
 
@@ -87,7 +87,7 @@ def _offload(line: CommandLine, plan: Plan) -> None:
     away = sum(tensor.bytes for tensor, home in tensors if not home.startswith("gpu") and tensor.layer is not None)
     if away:
         line.add("--cpu-offload-gb", -(-away // GIB))
-        line.note("--cpu-offload-gb: these weights cross PCIe at every step")
+        line.note("--cpu-offload-gb: these weights are copied over PCIe at every step")
 
 
 RAY_PORT = 6379
@@ -111,8 +111,8 @@ def spell_cluster(
     env = {name: value for name, value in serve.env.items() if not name.endswith("_VISIBLE_DEVICES")}
     notes = (
         *serve.notes,
-        f"{model} must be there under the same path on every host",
-        "NCCL_SOCKET_IFNAME=INTERFACE on every host, where it has several networks",
+        f"{model} must be at the same path on every host",
+        "set NCCL_SOCKET_IFNAME=INTERFACE on hosts with several networks",
     )
     serve = replace(serve, argv=(*serve.argv, *extra), env={**env, **AUTH, "VLLM_HOST_IP": head.address}, notes=notes)
     return (*found, HostCommand(head.name, "head", serve))
@@ -131,9 +131,7 @@ def _ray_head(head: FleetHost) -> Command:
         "127.0.0.1",
         "--disable-usage-stats",
     )
-    notes = (
-        "RAY_AUTH_MODE=token: ray get-auth-token --generate makes a token once; copy ~/.ray/auth_token to every host",
-    )
+    notes = ("RAY_AUTH_MODE=token: run ray get-auth-token --generate once, and copy ~/.ray/auth_token to every host",)
     return Command(argv, {**AUTH, "VLLM_HOST_IP": head.address}, notes)
 
 

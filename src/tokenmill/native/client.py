@@ -178,7 +178,7 @@ class NativeEngine(Engine):
         if self._process is not None and self._owned:
             await self._process.stop()
         elif self._process is not None:
-            self._process.let_go()
+            self._process.stop_watching()
         self._writer.close()
         with suppress(OSError):
             await self._writer.wait_closed()

@@ -13,19 +13,18 @@ from pathlib import Path
 from tokenmill.config import EngineConfig
 from tokenmill.engine import load_history, logs
 from tokenmill.engine.engine import Engine
-from tokenmill.engine.loading.process import read_memory, this_driver
+from tokenmill.engine.loading.process import local_vram, read_memory
 from tokenmill.engine.loading.progress import LoadProgress
 from tokenmill.engine.page_cache import CacheFill
-from tokenmill.engine.pinned_prefixes import PinnedPrefix
-from tokenmill.engine.pinned_prefixes import hold as pin_prefixes
+from tokenmill.engine.pinned_prefixes import PinnedPrefix, pin_prefixes
 from tokenmill.engine.process import registry
 from tokenmill.engine.process.identity import descendants
 from tokenmill.engine.process.process import Process, refused
 from tokenmill.engine.process.registry import log_path, slots_path
 from tokenmill.engine.reconcile import ObservedMemory, Reconciliation, observed, reconcile
 from tokenmill.engine.restart import RestartingEngine
-from tokenmill.engine.start import OnLoadProgress, Slow, adopt_server, start_server, starting, watch_load
-from tokenmill.engine.warm import WarmProgress, WarmReport, fill_ahead, hold_with_progress, warm
+from tokenmill.engine.start import OnLoadProgress, OnSlowLoad, adopt_server, start_server, starting, watch_load
+from tokenmill.engine.warm import WarmProgress, WarmReport, fill_ahead, pin_with_progress, warm
 from tokenmill.errors import EngineError, UsageError
 from tokenmill.hardware.host import LocalHost
 from tokenmill.planner.plan import Plan
@@ -55,7 +54,7 @@ async def launch_engine(
     state: Path,
     name: str,
     tell: Tell | None = None,
-    slow: Slow | None = None,
+    slow: OnSlowLoad | None = None,
     detach: bool = False,
     heads: Sequence[PinnedPrefix] = (),
     heads_dir: Path | None = None,
@@ -92,11 +91,11 @@ async def launch_engine(
         warmth: WarmReport | None = None
         if config.warm:
             warmth = await warm(
-                engine, plan, paths, heads=heads, folder=heads_dir, slots=slots, progress=report, filled=filled
+                engine, plan, paths, prefixes=heads, folder=heads_dir, slots=slots, progress=report, filled=filled
             )
         elif heads:
-            done = await hold_with_progress(engine, plan, heads, heads_dir, slots, report)
-            warmth = WarmReport(None, None, None, None, done.heads, done.notes)
+            done = await pin_with_progress(engine, plan, heads, heads_dir, slots, report)
+            warmth = WarmReport(None, None, None, None, done.prefixes, done.notes)
         held = await asyncio.to_thread(hold, plan, engine, log_path(state, name))
         entry = load_history.record(plan, held, model_id=engine.identity.model_id, load_s=load_s)
         await asyncio.to_thread(load_history.append, state, entry)
@@ -114,7 +113,7 @@ async def start(
     state: Path,
     name: str,
     progress: OnLoadProgress | None = None,
-    slow: Slow | None = None,
+    slow: OnSlowLoad | None = None,
     detach: bool = False,
 ) -> Engine:
     """Start an engine and wait until it answers; unless detached, it ends with this process."""
@@ -149,7 +148,7 @@ async def _start_native(
     state: Path,
     name: str,
     progress: OnLoadProgress,
-    slow: Slow | None,
+    slow: OnSlowLoad | None,
     detach: bool,
 ) -> Engine:
     from tokenmill.native.start import start as start_worker  # noqa: PLC0415 - a server needs none of it
@@ -168,7 +167,7 @@ async def _start_native(
             name=name,
             detach=detach,
             began=began,
-            told=starting(progress),
+            on_note=starting(progress),
         )
     finally:
         for task in watching:
@@ -183,7 +182,7 @@ async def start_restarting(
     state: Path,
     name: str,
     progress: OnLoadProgress | None = None,
-    slow: Slow | None = None,
+    slow: OnSlowLoad | None = None,
     again_ready: Callable[[Engine], Awaitable[object]] | None = None,
 ) -> RestartingEngine:
     """Start an engine that is restarted when it dies; `again_ready` prepares each process but the first."""
@@ -230,7 +229,7 @@ def hold(plan: Plan, engine: Engine, log: Path) -> Reconciliation:
     identity = engine.identity
     pids = () if identity.pid is None else (identity.pid, *descendants(identity.pid))
     memory = read_memory(LocalHost(), pids)
-    vram = this_driver()(pids) if plan.placement.gpus else None
+    vram = local_vram()(pids) if plan.placement.gpus else None
     buffers = engine.runtime.buffers if engine.runtime is not None else None
     if buffers is not None:
         return reconcile(

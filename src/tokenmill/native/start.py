@@ -10,13 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from tokenmill.config import EngineConfig
-from tokenmill.engine.limits.start import Told, start_kept
+from tokenmill.engine.limits.start import OnNote, start_limited
 from tokenmill.engine.process import registry
 from tokenmill.engine.process.process import Process
 from tokenmill.errors import EngineError, UsageError
 from tokenmill.launch.binding import host_bytes
 from tokenmill.launch.dialect import offload_floor, visible_gpus
 from tokenmill.model.identity import identity_of
+from tokenmill.native.builds.finished import max_sequences
 from tokenmill.native.client import NativeEngine
 from tokenmill.native.llama.settings import ContextSettings, ModelSettings
 from tokenmill.native.verify import request
@@ -35,13 +36,14 @@ async def start(
     name: str,
     began: Callable[[Process], None] | None = None,
     detach: bool = False,
-    told: Told | None = None,
+    on_note: OnNote | None = None,
 ) -> NativeEngine:
     """Load a model in a worker process and wait until it answers; unless detached, it ends with this process.
 
-    `began` receives the process before it has loaded anything, `told` messages about the cores left to other programs.
+    `began` receives the process before it has loaded anything, `on_note` a sentence about each limit of the engine.
     """
-    weights, context = settings_of(plan, sequences=sequences_for(plan.settings.sequences, INTERACTIVE_SLOTS))
+    ids = sequences_for(plan.settings.sequences, INTERACTIVE_SLOTS, max_sequences(config))
+    weights, context = settings_of(plan, sequences=ids)
     worker_config = WorkerConfig(
         socket=socket_path(state, name),
         model=model_path,
@@ -55,8 +57,8 @@ async def start(
         header=_path(config.header),
     )
     argv = [sys.executable, "-m", "tokenmill.native.worker", WORKER_CONFIG.dump_json(worker_config).decode()]
-    process = await start_kept(
-        argv, plan, config, state=state, name=name, env=environment_of(plan), detach=detach, told=told
+    process = await start_limited(
+        argv, plan, config, state=state, name=name, env=environment_of(plan), detach=detach, on_note=on_note
     )
     record = registry.Record(
         name=name,

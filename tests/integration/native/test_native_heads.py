@@ -11,7 +11,7 @@ import pytest
 from support.native_engine import chat, native, plan_for, run
 from tokenmill.config import EngineConfig
 from tokenmill.engine.engine import answer
-from tokenmill.engine.pinned_prefixes import HeldPrefixes, PinnedPrefix, digest_in, hold, saved_at
+from tokenmill.engine.pinned_prefixes import PinnedPrefix, PinReport, pin_prefixes, read_digest, saved_at
 from tokenmill.errors import UsageError
 from tokenmill.native.launching import adopt, launch_engine
 
@@ -23,7 +23,7 @@ OTHER = "You are a careful mill that grinds nothing at all, and rests. " * 6
 def digests(tmp_path: Path) -> list[PinnedPrefix]:
     for name, text in (("digest.md", DIGEST), ("other.md", OTHER)):
         (tmp_path / name).write_text(text)
-    return [digest_in(tmp_path / "digest.md"), digest_in(tmp_path / "other.md")]
+    return [read_digest(tmp_path / "digest.md"), read_digest(tmp_path / "other.md")]
 
 
 def test_heads_are_computed_and_saved_once_and_read_back_at_the_next_start(
@@ -31,21 +31,21 @@ def test_heads_are_computed_and_saved_once_and_read_back_at_the_next_start(
 ) -> None:
     folder = tmp_path / "heads"
 
-    async def start() -> tuple[HeldPrefixes, int | None]:
+    async def start() -> tuple[PinReport, int | None]:
         async with native(smollm2_path, tmp_path) as engine:
-            held = await hold(engine, digests, folder)
+            held = await pin_prefixes(engine, digests, folder)
             return held, (await answer(engine, chat("What grinds?", system=DIGEST, tokens=1))).usage.cached_tokens
 
     first, reused = run(start)
-    assert ([head.how for head in first.heads], first.notes) == (["computed", "computed"], ())
-    files = {head.saved for head in first.heads}
+    assert ([head.how for head in first.prefixes], first.notes) == (["computed", "computed"], ())
+    files = {head.saved for head in first.prefixes}
     assert files == set(folder.iterdir())
-    assert reused == first.heads[0].prompt_tokens
+    assert reused == first.prefixes[0].prompt_tokens
     again, reused = run(start)
-    assert ([head.how for head in again.heads], again.notes) == (["restored", "restored"], ())
-    assert {head.saved for head in again.heads} == files
-    assert all(head.reused_tokens == head.prompt_tokens - 1 for head in again.heads)
-    assert reused == again.heads[0].prompt_tokens
+    assert ([head.how for head in again.prefixes], again.notes) == (["restored", "restored"], ())
+    assert {head.saved for head in again.prefixes} == files
+    assert all(head.reused_tokens == head.prompt_tokens - 1 for head in again.prefixes)
+    assert reused == again.prefixes[0].prompt_tokens
 
 
 def test_a_head_that_cannot_be_used_is_computed_again_and_one_too_long_leaves_the_engine_up(
@@ -58,20 +58,20 @@ def test_a_head_that_cannot_be_used_is_computed_again_and_one_too_long_leaves_th
             path = saved_at(folder, digests[0], engine.identity.model_id)
             path.parent.mkdir()
             path.write_bytes(b"not a head at all, but long enough to be read as one")
-            mended = await hold(engine, digests[:1], folder)
-            assert mended.heads[0].how == "computed"
+            mended = await pin_prefixes(engine, digests[:1], folder)
+            assert mended.prefixes[0].how == "computed"
             assert "is computed again" in mended.notes[0]
-            assert (await hold(engine, digests[:1], folder)).heads[0].how == "restored"
+            assert (await pin_prefixes(engine, digests[:1], folder)).prefixes[0].how == "restored"
             await engine.set_context(cache_type_k="q8_0", cache_type_v="q8_0")
-            other = await hold(engine, digests[:1], folder)
-            assert other.heads[0].how == "computed"
+            other = await pin_prefixes(engine, digests[:1], folder)
+            assert other.prefixes[0].how == "computed"
             assert "cache_type_k" in other.notes[0]
             long = replace(digests[0], name="long.md", prompt=DIGEST * 20)
-            refused = await hold(engine, [long, digests[1]], folder)
-            assert [head.how for head in refused.heads] == ["not held", "computed"]
+            refused = await pin_prefixes(engine, [long, digests[1]], folder)
+            assert [head.how for head in refused.prefixes] == ["failed", "computed"]
             assert "long.md is not held" in refused.notes[0]
-            blocked = await hold(engine, [replace(digests[0], prompt=OTHER)], tmp_path / "digest.md" / "heads")
-            assert blocked.heads[0].saved is None
+            blocked = await pin_prefixes(engine, [replace(digests[0], prompt=OTHER)], tmp_path / "digest.md" / "heads")
+            assert blocked.prefixes[0].saved is None
             assert "not saved" in blocked.notes[0]
 
     run(scene)
@@ -93,18 +93,18 @@ def test_an_engine_that_was_started_again_holds_its_digests(
         restarting = up.engine
         try:
             assert up.warmth is not None
-            assert [head.how for head in up.warmth.heads] == ["computed", "computed"]
+            assert [head.how for head in up.warmth.prefixes] == ["computed", "computed"]
             assert restarting.identity.pid is not None
             os.kill(restarting.identity.pid, signal.SIGKILL)
             while restarting.generation == 0:
                 await asyncio.sleep(0.01)
             said = await answer(restarting, chat("What grinds?", system=DIGEST, tokens=1))
-            assert said.usage.cached_tokens == up.warmth.heads[0].prompt_tokens
+            assert said.usage.cached_tokens == up.warmth.prefixes[0].prompt_tokens
             other = await adopt(tmp_path, "d")
             assert other is not None
             counters = (await other.status()).counters
             assert counters.cells_used is not None, "known from the first moment on"
-            assert counters.cells_used >= up.warmth.heads[0].prompt_tokens
+            assert counters.cells_used >= up.warmth.prefixes[0].prompt_tokens
             await other.close()
         finally:
             await restarting.close()
@@ -120,4 +120,4 @@ def test_a_digest_must_be_text(data: bytes | None, word: str, tmp_path: Path) ->
     if data is not None:
         path.write_bytes(data)
     with pytest.raises(UsageError, match=word):
-        digest_in(path)
+        read_digest(path)

@@ -45,7 +45,7 @@ from tokenmill.native.chat.template import ChatTemplate
 from tokenmill.native.ipc_server import IpcServer
 
 template = ChatTemplate("{% for message in messages %}{{ message.content }}{% endfor %}", bos="", eos="")
-no = Capabilities(*[False] * 13, most_logprobs=0)
+no = Capabilities(*[False] * 13, max_logprobs=0)
 hello = protocol.Handshake(Identity("native", "m", "m", "b", 64, 1, "a"), no, (), 0.0, 1, 1)
 path = pathlib.Path(sys.argv[1], "w.sock")
 hub = IpcServer(path, lambda: protocol.Heartbeat(None, Counters()), lambda: None)

@@ -70,8 +70,8 @@ def test_where_the_model_does_not_fit_every_machine_is_named(
     done = tokenmill(tmp_path, "run", jobs, "-o", tmp_path / "out", "--on", "ray", "--reserve-ram", "64 TiB", *ONE_LANE)
     assert done.returncode == 1, done.stderr
     assert done.stdout == ""
-    left_out = re.findall(r"^(\S+) is left out: .* does not fit: dram lacks ", done.stderr, re.MULTILINE)
-    assert sorted(left_out) == names(cluster)
+    excluded = re.findall(r"^(\S+) is excluded: .* does not fit: dram lacks ", done.stderr, re.MULTILINE)
+    assert sorted(excluded) == names(cluster)
     assert "error: no node of the Ray cluster can be used\nhint: " in done.stderr
     assert "try a smaller --context" in done.stderr
     assert not (tmp_path / "out").exists()
@@ -85,7 +85,7 @@ def test_through_rays_client_heads_are_computed_on_few_machines(
     assert answers(tmp_path / "out.jsonl") == alone
     nodes = found["nodes"]
     assert {node["name"] for node in nodes} <= set(names(cluster))
-    assert [node for node in nodes if node["lost"] or node["left_out"]] == []
+    assert [node for node in nodes if node["lost"] or node["excluded"]] == []
     assert sum(node["answers"] for node in nodes) == found["computed"] == found["succeeded"] == len(alone)
     assert sum(node["computed_prompt_tokens"] for node in nodes) == found["computed_prompt_tokens"]
     # Each head once, and once more for every machine but the first at the most; the ends of prompts are short.

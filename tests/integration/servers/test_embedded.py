@@ -70,12 +70,12 @@ def test_what_answers(state: Path, smollm2_path: Path) -> None:
         engine = await adopted(state)
         [record] = registry.listed(state)
         identity = engine.identity
-        assert (identity.kind, identity.context, identity.lanes) == ("llama-server", 512, 2)
+        assert (identity.kind, identity.context, identity.slots) == ("llama-server", 512, 2)
         assert identity.build == "llama.cpp b11549 (xllamacpp 2026.10.11549)"
         assert identity.model_id == identity_of(smollm2_path)
         assert identity.pid == record.engine.pid
         assert identity.address.startswith("http://127.0.0.1:")
-        assert engine.capabilities.chooses_lanes
+        assert engine.capabilities.chooses_slots
         assert engine.capabilities.reports_cached_tokens
         assert not engine.capabilities.tools_parsed, "SmolLM2's template has no place for tools"
         status = await engine.status()
@@ -89,7 +89,7 @@ def test_what_answers(state: Path, smollm2_path: Path) -> None:
 def test_a_chat_streamed_and_its_head_reused(state: Path) -> None:
     async def scene() -> None:
         engine = await adopted(state)
-        request = Request(chat("What counts?"), replace(GREEDY, top_logprobs=2), max_tokens=6, lane=0)
+        request = Request(chat("What counts?"), replace(GREEDY, top_logprobs=2), max_tokens=6, slot=0)
         events = [event async for event in engine.stream(request)]
         done, pieces = events[-1], [event for event in events[:-1] if isinstance(event, Piece)]
         assert isinstance(done, Answer)
@@ -131,16 +131,16 @@ def test_lanes_keep_their_heads(state: Path) -> None:
         engine = await adopted(state)
         heads = [f"{name} " * 60 for name in ("red", "blue")]
         for lane, head in enumerate(heads):
-            await answer(engine, Request(head, GREEDY, max_tokens=1, lane=lane))
+            await answer(engine, Request(head, GREEDY, max_tokens=1, slot=lane))
         for lane, head in enumerate(heads):
-            done = await answer(engine, Request(head + "end", GREEDY, max_tokens=1, lane=lane))
-            assert done.lane == lane
+            done = await answer(engine, Request(head + "end", GREEDY, max_tokens=1, slot=lane))
+            assert done.slot == lane
             assert done.usage.cached_tokens is not None
             assert done.usage.cached_tokens >= 55
-        crossed = await answer(engine, Request(heads[0] + "end", GREEDY, max_tokens=1, lane=1))
+        crossed = await answer(engine, Request(heads[0] + "end", GREEDY, max_tokens=1, slot=1))
         assert crossed.usage.cached_tokens == 0, "a lane does not have another's head"
         with pytest.raises(RequestRefused, match="no lane 2"):
-            await answer(engine, Request("x", lane=2))
+            await answer(engine, Request("x", slot=2))
         await engine.close()
 
     run(scene)
@@ -188,7 +188,7 @@ def test_too_long_and_other_refusals(state: Path) -> None:
 def test_a_stream_that_is_left_frees_its_slot(state: Path) -> None:
     async def scene() -> None:
         engine = await adopted(state)
-        stream = engine.stream(Request("Once upon a time", GREEDY, max_tokens=480, ignore_eos=True, lane=0))
+        stream = engine.stream(Request("Once upon a time", GREEDY, max_tokens=480, ignore_eos=True, slot=0))
         async for _ in stream:
             break
         assert (await engine.status()).counters.running == 1
@@ -215,11 +215,11 @@ def test_slots_survive_a_file_on_this_build(state: Path) -> None:
         assert works, words
         assert "reused" in words
         assert list(folder.iterdir()) == []
-        assert engine.capabilities.saves_heads
-        await answer(engine, Request(LONG, GREEDY, max_tokens=1, lane=0))
+        assert engine.capabilities.saves_prefixes
+        await answer(engine, Request(LONG, GREEDY, max_tokens=1, slot=0))
         saved = await engine.save_slot(0, "head.bin")
         assert await engine.restore_slot(1, "head.bin") == saved
-        moved = await answer(engine, Request(LONG + "So", GREEDY, max_tokens=1, lane=1))
+        moved = await answer(engine, Request(LONG + "So", GREEDY, max_tokens=1, slot=1))
         assert moved.usage.cached_tokens is not None
         assert moved.usage.cached_tokens > 0.8 * moved.usage.prompt_tokens
         await engine.close()
@@ -231,7 +231,7 @@ def test_attached_to_by_its_address_it_is_known_for_what_it_is(state: Path) -> N
     async def scene() -> None:
         [record] = registry.listed(state)
         engine = await attach(f"{record.address}/v1", EngineConfig())
-        assert (engine.identity.kind, engine.identity.lanes, engine.identity.pid) == ("llama-server", 2, None)
+        assert (engine.identity.kind, engine.identity.slots, engine.identity.pid) == ("llama-server", 2, None)
         assert (await answer(engine, Request("Once", GREEDY, max_tokens=1))).usage.completion_tokens == 1
         with pytest.raises(UsageError, match="no model other"):
             await attach(record.address, EngineConfig(), model="other")

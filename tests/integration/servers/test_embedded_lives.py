@@ -16,7 +16,7 @@ from support.tiny_models import write_moe
 from tokenmill.engine import restart
 from tokenmill.engine.engine import Chat, Request, Sampling, answer
 from tokenmill.engine.loading.progress import LoadProgress
-from tokenmill.engine.pinned_prefixes import PinnedPrefix, hold
+from tokenmill.engine.pinned_prefixes import PinnedPrefix, pin_prefixes
 from tokenmill.engine.process import registry
 from tokenmill.engine.process.identity import Pid
 from tokenmill.engine.server.client import ServerEngine
@@ -130,10 +130,10 @@ def test_a_digest_is_in_every_slot_and_read_back_at_the_next_start(tmp_path: Pat
 
     async def life(how: str) -> None:
         engine = await start(small_plan(model), model_path=model, config=EMBEDDED, state=tmp_path, name="a")
-        held = await hold(engine, [PinnedPrefix("rules", Chat((system,)))], slots=slots)
-        assert ([head.how for head in held.heads], held.notes) == ([how], ())
+        held = await pin_prefixes(engine, [PinnedPrefix("rules", Chat((system,)))], slots=slots)
+        assert ([head.how for head in held.prefixes], held.notes) == ([how], ())
         for lane in range(2):
-            asked = Request(Chat((system, {"role": "user", "content": "Why?"})), GREEDY, max_tokens=1, lane=lane)
+            asked = Request(Chat((system, {"role": "user", "content": "Why?"})), GREEDY, max_tokens=1, slot=lane)
             usage = (await answer(engine, asked)).usage
             assert usage.cached_tokens is not None
             assert usage.cached_tokens > 0.8 * usage.prompt_tokens
@@ -151,8 +151,8 @@ def test_a_digest_is_in_every_slot_and_read_back_at_the_next_start(tmp_path: Pat
             PinnedPrefix("rules", Chat((system,))),
             PinnedPrefix("more", Chat(({"role": "system", "content": "Rest."},))),
         ]
-        held = await hold(engine, two, slots=slots)
-        assert [head.how for head in held.heads] == ["computed", "not held"]
+        held = await pin_prefixes(engine, two, slots=slots)
+        assert [head.how for head in held.prefixes] == ["computed", "failed"]
         assert "rules is computed again" in held.notes[0]
         assert "more digests than slots" in held.notes[1]
         await engine.close()

@@ -15,7 +15,7 @@ from tokenmill.cli import run as command
 from tokenmill.config import EngineConfig
 from tokenmill.engine import restart
 from tokenmill.engine.engine import Request, Sampling, answer
-from tokenmill.engine.limits.start import kept_now, start_kept
+from tokenmill.engine.limits.start import current_limits, start_limited
 from tokenmill.engine.loading.progress import LoadProgress
 from tokenmill.engine.process import registry
 from tokenmill.engine.process.identity import descendants
@@ -67,14 +67,14 @@ def test_every_thread_keeps_off_the_reserved_core(
             assert len(kept) < len(cpus)
             assert allowed(os.getpid()) == {kept}
             [record] = registry.listed(tmp_path)
-            now = kept_now(tmp_path, record)
+            now = current_limits(tmp_path, record)
             assert now is not None
             assert set(now.cpus or ()) == kept
             assert tuple(told) == now.as_words()
             assert told[0].startswith("1 core (CPU")
             assert "1.0 GiB left to other programs" in told[1]
             os.sched_setaffinity(pid, cpus)  # an engine that chooses its own CPUs is seen; in a cpuset it cannot
-            strayed = kept_now(tmp_path, record)
+            strayed = current_limits(tmp_path, record)
             assert strayed is not None
             assert (strayed.cpus is None) == (now.cores_by == "affinity")
             said = "1 thread of the engine may run on CPUs that were to be left" in strayed.lacking
@@ -87,7 +87,7 @@ def test_every_thread_keeps_off_the_reserved_core(
 
 def test_vllm_is_not_told_other_cpus_than_those_it_keeps_to(tmp_path: Path, smollm2_path: Path) -> None:
     async def scene() -> None:
-        process = await start_kept(
+        process = await start_limited(
             ["sh", "-c", "echo bound to $VLLM_CPU_OMP_THREADS_BIND; exec sleep 60"],
             leaving_plan(smollm2_path),
             NATIVE,

@@ -214,7 +214,7 @@ def test_vllm_without_cached_tokens_in_its_usage_is_asked_for_its_counters() -> 
         async with misbehaving(reply) as url:
             engine = await attach(url, EngineConfig())
             assert (engine.identity.kind, engine.identity.build, engine.identity.context) == ("vllm", "vLLM 0.10.1", 64)
-            assert engine.speech.guided
+            assert engine.api.guided
             assert (await whole(engine, HI)).usage.cached_tokens is None, "it was not known to be silent"
             assert (await whole(engine, HI)).usage.cached_tokens == 4
             assert (await whole(engine, HI)).usage.cached_tokens is None, "somebody else's prompt was counted, too"

@@ -10,7 +10,7 @@ from support.native_engine import native, plan_for, run
 from tokenmill.model.synthetic import generate
 from tokenmill.tuner import history
 from tokenmill.tuner.bench.rig import Rig, pids_of
-from tokenmill.tuner.bench.run import BenchSection, Order, bench
+from tokenmill.tuner.bench.run import BenchSection, BenchOptions, bench
 from tokenmill.tuner.bench.served import Prose
 from tokenmill.tuner.point import PointScope
 from tokenmill.tuner.soak.judge import Limit, SoakStep
@@ -34,7 +34,7 @@ def test_every_part_on_the_served_path(moe: Path, tmp_path: Path) -> None:
     async def scene() -> None:
         async with native(moe, tmp_path, plan=plan) as engine:
             rig = Rig(engine, Prose(engine, 5), 2)
-            order = Order(parts, depth=192, step=64, tokens=8, threads=(1,), sequences=(1, 3))
+            order = BenchOptions(parts, depth=192, step=64, tokens=8, threads=(1,), sequences=(1, 3))
             done = await bench(rig, order, PLACE, plan=plan, record=lambda speed: history.append(tmp_path, speed))
             assert [row.what for row in done.rows] == [
                 "first",
@@ -62,7 +62,7 @@ def test_every_part_on_the_served_path(moe: Path, tmp_path: Path) -> None:
             assert 0.9 < done.cache.state_bytes / done.cache.predicted_state_bytes < 1.5
             assert [row.sequences for row in done.of("sequences")] == [1, 3]
             assert done.of("sequences")[1].tg == 24
-            assert (engine.hello.threads, engine.identity.lanes) == (1, 2)  # all is as it was
+            assert (engine.hello.threads, engine.identity.slots) == (1, 2)  # all is as it was
 
     run(scene)
     kept = history.read(tmp_path)
@@ -81,7 +81,7 @@ def test_a_soak_fills_one_sequence_and_then_all_lanes(moe: Path, tmp_path: Path)
         async with native(moe, tmp_path, plan=plan) as engine:
             rig = Rig(engine, Prose(engine, 5), 1)
             gauge = Gauge(lambda: pids_of(engine), plan)
-            limit = Limit(256 - rig.prose.head_tokens, 64)
+            limit = Limit(256 - rig.prose.prefix_tokens, 64)
             alone = await fill(rig, limit, gauge.read, tell=told.append)
             together = await fill(rig, limit, gauge.read, sequences=2, tell=told.append)
             assert (alone.ended, alone.verdict.usable_context) == ("goal", limit.goal)

@@ -40,13 +40,13 @@ def test_events_of_nodes_are_logged(caplog: pytest.LogCaptureFixture) -> None:
             NodeEvent("alpha", "loading", loading=LoadProgress("reading", bytes_loaded=loaded, bytes_total=100))
         )
     node_log.add(NodeEvent("alpha", "ready", "llama.cpp; 8 slots"))
-    node_log.add(NodeEvent("beta", "left out", "kimi is not here", "tokenmill models pull kimi"))
+    node_log.add(NodeEvent("beta", "excluded", "kimi is not here", "tokenmill models pull kimi"))
     node_log.add(NodeEvent("alpha", "lost", "its node has died"))
     assert "\n".join(caplog.messages).splitlines() == [
         "alpha was found: 16 processors, 1 GPU",
         "alpha: reading 10 B of 100 B",
         "alpha is ready: llama.cpp; 8 slots",
-        "beta is left out: kimi is not here",
+        "beta is excluded: kimi is not here",
         "hint: tokenmill models pull kimi",
         "alpha was lost: its node has died",
     ]

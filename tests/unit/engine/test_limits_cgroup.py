@@ -55,7 +55,7 @@ def test_a_delegated_group_is_left_before_it_is_divided(tmp_path: Path, monkeypa
     tree = Tree(tmp_path, "/user.slice/mill.scope")
     own = tree.group("/user.slice/mill.scope", os.getpid(), delegated=True)
     home = tree.home()
-    assert home == Home(own, crowded=True)
+    assert home == Home(own, occupied=True)
     made = make_group(home, "kimi", memory_max_bytes=700 * GIB, cpus=(0, 1, 2))
     assert isinstance(made, Cgroup)
     assert (made.memory_max_bytes, made.cpuset) == (700 * GIB, False)  # nothing was handed down to what is no kernel's
@@ -65,14 +65,14 @@ def test_a_delegated_group_is_left_before_it_is_divided(tmp_path: Path, monkeypa
     assert made.folder.name.startswith("kimi.")
     tree.enter(f"/user.slice/mill.scope/{COMMAND}")
     (own / "cgroup.procs").write_text("")
-    assert tree.home() == Home(own, crowded=False)
+    assert tree.home() == Home(own, occupied=False)
 
 
 def test_cpus_are_the_groups_where_it_was_given_them(tmp_path: Path) -> None:
     tree = Tree(tmp_path, "/mill")
     home = tree.group("/mill", delegated=True)
     tree.group(f"/mill/{ENGINES}")
-    made = make_group(Home(home, crowded=False), "kimi", memory_max_bytes=None, cpus=(0, 1, 2, 5))
+    made = make_group(Home(home, occupied=False), "kimi", memory_max_bytes=None, cpus=(0, 1, 2, 5))
     assert isinstance(made, Cgroup)
     assert made.cpuset
     assert (made.folder / "cpuset.cpus").read_text() == "0-2,5"
@@ -111,7 +111,7 @@ def test_without_the_memory_controller_there_is_no_home(tmp_path: Path) -> None:
 def test_the_root_is_ours_where_nobody_manages_it(tmp_path: Path) -> None:
     tree = Tree(tmp_path, "/")
     (tree.mount / "cgroup.procs").write_text("1\n2\n")
-    assert tree.home() == Home(tree.mount, crowded=False)
+    assert tree.home() == Home(tree.mount, occupied=False)
     tree.managed.mkdir()
     assert tree.home() == "the control group / is not delegated to it"
 
@@ -131,7 +131,7 @@ def test_groups_of_dead_engines_are_removed_at_the_next_start(tmp_path: Path) ->
 
 
 def test_engines_together_leave_the_largest_reserve_of_those_that_run(tmp_path: Path) -> None:
-    home = Home(Tree(tmp_path, "/mill").group("/mill", delegated=True), crowded=False)
+    home = Home(Tree(tmp_path, "/mill").group("/mill", delegated=True), occupied=False)
     limits = []
     for wanted in (500 * GIB, 400 * GIB, 600 * GIB, None):
         made = make_group(home, "kimi", memory_max_bytes=wanted, cpus=None)
@@ -143,7 +143,7 @@ def test_engines_together_leave_the_largest_reserve_of_those_that_run(tmp_path: 
 def test_a_refusal_is_said(tmp_path: Path) -> None:
     home = Tree(tmp_path, "/mill").group("/mill", delegated=True)
     (home / ENGINES).write_text("in the way")
-    assert str(make_group(Home(home, crowded=False), "kimi", memory_max_bytes=GIB, cpus=None)).endswith("File exists")
+    assert str(make_group(Home(home, occupied=False), "kimi", memory_max_bytes=GIB, cpus=None)).endswith("File exists")
 
 
 def test_the_least_limit_on_the_way_up_holds(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from support.plans import placed, settings
 from tokenmill.cli.options import GoalOptions
 from tokenmill.config import EngineConfig, ReserveConfig
 from tokenmill.doctor.reserves import core_finding, memory_finding
-from tokenmill.engine.limits.cgroup import find_scope, scope_words
-from tokenmill.engine.limits.reserve import AppliedLimits, arrange, decisions, limit_for
+from tokenmill.engine.limits.cgroup import find_scope, scope_arguments
+from tokenmill.engine.limits.reserve import AppliedLimits, decisions, limit_for, prepare_limits
 from tokenmill.hardware.machine import Cpu, Dram, Machine, NumaNode
 from tokenmill.launch.binding import binding
 from tokenmill.model.read import read
@@ -61,16 +61,16 @@ def test_what_holds_and_what_does_not_are_sentences() -> None:
 
 
 def test_nothing_reserved_is_nothing_arranged() -> None:
-    arranged = arrange(plan_with(), EngineConfig(nice=5), name="kimi")
+    arranged = prepare_limits(plan_with(), EngineConfig(nice=5), name="kimi")
     assert arranged.preparation is not None
     assert (arranged.preparation.nice, arranged.preparation.cpus, arranged.preparation.group) == (5, None, None)
-    assert (arranged.kept, arranged.own_cpus, arranged.before, arranged.afterwards) == (None, None, (), ())
+    assert (arranged.applied, arranged.own_cpus, arranged.wrapper, arranged.afterwards) == (None, None, (), ())
 
 
 def test_cores_of_this_machine_are_left_by_affinity_at_least() -> None:
-    arranged = arrange(plan_with(cores=1), EngineConfig(), name="kimi")
+    arranged = prepare_limits(plan_with(cores=1), EngineConfig(), name="kimi")
     try:
-        kept = arranged.kept
+        kept = arranged.applied
         assert kept is not None
         assert kept.cpus is not None
         assert arranged.preparation is not None
@@ -83,45 +83,45 @@ def test_cores_of_this_machine_are_left_by_affinity_at_least() -> None:
 
 
 def test_pinning_may_be_refused_and_too_much_cannot_be_left() -> None:
-    refused = arrange(plan_with(cores=1), EngineConfig(pin_cores=False), name="kimi")
-    assert refused.kept is not None
-    assert refused.kept.lacking == (
+    refused = prepare_limits(plan_with(cores=1), EngineConfig(pin_cores=False), name="kimi")
+    assert refused.applied is not None
+    assert refused.applied.lacking == (
         "1 core left to other programs by the number of threads alone: engine.pin_cores = false",
     )
     assert refused.own_cpus is None
-    everything = arrange(plan_with(cores=100_000), EngineConfig(), name="kimi")
-    assert everything.kept is not None
-    assert "100,000 cores cannot be left" in everything.kept.lacking[0]
+    everything = prepare_limits(plan_with(cores=100_000), EngineConfig(), name="kimi")
+    assert everything.applied is not None
+    assert "100,000 cores cannot be left" in everything.applied.lacking[0]
 
 
 def test_memory_is_limited_or_the_reason_is_said_in_one_sentence() -> None:
-    arranged = arrange(plan_with(ram=GIB), EngineConfig(), name="kimi")
+    arranged = prepare_limits(plan_with(ram=GIB), EngineConfig(), name="kimi")
     try:
-        assert arranged.kept is not None
-        if arranged.kept.memory_by is None:
-            [why] = arranged.kept.lacking
+        assert arranged.applied is not None
+        if arranged.applied.memory_by is None:
+            [why] = arranged.applied.lacking
             assert why.startswith("1.0 GiB left to other programs by the plan alone, nothing limits the engine: ")
             assert "in a systemd unit would: docs/coexistence.md" in why
-            assert (arranged.before, arranged.group) == ((), None)
+            assert (arranged.wrapper, arranged.group) == ((), None)
         else:
-            assert arranged.kept.lacking == ()
-            assert arranged.before or arranged.group
+            assert arranged.applied.lacking == ()
+            assert arranged.wrapper or arranged.group
     finally:
         arranged.undo()
 
 
 def test_a_container_has_limits_of_its_own() -> None:
     plan = plan_with(machine_with(), cores=3, ram=GIB)
-    arranged = arrange(plan, EngineConfig(), name="kimi", contained=True)
+    arranged = prepare_limits(plan, EngineConfig(), name="kimi", contained=True)
     assert arranged.preparation is None
-    assert arranged.kept is not None
-    assert (arranged.kept.cores_by, arranged.kept.cpus) == ("container", tuple(range(13)))
-    assert arranged.kept.memory_max_bytes == binding(plan).memory_max_bytes
-    assert arrange(plan_with(), EngineConfig(), name="kimi", contained=True).kept is None
+    assert arranged.applied is not None
+    assert (arranged.applied.cores_by, arranged.applied.cpus) == ("container", tuple(range(13)))
+    assert arranged.applied.memory_max_bytes == binding(plan).memory_max_bytes
+    assert prepare_limits(plan_with(), EngineConfig(), name="kimi", contained=True).applied is None
 
 
 def test_a_scope_is_asked_for_in_words_that_systemd_knows() -> None:
-    assert scope_words("kimi", 704 * GIB, root=True) == (
+    assert scope_arguments("kimi", 704 * GIB, root=True) == (
         "systemd-run",
         "--scope",
         "--quiet",
@@ -131,7 +131,7 @@ def test_a_scope_is_asked_for_in_words_that_systemd_knows() -> None:
         "--property=MemoryMax=720896M",
         "--",
     )
-    assert scope_words("kimi", GIB, root=False)[1] == "--user"
+    assert scope_arguments("kimi", GIB, root=False)[1] == "--user"
 
 
 @pytest.mark.parametrize(("script", "why"), [("exec true", None), ("echo no bus >&2; exit 1", "no bus")])
@@ -167,7 +167,7 @@ def test_doctor_says_what_would_be_left() -> None:
     assert memory_finding(0) is None
     limited = memory_finding(GIB)
     assert limited is not None
-    assert limited.severity == ("fine" if "engines may hold" in limited.seen else "advice")
+    assert limited.severity == ("fine" if "limits engines to" in limited.seen else "advice")
 
 
 def test_options_go_before_the_configuration() -> None:

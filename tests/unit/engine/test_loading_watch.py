@@ -37,7 +37,7 @@ def test_a_load_of_several_processes(tmp_path: Path) -> None:
         vram=lambda pids: len(pids) * MIB,
         clock=lambda: float(next(now)),
     )
-    assert watch.look().phase == "starting"  # nothing can be read yet
+    assert watch.sample().phase == "starting"  # nothing can be read yet
 
     inode = weights.stat().st_ino
     maps = f"7f-80 r--s 00000000 fe:00 {inode} /elsewhere/model-00001.safetensors\n"
@@ -47,7 +47,7 @@ def test_a_load_of_several_processes(tmp_path: Path) -> None:
         host.files[f"/proc/{pid}/stat"] = f"{pid} (x) S 1 1 1 1 1 1 1 1 5 1"
         host.files[f"/proc/{pid}/maps"] = maps if pid == 12 else ""
     log.write_text(SHARDS.format(share=" 25") + "\r", encoding="utf-8")
-    found = watch.look()
+    found = watch.sample()
     sample = watch.samples[-1]
     assert (sample.file_bytes, sample.mapped, sample.anon_bytes) == (MIB // 2, True, 192 * KIB)
     assert (sample.read_bytes, sample.disk_bytes, sample.major_faults) == (100, 3000, 15)
@@ -57,11 +57,11 @@ def test_a_load_of_several_processes(tmp_path: Path) -> None:
 
     with log.open("a", encoding="utf-8") as more:
         more.write(SHARDS.format(share=" 75") + "\r")
-    found = watch.look()
+    found = watch.sample()
     assert (found.bytes_loaded, found.rate_bytes_s is not None) == (3 * MIB // 4, True)
     with log.open("a", encoding="utf-8") as more:
         more.write("\nINFO:     Application startup complete.\n")
-    found = watch.look()
+    found = watch.sample()
     assert (found.phase, found.share, found.eta_s) == ("ready", 1.0, 0.0)
 
 

@@ -18,17 +18,17 @@ SIZES = st.integers(1, 5 * READ_BYTES)
 
 @given(st.lists(st.tuples(st.sampled_from([A, B]), SIZES), max_size=4), st.none() | st.integers(0, 12 * READ_BYTES))
 def test_reads_cover_what_is_cold_in_order_and_never_more_than_fits(
-    parts: list[tuple[Path, int]], room_bytes: int | None
+    parts: list[tuple[Path, int]], free_bytes: int | None
 ) -> None:
     cold = [(path, Range(number * 100 * MIB, size, 0)) for number, (path, size) in enumerate(parts)]
-    chunks = list(page_cache._chunks(cold, room_bytes))
+    chunks = list(page_cache._chunks(cold, free_bytes))
     assert all(0 < size <= READ_BYTES for _, _, size in chunks)
     total = sum(size for _, _, size in chunks)
     wanted = sum(size for _, size in parts)
-    if room_bytes is None or room_bytes >= wanted:
+    if free_bytes is None or free_bytes >= wanted:
         assert total == wanted
     else:
-        assert room_bytes - READ_BYTES < total <= room_bytes
+        assert free_bytes - READ_BYTES < total <= free_bytes
     offsets = [offset for _, offset, _ in chunks]
     assert offsets == sorted(offsets)  # each range lies behind the one before
 

@@ -139,7 +139,7 @@ def test_a_node_that_cannot_be_reached_for_long_is_lost() -> None:
             await engine.status()
         assert from_outside(engine.ended.result())
 
-    with_engine(work, silent_s=0.01)
+    with_engine(work, unreachable_timeout_s=0.01)
 
 
 @pytest.mark.parametrize("lost", [False, True])

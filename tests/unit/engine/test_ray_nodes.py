@@ -36,7 +36,7 @@ class Events:
             await self._more.wait()
 
     def left_out(self) -> dict[str, str]:
-        return {event.name: event.message for event in self.events if event.kind == "left out"}
+        return {event.name: event.message for event in self.events if event.kind == "excluded"}
 
 
 def with_nodes(
@@ -47,7 +47,7 @@ def with_nodes(
 ) -> None:
     async def run() -> None:
         made, events = cluster(), Events()
-        nodes = RayNodes(made, never, on_event=events, model_id=model_id, poll_s=0.01, patience_s=0.05)
+        nodes = RayNodes(made, never, on_event=events, model_id=model_id, poll_s=0.01, rejoin_timeout_s=0.05)
         async with asyncio.timeout(LIMIT_S):
             await work(nodes, made, events)
             await nodes.close()
@@ -153,7 +153,7 @@ def test_an_engine_that_cannot_be_loaded_leaves_its_node_out() -> None:
         await nodes.survey()
         async with aclosing(nodes.engines(same)) as engines:
             assert (await anext(engines)).name == "good"
-            assert (await events.until("bad", "left out")).message == "while loading, it was killed"
+            assert (await events.until("bad", "excluded")).message == "while loading, it was killed"
 
     bad = EngineError("while loading, it was killed")
     with_nodes(lambda: FakeCluster(good=FakeActor(), bad=FakeActor(load=bad)), work)
@@ -220,17 +220,17 @@ def test_cluster_of_one_name_are_told_apart() -> None:
 def test_what_is_being_loaded_is_expected_with_its_context() -> None:
     async def work(nodes: RayNodes, cluster: FakeCluster, events: Events) -> None:
         await nodes.survey()
-        before = nodes.coming
+        before = nodes.loading_contexts
         assert before == ()  # nothing is loaded yet
         expected = list[tuple[int | None, ...]]()
 
         async def made(ready: ReadyNode) -> str:
-            expected.append(nodes.coming)
+            expected.append(nodes.loading_contexts)
             return ready.name
 
         async with aclosing(nodes.engines(made)) as engines:
             assert await anext(engines) == "alpha"
-            while nodes.coming:  # it is handed out
+            while nodes.loading_contexts:  # it is handed out
                 await asyncio.sleep(0.01)
         assert expected == [(2048,)]
 

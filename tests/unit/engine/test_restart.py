@@ -12,11 +12,11 @@ from tokenmill.engine.engine import (
     Counters,
     Engine,
     EngineStatus,
+    HttpApi,
     Identity,
     Piece,
     Prompt,
     Request,
-    Speech,
     Usage,
     answer,
 )
@@ -40,7 +40,7 @@ class OneLife(Engine):
 
     @property
     def capabilities(self) -> Capabilities:
-        return capabilities_of(Speech("url", "m"), reports_cached=False)
+        return capabilities_of(HttpApi("url", "m"), reports_cached=False)
 
     async def stream(self, request: Request) -> AsyncGenerator[Piece | Answer, None]:
         self.streaming.set()
@@ -179,7 +179,7 @@ def test_callers_see_a_restart_through_the_engine_interface() -> None:
         assert (restarting.liveness, restarting.generation) == ("up", 1)
         assert restarting.exited is not exited
         await restarting.set_slots(2)
-        assert restarting.identity.lanes == 2
+        assert restarting.identity.slots == 2
         assert not restarting.ended.done()
         await restarting.close()
 

@@ -16,7 +16,7 @@ VLLM_MODELS, VERSION = captured("vllm-models").body, captured("vllm-version").bo
 def test_llama() -> None:
     entry = facts.chosen(LLAMA_MODELS, None)
     assert facts.kind_of(entry, PROPS, None) == "llama-server"
-    assert facts.lanes_of(PROPS) == 2
+    assert facts.slots_of(PROPS) == 2
     assert facts.context_of(entry, PROPS) == 512
     assert facts.tools_of(PROPS) is False, "SmolLM2's template has no place for tools"
     assert facts.build_of("llama-server", PROPS, "") == "llama.cpp b0-unknown"

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from tokenmill.engine.engine import Chat, EngineKind, Request, Sampling, Speech
+from tokenmill.engine.engine import Chat, EngineKind, HttpApi, Request, Sampling
 from tokenmill.engine.server.request import call_of, capabilities_of
 from tokenmill.errors import RequestRefused
 
 HI = Chat(({"role": "user", "content": "hi"},))
 SCHEMA = '{"type": "object"}'
-LLAMA, IK = Speech("llama-server", "m", lanes=4), Speech("ik_llama", "m", lanes=4)
-VLLM, URL = Speech("vllm", "m", priorities=True), Speech("url", "m")
+LLAMA, IK = HttpApi("llama-server", "m", slots=4), HttpApi("ik_llama", "m", slots=4)
+VLLM, URL = HttpApi("vllm", "m", priorities=True), HttpApi("url", "m")
 WRAPPED = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}}}
 
 
-def body(speech: Speech, request: Request) -> dict[str, Any]:
-    return call_of(request, speech).body
+def body(api: HttpApi, request: Request) -> dict[str, Any]:
+    return call_of(request, api).body
 
 
 def test_a_chat() -> None:
@@ -41,10 +41,10 @@ def test_a_chat() -> None:
     }
 
 
-@pytest.mark.parametrize("speech", [LLAMA, IK, VLLM, URL])
+@pytest.mark.parametrize("api", [LLAMA, IK, VLLM, URL])
 @pytest.mark.parametrize(("prompt", "sent"), [("text", "text"), ((1, 2), [1, 2])])
-def test_completions_take_text_and_tokens(speech: Speech, prompt: Any, sent: Any) -> None:
-    call = call_of(Request(prompt, max_tokens=1), speech)
+def test_completions_take_text_and_tokens(api: HttpApi, prompt: Any, sent: Any) -> None:
+    call = call_of(Request(prompt, max_tokens=1), api)
     assert call.path == "/v1/completions"
     assert call.body["prompt"] == sent
     json.dumps(call.body)
@@ -67,8 +67,8 @@ FULL = Sampling(
 COMMON = {"temperature": 0.5, "top_p": 0.9, "presence_penalty": 0.2, "frequency_penalty": 0.3, "seed": 7}
 
 
-@pytest.mark.parametrize("speech", [LLAMA, IK])
-def test_llama_servers_take_everything(speech: Speech) -> None:
+@pytest.mark.parametrize("api", [LLAMA, IK])
+def test_llama_servers_take_everything(api: HttpApi) -> None:
     wanted = COMMON | {
         "top_k": 3,
         "min_p": 0.1,
@@ -78,9 +78,9 @@ def test_llama_servers_take_everything(speech: Speech) -> None:
         "ignore_eos": True,
         "id_slot": 2,
     }
-    chat = body(speech, Request(HI, FULL, ignore_eos=True, lane=2))
+    chat = body(api, Request(HI, FULL, ignore_eos=True, slot=2))
     assert chat.items() >= (wanted | {"logprobs": True, "top_logprobs": 2, "response_format": WRAPPED}).items()
-    text = body(speech, Request("x", FULL, ignore_eos=True, lane=2))
+    text = body(api, Request("x", FULL, ignore_eos=True, slot=2))
     assert text.items() >= (wanted | {"n_probs": 2, "json_schema": {"type": "object"}}).items()
 
 
@@ -126,17 +126,17 @@ def test_any_other_server_is_asked_for_openais_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("speech", "request_", "word"),
+    ("api", "request_", "word"),
     [
         (VLLM, Request(HI, Sampling(penalty_last_n=3)), "penalties"),
-        (VLLM, Request(HI, lane=0), "lane"),
+        (VLLM, Request(HI, slot=0), "lane"),
         (VLLM, Request(HI, Sampling(logit_bias=((1, -math.inf),))), "ban"),
         (VLLM, Request(HI, max_tokens=0), "no token"),
         (VLLM, Request(HI, Sampling(grammar="g", json_schema="{}")), "at once"),
         (LLAMA, Request(HI, Sampling(grammar="g", json_schema="{}")), "at once"),
-        (LLAMA, Request(HI, lane=4), "no lane 4"),
-        (LLAMA, Request(HI, lane=-1), "no lane -1"),
-        (replace(LLAMA, lanes=None), Request(HI, lane=0), "no lane 0"),
+        (LLAMA, Request(HI, slot=4), "no lane 4"),
+        (LLAMA, Request(HI, slot=-1), "no lane -1"),
+        (replace(LLAMA, slots=None), Request(HI, slot=0), "no lane 0"),
         (replace(LLAMA, tools=False), Request(replace(HI, tools=({},))), "tools"),
         (URL, Request(HI, Sampling(top_k=1)), "top_k"),
         (URL, Request(HI, Sampling(min_p=0.1)), "min_p"),
@@ -144,7 +144,7 @@ def test_any_other_server_is_asked_for_openais_own() -> None:
         (URL, Request(HI, Sampling(penalty_last_n=1)), "penalty_last_n"),
         (URL, Request(HI, Sampling(grammar="g")), "grammar"),
         (URL, Request(HI, ignore_eos=True), "end of a text"),
-        (URL, Request(HI, lane=0), "lane"),
+        (URL, Request(HI, slot=0), "lane"),
         (URL, Request("text"), "as far as the context goes"),
         (URL, Request(HI, Sampling(json_schema="{")), "not JSON"),
         (LLAMA, Request(HI, Sampling(json_schema="[]")), "object"),
@@ -152,19 +152,19 @@ def test_any_other_server_is_asked_for_openais_own() -> None:
         (LLAMA, Request(HI, Sampling(logit_bias=((1, math.nan),))), "logit_bias"),
     ],
 )
-def test_what_cannot_be_done_is_refused(speech: Speech, request_: Request, word: str) -> None:
+def test_what_cannot_be_done_is_refused(api: HttpApi, request_: Request, word: str) -> None:
     with pytest.raises(RequestRefused, match=word):
-        call_of(request_, speech)
+        call_of(request_, api)
 
 
 @pytest.mark.parametrize("kind", ["llama-server", "ik_llama", "vllm", "url"])
 @pytest.mark.parametrize("name", [field.name for field in fields(Sampling)])
 def test_every_field_changes_the_body_or_is_refused(kind: EngineKind, name: str) -> None:
     value = {"logit_bias": ((1, 2.0),), "grammar": 'root ::= "a"', "json_schema": SCHEMA}.get(name, 1)
-    speech = Speech(kind, "m")
-    plain = call_of(Request(HI), speech)
+    api = HttpApi(kind, "m")
+    plain = call_of(Request(HI), api)
     try:
-        assert call_of(Request(HI, Sampling(**{name: value})), speech) != plain  # type: ignore[arg-type]
+        assert call_of(Request(HI, Sampling(**{name: value})), api) != plain  # type: ignore[arg-type]
     except RequestRefused as refusal:
         assert refusal.hint
 
@@ -181,8 +181,8 @@ def test_further_keys_win() -> None:
 
 
 def test_capabilities_say_what_bodies_do() -> None:
-    assert capabilities_of(LLAMA, reports_cached=True).chooses_lanes
-    assert not capabilities_of(replace(LLAMA, lanes=None), reports_cached=True).chooses_lanes
+    assert capabilities_of(LLAMA, reports_cached=True).chooses_slots
+    assert not capabilities_of(replace(LLAMA, slots=None), reports_cached=True).chooses_slots
     assert capabilities_of(VLLM, reports_cached=True).interactive_first
     assert capabilities_of(VLLM, reports_cached=True).shares_prefixes
     plain = capabilities_of(URL, reports_cached=False)
@@ -192,10 +192,10 @@ def test_capabilities_say_what_bodies_do() -> None:
     assert any("template" in note for note in capabilities_of(replace(LLAMA, tools=False), reports_cached=True).notes)
 
 
-@pytest.mark.parametrize("speech", [LLAMA, IK, VLLM, URL])
-def test_huge_counts_in_schemas_do_not_reach_a_server(speech: Speech) -> None:
-    shown = json.dumps(body(speech, Request(HI, Sampling(json_schema='{"type": "array", "maxItems": 1000000000}'))))
+@pytest.mark.parametrize("api", [LLAMA, IK, VLLM, URL])
+def test_huge_counts_in_schemas_do_not_reach_a_server(api: HttpApi) -> None:
+    shown = json.dumps(body(api, Request(HI, Sampling(json_schema='{"type": "array", "maxItems": 1000000000}'))))
     assert '"array"' in shown
     assert "maxItems" not in shown
     with pytest.raises(RequestRefused):
-        body(speech, Request(HI, Sampling(json_schema='{"type": "array", "minItems": 1000000000}')))
+        body(api, Request(HI, Sampling(json_schema='{"type": "array", "minItems": 1000000000}')))

@@ -11,15 +11,15 @@ import pytest
 from support.doctor_machines import captured, planned
 from support.fake_engine import FakeEngine
 from tokenmill.engine.page_cache import CacheFill
-from tokenmill.engine.pinned_prefixes import HeldPrefixes, PinnedPrefix
+from tokenmill.engine.pinned_prefixes import PinnedPrefix, PinReport
 from tokenmill.engine.warm import (
-    ColdAgainstWarm,
+    ColdStart,
     WarmProgress,
     WarmReport,
     WarmRun,
+    cacheable_bytes,
     fill_ahead,
-    hold_with_progress,
-    room_bytes,
+    pin_with_progress,
 )
 from tokenmill.hardware.machine import Measurements, Rate
 from tokenmill.launch.binding import mapped_bytes
@@ -39,11 +39,11 @@ def test_a_head_is_announced_with_what_it_will_take() -> None:
     seen: list[WarmProgress] = []
     heads = (PinnedPrefix("digest", "text", 8000), PinnedPrefix("rules", "text"))
 
-    async def told() -> HeldPrefixes:
-        return await hold_with_progress(FakeEngine(), plan(), heads, None, None, seen.append)
+    async def told() -> PinReport:
+        return await pin_with_progress(FakeEngine(), plan(), heads, None, None, seen.append)
 
     held = asyncio.run(told())
-    assert [(head.name, head.how) for head in held.heads] == [("digest", "computed"), ("rules", "computed")]
+    assert [(head.name, head.how) for head in held.prefixes] == [("digest", "computed"), ("rules", "computed")]
     assert [(now.detail, now.done, now.total, now.eta_s) for now in seen] == [
         ("digest, 8,000 tokens", 0, 2, 200.0),
         ("rules", 1, 2, None),
@@ -67,7 +67,7 @@ def run(seconds: float) -> WarmRun:
 def test_cold_is_reading_and_the_first_request() -> None:
     filled = CacheFill(93 * GIB, 93 * GIB, 93 * GIB, 38.0)
     report = WarmReport(filled, None, run(4.0), run(2.0))
-    beside = report.cold_against_warm
+    beside = report.cold_start
     assert (beside.cold_s, beside.read_s, beside.warm_s, beside.times) == (42.0, 38.0, 2.0, 21.0)
     assert beside.as_words() == (
         "a short request takes 2.0 s; cold it would have taken at least 42 s, 38 s of it for reading the model"
@@ -75,9 +75,9 @@ def test_cold_is_reading_and_the_first_request() -> None:
 
 
 def test_nothing_gained_is_said_as_such() -> None:
-    assert ColdAgainstWarm(2.1, 0.0, 2.0).as_words() == "a short request takes 2.0 s, and took no longer at first"
-    assert ColdAgainstWarm(None, 0.0, None).as_words() == "cold against warm was not measured"
-    assert WarmReport(None, None, None, None).cold_against_warm.times is None
+    assert ColdStart(2.1, 0.0, 2.0).as_words() == "a short request takes 2.0 s, and took no longer at first"
+    assert ColdStart(None, 0.0, None).as_words() == "cold against warm was not measured"
+    assert WarmReport(None, None, None, None).cold_start.times is None
 
 
 def test_rates_are_the_engines_own() -> None:
@@ -93,16 +93,16 @@ def test_room_is_what_is_available_less_what_the_engine_will_take(tmp_path: Path
     rows = made.ledger.full_context
     own = sum(row.bytes for row in rows if row.tier == "dram" and row.item not in ("weights", "reserve"))
     assert own > 0
-    assert room_bytes(made, host, loaded=True) == available
-    assert room_bytes(made, host, loaded=False) == available - own
+    assert cacheable_bytes(made, host, loaded=True) == available
+    assert cacheable_bytes(made, host, loaded=False) == available - own
     host.unpack("-- /proc/meminfo --\n")
-    assert room_bytes(made, host, loaded=True) is None
+    assert cacheable_bytes(made, host, loaded=True) is None
 
 
 def test_pages_count_for_the_control_group_of_who_reads_them(tmp_path: Path) -> None:
     host = captured(tmp_path, "epyc-dual")
     host.unpack("-- /sys/fs/cgroup/mill.slice/memory.max --\n1073741824\n")
-    assert room_bytes(plan(), host, loaded=True) == GIB
+    assert cacheable_bytes(plan(), host, loaded=True) == GIB
 
 
 def test_only_plans_that_map_their_files_fill_the_cache(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ EVERY_SAMPLING = Sampling(
             ignore_eos=True,
             priority="interactive",
             timeout_s=0.5,
-            lane=0,
+            slot=0,
             extra={"parallel_tool_calls": False},
         ),
     ],

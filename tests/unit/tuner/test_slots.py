@@ -68,7 +68,7 @@ def prompts(count: int) -> list[Request]:
 
 def test_an_engine_is_measured_and_left_with_its_best_number() -> None:
     engine = RatedEngine({1: 50.0, 2: 70.0, 4: 90.0, 8: 80.0})
-    requests = [replace(request, max_tokens=900, lane=3, stop=("x",)) for request in prompts(8)]
+    requests = [replace(request, max_tokens=900, slot=3, stop=("x",)) for request in prompts(8)]
     assert measured(engine, requests, 8).slots == 4
     assert engine.set_to == [1, 1, 2, 4, 8, 1, 2, 4, 8, 4]
     assert {request.max_tokens for request in engine.requests} == {1, MIN_TRIAL_TOKENS, TRIAL_TOKENS}

@@ -1,4 +1,8 @@
-"""What engines leave to other programs: cores and memory, enforced by affinity, scheduling and control groups.
+"""Reserves cores and memory for other programs, by limiting engines with affinity and control groups.
 
-reserve decides and applies; start starts a process under the limits; scheduling, cores and cgroup are the means.
+reserve     chooses and applies the limits of an engine
+start       starts an engine process with these limits
+cores       the CPUs that are reserved
+cgroup      control groups and systemd scopes
+scheduling  kernel settings of the engine process
 """

@@ -1,12 +1,12 @@
-"""A control group (version 2) around engines, where this process may make one.
+"""Limits engines with a control group (version 2) or a systemd scope.
 
-    HOME                        a group that was delegated to us, or the root if no manager owns it
-      tokenmill-command         this process, because a group with members cannot hand controllers to groups below it
-      tokenmill-engines         memory.max: all engines together leave the reserve
-        NAME.N.PID.TICKS        cpuset.cpus: one engine and all it starts, the Nth of the process PID
+    HOME                        a group delegated to this process, or the root group if no service manager runs
+      tokenmill-command         this process, because a group with members cannot enable controllers for its children
+      tokenmill-engines         memory.max of all engines together
+        NAME.N.PID.TICKS        cpuset.cpus of one engine, the Nth that process PID started
 
-The engine's supervisor removes its group; the next start removes the group of a supervisor that was killed. Groups
-that a service manager manages itself are left alone, writable or not, because it would undo the changes.
+The engine's supervisor removes its group; if it is killed, the next start does. Groups that are not delegated are never
+changed, even if they are writable, because the service manager would undo the changes.
 """
 
 import os
@@ -27,8 +27,8 @@ ENGINES = "tokenmill-engines"
 COMMAND = "tokenmill-command"
 _PROC = Path("/proc")
 _MANAGED = Path("/run/systemd/system")
-_numbers = count()  # an engine that is started again must not get a group that its predecessor's supervisor removes
-_DELEGATED = ("user.delegate", "trusted.delegate")  # set by systemd on what it hands over
+_numbers = count()  # a restarted engine must not use the group that the last supervisor removes
+_DELEGATED = ("user.delegate", "trusted.delegate")  # extended attributes that systemd sets on delegated groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Home:
     """A group in which this process may create groups."""
 
     folder: Path
-    crowded: bool  # we are in it and must leave it first
+    occupied: bool  # this process is in it and must leave it first
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,39 +45,39 @@ class Cgroup:
 
     folder: Path
     memory_max_bytes: int | None  # of all engines together; None: not limited
-    cpuset: bool  # the kernel limits the engine to its CPUs, whatever affinity it sets
+    cpuset: bool  # the CPUs are enforced by cpuset.cpus
 
 
 def find_home(proc: Path = _PROC, managed: Path = _MANAGED) -> Home | str:
-    """Find where groups can be created, or the reason why they cannot."""
+    """Find a group in which groups can be created, or return why there is none."""
     mount = _mount(proc)
     path = _path(proc)
     if mount is None or path is None:
-        return "there are no control groups of version 2 here"
+        return "cgroup v2 is not available"
     own = mount / path.lstrip("/")
     if ".." in own.parts or not own.is_dir():
-        return "the control group of this process cannot be seen from here"
+        return "the control group of this process is not visible"
     if "memory" not in _words(mount / "cgroup.controllers"):
-        return "control groups of version 2 do not have the memory controller here"
+        return "cgroup v2 has no memory controller"
     parent_too = own.parent != mount or own.name == COMMAND
     homes = [own, *([own.parent] if parent_too else [])]
     home = next((folder for folder in homes if _is_ours(folder, mount, managed)), None)
-    return f"the control group {path} is not delegated to it" if home is None else _room_in(home)
+    return f"the control group {path} is not delegated" if home is None else _usable_home(home)
 
 
 def make_group(home: Home, name: str, *, memory_max_bytes: int | None, cpus: Iterable[int] | None) -> Cgroup | str:
-    """Create a group for an engine and set its limits, or return the kernel's error."""
+    """Create a group for an engine and set its limits; returns the kernel's error if that fails."""
     engines = home.folder / ENGINES
     try:
-        if home.crowded:
-            _leave(home.folder)
+        if home.occupied:
+            _move_out(home.folder)
         (home.folder / "cgroup.subtree_control").write_text("+memory")
-        cpuset = _hand_down(home.folder, "cpuset")
+        cpuset = _enable(home.folder, "cpuset")
         engines.mkdir(exist_ok=True)
         sweep(engines)
-        limit = _common(engines, memory_max_bytes)
+        limit = _shared_limit(engines, memory_max_bytes)
         (engines / "memory.max").write_text("max" if limit is None else str(limit))
-        cpuset = cpuset and _hand_down(engines, "cpuset")
+        cpuset = cpuset and _enable(engines, "cpuset")
         folder = engines / f"{name}.{next(_numbers)}.{_me()}"
         folder.mkdir()
     except OSError as error:
@@ -91,15 +91,15 @@ def make_group(home: Home, name: str, *, memory_max_bytes: int | None, cpus: Ite
 
 
 def sweep(engines: Path) -> None:
-    """Remove groups whose maker is gone; the kernel refuses where something runs in one, detached as it may be."""
+    """Remove the groups of processes that have exited; the kernel keeps groups with running processes."""
     for folder in sorted(engines.iterdir()):
-        if folder.is_dir() and not _maker_lives(folder.name):
+        if folder.is_dir() and not _creator_is_alive(folder.name):
             with suppress(OSError):
                 folder.rmdir()
 
 
 def memory_limit_of(pid: int, proc: Path = _PROC) -> int | None:
-    """The least memory.max of a process's group and those above it; None: no limit, or not to be seen."""
+    """The smallest memory.max of a process's group and its parents; None if there is no limit or it is not visible."""
     mount = _mount(proc)
     path = _path(proc, str(pid))
     if mount is None or path is None:
@@ -107,16 +107,16 @@ def memory_limit_of(pid: int, proc: Path = _PROC) -> int | None:
     folder = mount / path.lstrip("/")
     limits = list[int]()
     while folder.is_relative_to(mount) and ".." not in folder.parts:
-        said = _text(folder / "memory.max").strip()
-        limits += [int(said)] if said.isdigit() else []
+        limit = _text(folder / "memory.max").strip()
+        limits += [int(limit)] if limit.isdigit() else []
         if folder == mount:
             break
         folder = folder.parent
     return min(limits, default=None)
 
 
-def in_cpuset_of_ours(pid: int, proc: Path = _PROC) -> bool:
-    """Whether a process is in a group of ours that keeps it to some CPUs."""
+def in_own_cpuset(pid: int, proc: Path = _PROC) -> bool:
+    """Whether a process is in a group of tokenmill with a cpuset."""
     mount = _mount(proc)
     path = _path(proc, str(pid))
     if mount is None or path is None or Path(path).parent.name != ENGINES:
@@ -126,7 +126,7 @@ def in_cpuset_of_ours(pid: int, proc: Path = _PROC) -> bool:
 
 def _is_ours(folder: Path, mount: Path, managed: Path) -> bool:
     if folder == mount:
-        return not managed.exists()  # the root of the machine or of a container belongs to its service manager
+        return not managed.exists()  # the root group belongs to the service manager, if there is one
     for name in _DELEGATED:
         with suppress(OSError):
             if os.getxattr(folder, name) == b"1":
@@ -134,23 +134,23 @@ def _is_ours(folder: Path, mount: Path, managed: Path) -> bool:
     return False
 
 
-def _room_in(home: Path) -> Home | str:
+def _usable_home(home: Path) -> Home | str:
     if "memory" not in _words(home / "cgroup.controllers"):
-        return f"the control group {home} was not given the memory controller"
+        return f"the control group {home} has no memory controller"
     for name in ("cgroup.procs", "cgroup.subtree_control"):
         if not os.access(home / name, os.W_OK):
-            return f"{home / name} cannot be written"
+            return f"{home / name} is not writable"
     members = {int(word) for word in _words(home / "cgroup.procs") if word.isdigit()}
     root = not (home / "cgroup.type").exists()
-    if not members or root:  # the machine's root alone may have members and groups below it
-        return Home(home, crowded=False)
+    if not members or root:  # only the root group may have both members and children with controllers
+        return Home(home, occupied=False)
     others = members - {os.getpid(), *descendants(os.getpid())}
     if others:
-        return f"{number_of(len(others), 'other process', 'other processes')} in the control group that was delegated"
-    return Home(home, crowded=True)
+        return f"{number_of(len(others), 'other process', 'other processes')} in the delegated control group"
+    return Home(home, occupied=True)
 
 
-def _leave(home: Path) -> None:
+def _move_out(home: Path) -> None:
     leaf = home / COMMAND
     leaf.mkdir(exist_ok=True)
     for pid in (os.getpid(), *descendants(os.getpid())):
@@ -158,7 +158,7 @@ def _leave(home: Path) -> None:
             (leaf / "cgroup.procs").write_text(str(pid))
 
 
-def _hand_down(folder: Path, controller: str) -> bool:
+def _enable(folder: Path, controller: str) -> bool:
     if controller not in _words(folder / "cgroup.controllers"):
         return False
     try:
@@ -168,8 +168,8 @@ def _hand_down(folder: Path, controller: str) -> bool:
     return True
 
 
-def _common(engines: Path, wanted: int | None) -> int | None:
-    """The limit for all engines: the smaller one while others run, because each was promised to leave its reserve."""
+def _shared_limit(engines: Path, wanted: int | None) -> int | None:
+    """The limit of all engines together: while other engines run, the smallest one."""
     now = _text(engines / "memory.max").strip()
     others = any(folder.is_dir() for folder in engines.iterdir())
     limits = [wanted] if wanted is not None else []
@@ -182,10 +182,10 @@ def _me() -> str:
     return f"{os.getpid()}.{me.ticks if me is not None else 0}"
 
 
-def _maker_lives(name: str) -> bool:
+def _creator_is_alive(name: str) -> bool:
     parts = name.rsplit(".", 2)
     if len(parts) != 3 or not all(part.isdigit() for part in parts[1:]):
-        return True  # not a name of ours
+        return True  # not created by tokenmill
     return Pid(int(parts[1]), int(parts[2]), boot_id()).alive
 
 
@@ -210,11 +210,11 @@ def _text(path: Path) -> str:
         return ""
 
 
-_ASK_S = 30.0
+_SYSTEMD_TIMEOUT_S = 30.0
 
 
-def scope_words(name: str, memory_max_bytes: int, *, root: bool, program: str = "systemd-run") -> tuple[str, ...]:
-    """What is written before a command to run it in a scope."""
+def scope_arguments(name: str, memory_max_bytes: int, *, root: bool, program: str = "systemd-run") -> tuple[str, ...]:
+    """The systemd-run arguments that run a command in a scope."""
     return (
         program,
         *(() if root else ("--user",)),
@@ -231,7 +231,7 @@ def scope_words(name: str, memory_max_bytes: int, *, root: bool, program: str = 
 def find_scope(
     name: str, memory_max_bytes: int, *, env: Mapping[str, str] | None = None, run: Path = Path("/run")
 ) -> tuple[str, ...] | str:
-    """The words that put a command into a scope, tried out on one that does nothing; or why there are none."""
+    """Return systemd-run arguments after a trial run, or why scopes cannot be used."""
     env = os.environ if env is None else env
     root = os.geteuid() == 0
     program = shutil.which("systemd-run", path=env.get("PATH"))
@@ -239,24 +239,24 @@ def find_scope(
         return "systemd-run is not installed"
     runtime = env.get("XDG_RUNTIME_DIR")
     if root and not (run / "systemd/system").is_dir():
-        return "systemd does not run here"
+        return "systemd is not running"
     if not root and (not runtime or not (Path(runtime) / "systemd/private").exists()):
-        return "no systemd of this user runs (loginctl enable-linger starts one)"
-    words = scope_words(name, memory_max_bytes, root=root, program=program)
+        return "no user instance of systemd is running (loginctl enable-linger starts one)"
+    words = scope_arguments(name, memory_max_bytes, root=root, program=program)
     try:
-        tried = subprocess.run(
+        done = subprocess.run(
             [*words, "true"],
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_ASK_S,
+            timeout=_SYSTEMD_TIMEOUT_S,
             check=False,
             env=env,
             stdin=subprocess.DEVNULL,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"systemd-run does not answer ({error})"
-    if tried.returncode != 0:
-        said = tried.stderr.strip().splitlines()
-        return f"systemd-run failed: {said[-1]}" if said else f"systemd-run failed with {tried.returncode}"
+        return f"systemd-run did not finish ({error})"
+    if done.returncode != 0:
+        lines = done.stderr.strip().splitlines()
+        return f"systemd-run failed: {lines[-1]}" if lines else f"systemd-run exited with {done.returncode}"
     return words

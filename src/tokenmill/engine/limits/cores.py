@@ -1,9 +1,8 @@
-"""Which logical CPUs an engine leaves to others when cores are reserved.
+"""Chooses the logical CPUs that are reserved for other programs.
 
 Whole cores are reserved, including their SMT siblings, because work on one sibling slows the other. They are taken
-evenly from the NUMA nodes, the last cores of each first, so that no node of the engine becomes the slowest. Cores that
-this process may not use count as reserved already: AllowedCPUs= in a unit and a reserve of the same size are
-equivalent, and dividing twice has the same result as dividing once.
+evenly from the NUMA nodes, the last cores of each first, so that no node of the engine is slower than the others. Cores
+that this process may not use already count as reserved, so AllowedCPUs= in a unit is equivalent to a reserve.
 """
 
 from collections import Counter
@@ -30,10 +29,10 @@ class Core:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """The cores of a machine, divided between the engine and other programs."""
+    """Cores of the engine and CPUs reserved for other programs."""
 
     kept: tuple[Core, ...]  # the engine's cores, with the logical CPUs that it may use
-    left: tuple[int, ...]  # logical CPUs of other programs, including those that this process may not use
+    left: tuple[int, ...]  # reserved logical CPUs, including those that this process may not use
 
     @property
     def cpus(self) -> tuple[int, ...]:
@@ -47,7 +46,7 @@ class Division:
 
 
 def cores_here(host: Host) -> tuple[Core, ...]:
-    """The cores that are switched on, as the kernel groups their CPUs; empty where it does not tell."""
+    """The online cores of this machine; empty if the kernel does not list them."""
     nodes = {
         cpu: int(path.rsplit("/", 2)[1].removeprefix("node"))
         for path in host.glob(f"{_NODES}/node[0-9]*/cpulist")
@@ -55,15 +54,15 @@ def cores_here(host: Host) -> tuple[Core, ...]:
     }
     groups = set()
     for folder in host.glob(f"{_CPUS}/cpu[0-9]*/topology"):
-        # the second name is that of kernels before 5.2
-        told = host.text(f"{folder}/core_cpus_list") or host.text(f"{folder}/thread_siblings_list") or ""
-        if cpus := parse_numbers(told):
+        # thread_siblings_list: kernels before 5.2
+        siblings = host.text(f"{folder}/core_cpus_list") or host.text(f"{folder}/thread_siblings_list") or ""
+        if cpus := parse_numbers(siblings):
             groups.add(tuple(sorted(cpus)))
     return tuple(Core(cpus, nodes.get(cpus[0])) for cpus in sorted(groups))
 
 
 def cores_of(machine: Machine) -> tuple[Core, ...]:
-    """The cores of a machine that is described, numbered as Linux usually does: CPU c and c + cores share one."""
+    """The cores of a described machine, in Linux's usual numbering: CPUs c and c + cores are siblings."""
     count = machine.cpu.cores
     siblings = machine.cpu.threads_per_core or 1
     nodes = {cpu: node.index for node in machine.numa for cpu in node.cpus}
@@ -77,10 +76,10 @@ def cores_of(machine: Machine) -> tuple[Core, ...]:
 def divide(
     cores: Sequence[Core], reserve: int, *, allowed: Collection[int] | None = None, home: int | None = None
 ) -> Division | None:
-    """Leave so many cores to others; None where the engine would have none.
+    """Reserve a number of cores; None if no core would remain for the engine.
 
-    `allowed`: logical CPUs that this process may use. `home`: the node that the engine's memory is on, whose cores are
-    left last.
+    allowed: logical CPUs that this process may use.
+    home: NUMA node of the engine's memory, whose cores are reserved last.
     """
     kept = [
         replace(core, cpus=mine)
@@ -91,16 +90,17 @@ def divide(
     if not kept or missing >= len(kept):
         return None
     for _ in range(missing):
-        kept.remove(_next_to_leave(kept, home))
+        kept.remove(_next_reserved(kept, home))
     ours = {cpu for core in kept for cpu in core.cpus}
     return Division(tuple(kept), tuple(sorted(cpu for core in cores for cpu in core.cpus if cpu not in ours)))
 
 
 def cpus_for(plan: Plan, pin: bool | None, bound: Binding, division: Division | None) -> tuple[int, ...] | None:
-    """The CPUs of an engine: all that are not left to others; None: it is not kept to any.
+    """The CPUs that an engine is restricted to; None: not restricted.
 
-    `pin` is the configuration's: None keeps it off the reserved cores, if any; True also to those near its memory, and
-    to one CPU of each core unless it has more threads. `division`: default: as the plan's machine is described.
+    pin: engine.pin_cores. None: all CPUs that are not reserved; True: only those near its memory, and one per core
+        unless it has more threads than cores.
+    division: default: from the plan's machine.
     """
     allowed = plan.machine.limits.cpuset
     reserve = plan.goal.reserve_cores
@@ -119,8 +119,8 @@ def cpus_for(plan: Plan, pin: bool | None, bound: Binding, division: Division | 
     return tuple(sorted(core.cpus[0] for core in near))
 
 
-def _next_to_leave(kept: Sequence[Core], home: int | None) -> Core:
-    """The last core of the node that has most of them."""
+def _next_reserved(kept: Sequence[Core], home: int | None) -> Core:
+    """The last core of the node with the most cores."""
     others = [core for core in kept if core.node != home] or kept
     counts = Counter(core.node for core in others)
     return max(others, key=lambda core: (counts[core.node], -1 if core.node is None else core.node, core.cpus[0]))

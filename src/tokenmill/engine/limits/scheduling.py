@@ -1,4 +1,4 @@
-"""The priority, scheduling, cores and memory nodes of an engine's process, from its plan and the configuration."""
+"""Kernel settings of an engine process, from its plan and the configuration."""
 
 from typing import cast, get_args
 
@@ -19,20 +19,20 @@ from tokenmill.planner.plan import Plan
 def preparation(
     plan: Plan, config: EngineConfig, *, division: Division | None = None, group: str | None = None
 ) -> Preparation:
-    """What a plan and the configuration ask for. Priority is opt-in; cores that are reserved are left unless told not
-    to; where memory goes is the plan's. The engine is always the first to be killed when memory runs out.
+    """Create the settings. The engine always gets the highest out-of-memory score; UsageError for invalid settings.
 
-    `division`: of the cores of the machine that it will run on; default: as the plan's machine is described.
+    division: cores of the machine that it will run on; default: from the plan's machine.
     """
     if config.scheduling not in get_args(Scheduling):
         raise UsageError(
-            f"engine.scheduling: {config.scheduling!r} is not known", hint=f"one of {', '.join(get_args(Scheduling))}"
+            f"engine.scheduling: unknown value {config.scheduling!r}",
+            hint=f"use one of {', '.join(get_args(Scheduling))}",
         )
     if config.nice is not None and not HIGHEST_NICE <= config.nice <= LOWEST_NICE:
-        raise UsageError(f"engine.nice: {config.nice} is not between {HIGHEST_NICE} (first) and {LOWEST_NICE} (last)")
+        raise UsageError(f"engine.nice must be {HIGHEST_NICE} (first) to {LOWEST_NICE} (last), not {config.nice}")
     bound = binding(plan)
-    spread = tuple(node.index for node in plan.machine.numa if node.memory_bytes)
-    nodes = bound.nodes or (spread if bound.interleave and len(spread) > 1 else None)
+    all_nodes = tuple(node.index for node in plan.machine.numa if node.memory_bytes)
+    nodes = bound.nodes or (all_nodes if bound.interleave and len(all_nodes) > 1 else None)
     return Preparation(
         nice=config.nice,
         scheduling=cast(Scheduling, config.scheduling),

@@ -1,4 +1,4 @@
-"""Starts an engine process with its reserve enforced; stores the applied limits next to its record (reserve.json)."""
+"""Starts an engine process with its limits, which are stored next to its record (reserve.json)."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tokenmill.config import EngineConfig
 from tokenmill.engine.limits.cgroup import memory_limit_of
-from tokenmill.engine.limits.reserve import AppliedLimits, arrange, keep_off, seen
+from tokenmill.engine.limits.reserve import AppliedLimits, prepare_limits, restrict_to_cpus, verified
 from tokenmill.engine.process import registry
 from tokenmill.engine.process.identity import Pid
 from tokenmill.engine.process.process import Process
@@ -17,11 +17,11 @@ from tokenmill.launch.binding import host_bytes
 from tokenmill.planner.plan import Plan
 from tokenmill.storage.atomic import replace_file
 
-Told = Callable[[str], None]
-_SCOPE_S, _POLL_S = 20.0, 0.02  # for systemd to have made a scope around what already runs
+OnNote = Callable[[str], None]
+_SCOPE_TIMEOUT_S, _POLL_S = 20.0, 0.02  # systemd creates a scope around the running process
 
 
-async def start_kept(
+async def start_limited(
     argv: Sequence[str],
     plan: Plan,
     config: EngineConfig,
@@ -32,66 +32,66 @@ async def start_kept(
     detach: bool = False,
     contained: bool = False,
     afterwards: Sequence[str] = (),
-    told: Told | None = None,
+    on_note: OnNote | None = None,
 ) -> Process:
-    """Start an engine's process with its reserve enforced as far as that is possible; `told` hears how far.
+    """Start an engine process with its limits; `on_note` receives a sentence for each, enforced or not.
 
-    This process keeps off the reserved cores from then on, too: it reads and writes for the engine.
+    Restricts this process to the same CPUs, too, because it does I/O for the engine.
     """
-    arranged = await asyncio.to_thread(arrange, plan, config, name=name, contained=contained)
-    changed = {key: value for key, value in arranged.env if key in env}
+    limits = await asyncio.to_thread(prepare_limits, plan, config, name=name, contained=contained)
+    changed = {key: value for key, value in limits.env if key in env}
     try:
         process = await Process.start(
-            (*arranged.before, *argv),
+            (*limits.wrapper, *argv),
             log=registry.log_path(state, name),
             env={**env, **changed},
-            preparation=arranged.preparation,
+            preparation=limits.preparation,
             detach=detach,
-            afterwards=(*afterwards, *arranged.afterwards),
+            afterwards=(*afterwards, *limits.afterwards),
             predicted_host_bytes=host_bytes(plan),
         )
     except BaseException:
-        arranged.undo()
+        limits.undo()
         raise
-    if arranged.own_cpus is not None:
-        keep_off(arranged.own_cpus)
-    if arranged.kept is None:
+    if limits.own_cpus is not None:
+        restrict_to_cpus(limits.own_cpus)
+    if limits.applied is None:
         _path(state, name).unlink(missing_ok=True)
         return process
-    _write(state, name, process.pid, arranged.kept)
-    if told is not None:
-        if arranged.before:
-            await _in_scope(process.pid.pid)
-        for words in seen(arranged.kept, process.pid.pid).as_words():
-            told(words)
+    _write(state, name, process.pid, limits.applied)
+    if on_note is not None:
+        if limits.wrapper:
+            await _wait_for_scope(process.pid.pid)
+        for note in verified(limits.applied, process.pid.pid).as_words():
+            on_note(note)
     return process
 
 
-async def _in_scope(pid: int) -> None:
+async def _wait_for_scope(pid: int) -> None:
     with suppress(TimeoutError):
-        async with asyncio.timeout(_SCOPE_S):
+        async with asyncio.timeout(_SCOPE_TIMEOUT_S):
             while memory_limit_of(pid) is None:
                 await asyncio.sleep(_POLL_S)
 
 
-def kept_now(state: Path, record: registry.Record) -> AppliedLimits | None:
-    """What a running engine leaves to others, as the kernel says now; None: nothing is reserved, or it is not told."""
+def current_limits(state: Path, record: registry.Record) -> AppliedLimits | None:
+    """The limits of a running engine, checked in the kernel; None if nothing is reserved or stored."""
     try:
         given = json.loads(_path(state, record.name).read_text(encoding="utf-8"))
         if Pid(**given["engine"]) != record.engine:
             return None
-        said = given["kept"]
+        stored = given["kept"]
         kept = AppliedLimits(
             **{
-                **said,
-                "left": tuple(said["left"]),
-                "lacking": tuple(said["lacking"]),
-                "cpus": None if said["cpus"] is None else tuple(said["cpus"]),
+                **stored,
+                "left": tuple(stored["left"]),
+                "lacking": tuple(stored["lacking"]),
+                "cpus": None if stored["cpus"] is None else tuple(stored["cpus"]),
             }
         )
     except (OSError, ValueError, TypeError, KeyError):
         return None
-    return seen(kept, record.engine.pid)
+    return verified(kept, record.engine.pid)
 
 
 def _write(state: Path, name: str, engine: Pid, kept: AppliedLimits) -> None:

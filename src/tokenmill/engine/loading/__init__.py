@@ -1,5 +1,8 @@
-"""Loads while they run: progress, and why one is slow.
+"""Progress of a loading engine, and diagnosis of slow loads.
 
-watch takes samples of the engine's processes; process and system read them; progress turns bytes into a rate and an
-end time; diagnosis explains in words why a load is slow.
+watch      samples the engine's processes
+process    memory, reads and page faults of a process, from /proc
+system     swapping, pressure, disk and NUMA counters of the machine
+progress   bytes loaded, rate and remaining time, from samples
+diagnosis  why a load is slow
 """

@@ -1,7 +1,7 @@
-"""Why a load is slow, in words, each with the command that helps.
+"""Diagnoses slow loads: findings with the likely cause and a command that helps.
 
-`diagnose` is pure over `LoadFacts`; `facts` computes them from two samples. A load is only called slow compared with
-the plan's forecast or the measured speed of the disk; if both are unknown, no load is slow.
+`diagnose` is pure over `LoadFacts`, which `facts` computes from samples. A load is slow compared with the plan's
+forecast or the speed of the disk; if both are unknown, no load is called slow.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from tokenmill.units import MIB, format_bytes, format_seconds
 
 SLOWER_THAN_FORECAST = 1.5  # times
 SHARE_OF_DISK = 0.5
-LEAST_ELAPSED_S = 10.0  # before that a load has not found its pace
+MIN_ELAPSED_S = 10.0  # the rate varies too much before
 STALL_S = 60.0
 SWAPPING_BYTES_S = MIB
 PRESSURE = 0.2
@@ -27,7 +27,7 @@ ONE_SIDED = 0.9  # share of the allocated memory on one NUMA node
 SMALL_READ_BYTES = 64 << 10
 WINDOW_S = 30.0
 
-Look = TypeVar("Look", System, Sample)
+Snapshot = TypeVar("Snapshot", System, Sample)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,78 +38,78 @@ class LoadFacts:
     bytes_loaded: int | None = None
     bytes_total: int | None = None
     rate_bytes_s: float | None = None
-    forecast_s: float | None = None  # the plan's for this load
+    forecast_s: float | None = None  # of the whole load
     disk_expected_bytes_s: float | None = None
-    disk_measured: bool = False  # the expectation was measured here, not stated
+    disk_measured: bool = False  # disk_expected_bytes_s was measured, not stated by the machine description
     disk: str | None = None
-    disk_rate_bytes_s: float | None = None  # what everyone read
+    disk_rate_bytes_s: float | None = None  # reads of all processes
     disk_busy: float | None = None
-    own_disk_rate_bytes_s: float | None = None  # what the engine made it read
-    network: bool = False  # the model lies on another machine
+    own_disk_rate_bytes_s: float | None = None  # reads of the engine
+    network: bool = False  # the model is on a network file system
     major_faults_s: float | None = None
     swap_in_bytes_s: float | None = None
     swap_out_bytes_s: float | None = None
-    io_waits: float | None = None
+    io_waits: float | None = None  # pressure: share of the last ten seconds
     memory_waits: float | None = None
     available_bytes: int | None = None
     node_growth_bytes: dict[int, int] = field(default_factory=dict)
     spread: bool = False  # the plan spreads memory over all nodes
     cgroup: str | None = None
     cgroup_high_bytes: int | None = None
-    throttled: int | None = None  # times in this time
-    mlock_bytes: int | None = None  # that the plan locks; None: none
+    throttled: int | None = None  # number of times
+    mlock_bytes: int | None = None  # locked by the plan; None: not locked
     memlock_known: bool = False
-    memlock_bytes: int | None = None
-    idle_s: float = 0.0  # since bytes last came
+    memlock_bytes: int | None = None  # limit; None: unlimited, if known
+    idle_s: float = 0.0  # since bytes were last loaded
 
     @property
     def expected_s(self) -> float | None:
-        """How long the whole load would take at the present rate."""
+        """Duration of the whole load at the current rate."""
         if not self.rate_bytes_s or self.bytes_loaded is None or self.bytes_total is None:
             return None
         return self.elapsed_s + (self.bytes_total - self.bytes_loaded) / self.rate_bytes_s
 
 
 def slow(facts: LoadFacts) -> str | None:
-    """Return what the load is slower than, in words; None if it is fast or complete, or no reference is known."""
+    """Describe how a load is slow; None if it is not, is complete, or cannot be compared with anything."""
     done = facts.bytes_loaded is not None and facts.bytes_total is not None and facts.bytes_loaded >= facts.bytes_total
-    if facts.elapsed_s < LEAST_ELAPSED_S or done:
+    if facts.elapsed_s < MIN_ELAPSED_S or done:
         return None
     expected = facts.expected_s
     forecast = facts.forecast_s
-    if forecast and forecast >= LEAST_ELAPSED_S and expected and expected > SLOWER_THAN_FORECAST * forecast:
-        return f"the load will take {format_seconds(expected)}, {format_seconds(forecast)} were forecast"
+    if forecast and forecast >= MIN_ELAPSED_S and expected and expected > SLOWER_THAN_FORECAST * forecast:
+        return f"the load will take {format_seconds(expected)}, the forecast was {format_seconds(forecast)}"
     rate = facts.rate_bytes_s
     disk = facts.disk_expected_bytes_s
     if not forecast and rate is not None and disk and rate < SHARE_OF_DISK * disk:
-        return f"{_rate(rate)} are loaded, and the disk can give {_rate(disk)}"
+        return f"loading at {_rate(rate)}, the disk can read {_rate(disk)}"
     if (forecast or disk) and facts.idle_s >= STALL_S:
         return f"nothing was loaded for {format_seconds(facts.idle_s)}"
     return None
 
 
 def diagnose(facts: LoadFacts) -> tuple[Finding, ...]:
-    """What holds a load up, the likeliest first, and what will not work as planned after it."""
-    beside = slow(facts)
-    findings = [] if beside is None else [*_swap(facts), *_throttle(facts), *_disk(facts), *_pressure(facts)]
-    if beside is not None and not findings:
-        hint = "cat /proc/PID/stack and top -H say what it waits for" if facts.idle_s >= STALL_S else None
-        findings.append(Finding("warning", f"{beside}; neither disk nor memory shows why", hint))
-    elif beside is not None:
-        findings.insert(0, Finding("warning", beside))
+    """Findings about a load: why it is slow, most likely cause first, and settings that will not take effect."""
+    slowness = slow(facts)
+    findings = [] if slowness is None else [*_swap(facts), *_throttle(facts), *_disk(facts), *_pressure(facts)]
+    if slowness is not None and not findings:
+        hint = "cat /proc/PID/stack and top -H show what it waits for" if facts.idle_s >= STALL_S else None
+        findings.append(Finding("warning", f"{slowness}; disk and memory do not explain it", hint))
+    elif slowness is not None:
+        findings.insert(0, Finding("warning", slowness))
     return (*findings, *_locking(facts), *_nodes(facts))
 
 
 def _swap(facts: LoadFacts) -> Iterator[Finding]:
-    out = facts.swap_out_bytes_s or 0.0
-    back = facts.swap_in_bytes_s or 0.0
-    if max(out, back) < SWAPPING_BYTES_S:
+    swap_out = facts.swap_out_bytes_s or 0.0
+    swap_in = facts.swap_in_bytes_s or 0.0
+    if max(swap_out, swap_in) < SWAPPING_BYTES_S:
         return
-    left = "" if facts.available_bytes is None else f" with {format_bytes(facts.available_bytes)} of memory left"
+    left = "" if facts.available_bytes is None else f", {format_bytes(facts.available_bytes)} of memory available"
     yield Finding(
         "warning",
-        f"swapping: {_rate(out)} go out and {_rate(back)} come back{left}",
-        "ps aux --sort=-rss | head shows what else fills memory; plan with --mmap, less --context or a smaller quant",
+        f"swapping {_rate(swap_out)} out and {_rate(swap_in)} in{left}",
+        "ps aux --sort=-rss | head shows what uses memory; use --mmap, a smaller --context or a smaller quant",
     )
 
 
@@ -118,8 +118,8 @@ def _throttle(facts: LoadFacts) -> Iterator[Finding]:
         return
     yield Finding(
         "warning",
-        f"the control group may hold {format_bytes(facts.cgroup_high_bytes)}, and was slowed down {facts.throttled} "
-        "times for more",
+        f"the control group exceeded its memory.high of {format_bytes(facts.cgroup_high_bytes)} and was throttled "
+        f"{facts.throttled} times",
         f"echo max | sudo tee {facts.cgroup}/memory.high, or MemoryHigh=infinity in the unit",
     )
 
@@ -130,8 +130,8 @@ def _disk(facts: LoadFacts) -> Iterator[Finding]:
     if facts.network:
         yield Finding(
             "warning",
-            f"the model lies on another machine, which gives {_rate(rate or 0.0)}",
-            "copy it to a local disk: cp --sparse=never MODEL /local/, and plan with that path",
+            f"the model is on a network file system, read at {_rate(rate or 0.0)}",
+            "copy it to a local disk: cp --sparse=never MODEL /local/",
         )
         return
     if rate is None or not rate:
@@ -143,7 +143,7 @@ def _disk(facts: LoadFacts) -> Iterator[Finding]:
     if others > max(rate, SWAPPING_BYTES_S):
         yield Finding(
             "warning",
-            f"the disk gives {_rate(rate)}{known}: others read {_rate(others)} from it meanwhile",
+            f"the disk reads {_rate(rate)}{known} for the engine, and {_rate(others)} for other processes",
             "sudo iotop -oPa shows them",
         )
         return
@@ -151,20 +151,20 @@ def _disk(facts: LoadFacts) -> Iterator[Finding]:
     if per_fault is not None and per_fault < SMALL_READ_BYTES and (facts.disk_busy or 0.0) < BUSY:
         yield Finding(
             "warning",
-            f"the disk gives {_rate(rate)}{known}: the mapped file comes in pieces of {format_bytes(round(per_fault))}",
-            "cat MODEL* > /dev/null reads it ahead in large pieces; or load with --no-mmap",
+            f"the disk reads {_rate(rate)}{known}: page faults read only {format_bytes(round(per_fault))} each",
+            "read it ahead with cat MODEL* > /dev/null, or load with --no-mmap",
         )
     elif facts.disk_busy is not None and facts.disk_busy >= BUSY:
         yield Finding(
             "warning",
-            f"the disk gives {_rate(rate)}{known}, and is busy {facts.disk_busy:.0%} of the time",
-            f"it can do no more: tokenmill probe --measure; sudo smartctl -a /dev/{facts.disk}",
+            f"the disk reads {_rate(rate)}{known} and is busy {facts.disk_busy:.0%} of the time",
+            f"this is its maximum; check it with tokenmill probe --measure and sudo smartctl -a /dev/{facts.disk}",
         )
     elif expected is not None:
         yield Finding(
             "warning",
-            f"the disk gives {_rate(rate)}{known}, and it could give more",
-            "one thread reads: cat MODEL* > /dev/null beside it fills the page cache ahead",
+            f"the disk reads {_rate(rate)}{known} and is not fully used",
+            "the engine reads with one thread; cat MODEL* > /dev/null in parallel fills the page cache",
         )
 
 
@@ -172,14 +172,14 @@ def _pressure(facts: LoadFacts) -> Iterator[Finding]:
     if (facts.memory_waits or 0.0) >= PRESSURE:
         yield Finding(
             "warning",
-            f"tasks waited for memory in {facts.memory_waits:.0%} of the last ten seconds",
-            "ps aux --sort=-rss | head; plan with --reserve-ram for what else runs",
+            f"processes waited for memory in {facts.memory_waits:.0%} of the last ten seconds",
+            "see ps aux --sort=-rss | head; use --reserve-ram for other programs",
         )
     elif (facts.io_waits or 0.0) >= PRESSURE and facts.own_disk_rate_bytes_s is None:
         yield Finding(
             "note",
-            f"tasks waited for a disk in {facts.io_waits:.0%} of the last ten seconds",
-            "iostat -x 1 shows which",
+            f"processes waited for I/O in {facts.io_waits:.0%} of the last ten seconds",
+            "iostat -x 1 shows the disk",
         )
 
 
@@ -201,10 +201,10 @@ def _nodes(facts: LoadFacts) -> Iterator[Finding]:
         return
     yield Finding(
         "warning",
-        f"{grown[node] / total:.0%} of the memory lies on node {node} of {len(facts.node_growth_bytes)}: the other "
-        "nodes' processors wait for it",
-        "numactl --interleave=all in front of the command, after sync; echo 3 | sudo tee /proc/sys/vm/drop_caches, "
-        "since pages cached earlier stay where they are",
+        f"{grown[node] / total:.0%} of the memory is on NUMA node {node} of {len(facts.node_growth_bytes)}: access "
+        "from the other nodes is slow",
+        "drop the page cache (sync; echo 3 | sudo tee /proc/sys/vm/drop_caches), because cached pages do not move, and "
+        "start the engine with numactl --interleave=all",
     )
 
 
@@ -217,9 +217,9 @@ def facts(
     idle_s: float = 0.0,
     warm: bool = False,
 ) -> LoadFacts:
-    """What looks at the machine and at the processes tell beside the plan; `warm`: the file was in memory before.
+    """Compute facts from samples of the machine and of the engine's processes. `warm`: the file was cached before.
 
-    Rates are of the last `WINDOW_S`; elapsed time and growth are since the first look.
+    Rates are averages over the last `WINDOW_S`; elapsed time and growth count from the first sample.
     """
     before = recent(systems)
     after = systems[-1]
@@ -230,9 +230,9 @@ def facts(
     stated = machine.disk.nominal_gb_s if machine.disk else None
     expected = measured if measured is not None else stated
     span = after.time_s - before.time_s
-    looks = last.time_s - first.time_s
+    sample_span = last.time_s - first.time_s
     busy = _per_second(before.disk_busy_s, after.disk_busy_s, span)
-    throttled = _less(after.cgroup_throttled, before.cgroup_throttled)
+    throttled = _increase(after.cgroup_throttled, before.cgroup_throttled)
     forecast = plan.forecast.load_warm_s if warm else plan.forecast.load_cold_s
     return LoadFacts(
         elapsed_s=after.time_s - systems[0].time_s,
@@ -245,9 +245,9 @@ def facts(
         disk=after.disk,
         disk_rate_bytes_s=_per_second(before.disk_read_bytes, after.disk_read_bytes, span),
         disk_busy=None if busy is None else min(1.0, busy),
-        own_disk_rate_bytes_s=_per_second(first.disk_bytes, last.disk_bytes, looks),
+        own_disk_rate_bytes_s=_per_second(first.disk_bytes, last.disk_bytes, sample_span),
         network=machine.disk is not None and machine.disk.kind == "network",
-        major_faults_s=_per_second(first.major_faults, last.major_faults, looks),
+        major_faults_s=_per_second(first.major_faults, last.major_faults, sample_span),
         swap_in_bytes_s=_per_second(before.swapped_in_bytes, after.swapped_in_bytes, span),
         swap_out_bytes_s=_per_second(before.swapped_out_bytes, after.swapped_out_bytes, span),
         io_waits=after.io.some,
@@ -269,19 +269,19 @@ def facts(
     )
 
 
-def recent(looks: Sequence[Look]) -> Look:
-    """The look that rates are counted from: the oldest of the last `WINDOW_S`, at least the one before the last."""
-    inside = [look for look in looks[:-1] if looks[-1].time_s - look.time_s <= WINDOW_S]
-    return inside[0] if inside else looks[max(0, len(looks) - 2)]
+def recent(snapshots: Sequence[Snapshot]) -> Snapshot:
+    """The start of the interval for rates: the oldest snapshot in `WINDOW_S`, else the last but one."""
+    inside = [each for each in snapshots[:-1] if snapshots[-1].time_s - each.time_s <= WINDOW_S]
+    return inside[0] if inside else snapshots[max(0, len(snapshots) - 2)]
 
 
 def _locked(plan: Plan) -> int:
-    """Weights in host memory, rewritten ones too: what engines lock."""
+    """Weights in host memory, including repacked ones: the memory that engines lock."""
     items = ("weights", "repack")
     return sum(row.bytes for row in plan.ledger.after_load if row.tier in HOST_TIERS and row.item in items)
 
 
-def _less(after: int | None, before: int | None) -> int | None:
+def _increase(after: int | None, before: int | None) -> int | None:
     return None if after is None or before is None else max(0, after - before)
 
 

@@ -1,7 +1,7 @@
-"""What /proc says of one process: memory by kind, reads, faults, limits.
+"""Memory, reads, page faults and limits of processes, from /proc, and GPU memory from the driver.
 
-Parse functions take text. `status` is read and not `smaps`: the kernel keeps its figures as counters, while walking
-the pages of a mapping of half a terabyte takes seconds and holds the process up.
+Parse functions take text. Memory is read from `status`, not `smaps`, which would walk the page tables and block the
+process for seconds on a mapping of half a terabyte.
 """
 
 import re
@@ -19,25 +19,25 @@ CAP_IPC_LOCK = 14
 class ProcessMemory:
     """Resident memory of a process, or of several together."""
 
-    anon_bytes: int | None = None  # its own
-    file_bytes: int | None = None  # pages of mapped files, which the system can drop
+    anon_bytes: int | None = None
+    file_bytes: int | None = None  # pages of mapped files, which the kernel can evict
     shmem_bytes: int | None = None
     swap_bytes: int | None = None
     locked_bytes: int | None = None
 
     @property
     def rss_bytes(self) -> int | None:
-        """All that is resident."""
+        """All resident memory; None if a part is unknown."""
         parts = (self.anon_bytes, self.file_bytes, self.shmem_bytes)
         return None if None in parts else sum(part for part in parts if part is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessReads:
-    """What a process has read since it started."""
+    """Bytes that a process has read since it started."""
 
-    chars: int | None = None  # through read(), from the page cache as well
-    disk_bytes: int | None = None  # what had to come from a disk for it, pages of mapped files included
+    chars: int | None = None  # by read(), including from the page cache
+    disk_bytes: int | None = None  # from disk, including pages of mapped files
 
 
 _MEMORY = {
@@ -50,7 +50,7 @@ _MEMORY = {
 
 
 def parse_status(text: str) -> ProcessMemory:
-    """/proc/PID/status."""
+    """Parse /proc/PID/status."""
     found = {
         _MEMORY[name]: int(size) * KIB
         for name, size in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)
@@ -60,7 +60,7 @@ def parse_status(text: str) -> ProcessMemory:
 
 
 def parse_io(text: str) -> ProcessReads:
-    """/proc/PID/io."""
+    """Parse /proc/PID/io."""
     found = dict(re.findall(r"^(\w+): (\d+)$", text, re.MULTILINE))
     return ProcessReads(
         int(found["rchar"]) if "rchar" in found else None,
@@ -69,13 +69,13 @@ def parse_io(text: str) -> ProcessReads:
 
 
 def parse_major_faults(stat: str) -> int | None:
-    """/proc/PID/stat: pages that had to be waited for."""
+    """Parse the number of major page faults in /proc/PID/stat."""
     fields = stat.rpartition(")")[2].split()
     return int(fields[9]) if len(fields) > 9 and fields[9].isdigit() else None
 
 
 def parse_memlock(limits: str, status: str) -> tuple[bool, int | None]:
-    """/proc/PID/limits and status: (whether it is known, bytes that may be locked; None for all)."""
+    """Parse /proc/PID/limits and status: whether the memlock limit is known, and the limit; None: unlimited."""
     capable = re.search(r"^CapEff:\s+([0-9a-f]+)$", status, re.MULTILINE)
     if capable and int(capable[1], 16) >> CAP_IPC_LOCK & 1:
         return True, None
@@ -86,7 +86,7 @@ def parse_memlock(limits: str, status: str) -> tuple[bool, int | None]:
 
 
 def maps_any(maps: str, files: frozenset[tuple[str, int]]) -> bool:
-    """/proc/PID/maps: whether a file of this name and inode is mapped; in a container its folder has another name."""
+    """Whether one of the files, given by name and inode, is in /proc/PID/maps; folders differ in containers."""
     for line in maps.splitlines():
         fields = line.split(maxsplit=5)
         if len(fields) == 6 and (fields[5].rpartition("/")[2], int(fields[4])) in files:
@@ -95,7 +95,7 @@ def maps_any(maps: str, files: frozenset[tuple[str, int]]) -> bool:
 
 
 def read_memory(host: Host, pids: tuple[int, ...]) -> ProcessMemory:
-    """Memory of several processes together; what none of them shows is None."""
+    """Total memory of several processes."""
     found = [parse_status(host.text(f"/proc/{pid}/status") or "") for pid in pids]
 
     def total(name: str) -> int | None:
@@ -106,7 +106,7 @@ def read_memory(host: Host, pids: tuple[int, ...]) -> ProcessMemory:
 
 
 def vram_by_gpu(nvml: Any, pids: Collection[int]) -> dict[int, int] | None:
-    """Bytes on each card that these processes have memory on; None where the driver does not say."""
+    """GPU memory of these processes by GPU index; None if the driver reports none."""
     try:
         nvml.nvmlInit()
     except nvml.NVMLError:
@@ -124,7 +124,7 @@ def vram_by_gpu(nvml: Any, pids: Collection[int]) -> dict[int, int] | None:
 
 
 def _used(nvml: Any, index: int, pids: Collection[int]) -> dict[int, int]:
-    """Bytes by process: one that computes and draws is listed twice with the same figure."""
+    """GPU memory by pid; a process in both lists has the same value in both."""
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     used: dict[int, int] = {}
     for call in (nvml.nvmlDeviceGetComputeRunningProcesses, nvml.nvmlDeviceGetGraphicsRunningProcesses):
@@ -138,8 +138,8 @@ def _used(nvml: Any, index: int, pids: Collection[int]) -> dict[int, int]:
     return used
 
 
-def this_driver() -> Callable[[Collection[int]], dict[int, int] | None]:
+def local_vram() -> Callable[[Collection[int]], dict[int, int] | None]:
     """`vram_by_gpu` on this machine."""
-    import pynvml  # noqa: PLC0415  a large module that a machine without GPUs never needs
+    import pynvml  # noqa: PLC0415  large, and not needed without GPUs
 
     return lambda pids: vram_by_gpu(pynvml, pids)

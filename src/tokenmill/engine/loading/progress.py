@@ -1,15 +1,15 @@
-"""Load progress: bytes in memory, bytes of the model, a rate and the remaining time.
+"""Load progress: bytes loaded, bytes of the model, rate and remaining time.
 
-Pure arithmetic over samples, which `loading_watch` takes. What counts as loaded is the most that any sign shows:
+Pure functions of samples, which `LoadWatch` takes. The bytes loaded are the maximum of these measurements:
 
-  sign                           shows                                     counted from
-  pages of mapped files          a file that is used where it lies         the last look at which it was not mapped
-  bytes read                     a file that is copied                     the last look before the weights
-  hundredths, shards in the log  either                                    nothing
-  memory of its own, of GPUs     a copy, where /proc shows no reads        the first look
+  measurement                    used for                                  counted from
+  resident pages of the files    mapped files                              the last sample in which they were not mapped
+  bytes read                     copied files                              the last sample before the weights
+  percentages in the log         all                                       zero
+  anonymous and GPU memory       copied files if reads are not visible     the first sample
 
-Bytes copied from a mapped file, repacked for the CPU or sent to a GPU, are added to its pages. The sum never decreases
-and never exceeds the total, which it reaches when the log shows a step after the weights.
+Bytes that are copied out of mapped files (repacked for the CPU, sent to a GPU) are added to the resident pages. The
+result never decreases or exceeds the total, which it reaches when the log shows a phase after the weights.
 """
 
 import math
@@ -19,7 +19,7 @@ from itertools import pairwise
 
 from tokenmill.engine.logs.parsed import Hint, Phase
 
-TIME_CONSTANT_S = 10.0  # of the rate: what happened so long ago weighs a third
+TIME_CONSTANT_S = 10.0  # of the exponentially weighted rate
 _AFTER_WEIGHTS: tuple[Phase, ...] = ("context", "compiling", "warming", "ready")
 
 
@@ -31,8 +31,8 @@ class LoadProgress:
     bytes_loaded: int | None = None
     bytes_total: int | None = None
     rate_bytes_s: float | None = None
-    eta_s: float | None = None  # until the weights are there
-    detail: str | None = None  # what the engine last said of it, in words
+    eta_s: float | None = None  # until the weights are loaded
+    detail: str | None = None  # from the engine's log
 
     @property
     def share(self) -> float | None:
@@ -44,14 +44,14 @@ class LoadProgress:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What the system shows of an engine's processes at one moment; None where it shows nothing."""
+    """Measurements of an engine's processes at one moment; None: unknown."""
 
     time_s: float
-    file_bytes: int | None = None  # resident pages of files, in the process that has most
-    mapped: bool | None = None  # whether one of them has a file of the model mapped
-    anon_bytes: int | None = None  # memory of their own, all together
-    read_bytes: int | None = None  # through read(), in the process that has read most
-    disk_bytes: int | None = None  # of all that, what came from a disk
+    file_bytes: int | None = None  # resident pages of mapped files; maximum of the processes
+    mapped: bool | None = None  # whether a process maps a file of the model
+    anon_bytes: int | None = None  # sum of the processes
+    read_bytes: int | None = None  # by read(); maximum of the processes
+    disk_bytes: int | None = None  # read from disk; sum of the processes
     vram_bytes: int | None = None
     major_faults: int | None = None
     hint: Hint | None = None  # the latest
@@ -70,16 +70,16 @@ class LoadWork:
     """Bytes that a load has to read and copy."""
 
     file_bytes: int | None  # of the model's files
-    copied_bytes: int = 0  # out of mapped pages: rewritten, or sent to cards
+    copied_bytes: int = 0  # copied out of mapped files: repacked, or sent to GPUs
 
     @property
     def total_bytes(self) -> int | None:
-        """All of it."""
+        """All bytes; None if the size of the files is unknown."""
         return None if self.file_bytes is None else self.file_bytes + self.copied_bytes
 
 
 def progress(samples: Sequence[Sample], work: LoadWork) -> LoadProgress:
-    """What all looks together say of a load, the last of them at its end."""
+    """Compute the progress at the last sample."""
     total = work.total_bytes
     if not samples:
         return LoadProgress("starting", None, total)
@@ -89,29 +89,29 @@ def progress(samples: Sequence[Sample], work: LoadWork) -> LoadProgress:
     if not line:
         return LoadProgress(phase, None, total, detail=_detail(hint))
     done = line[-1].bytes
-    if done == total:  # what came after the load does not slow it down
+    if done == total:  # the time after the load does not lower its rate
         line = [point for point in line if point.bytes < done] + [point for point in line if point.bytes == done][:1]
     rate = smoothed_rate(line)
     return LoadProgress(phase, done, total, rate, _eta(done, total, rate), _detail(hint))
 
 
 def points(samples: Sequence[Sample], work: LoadWork) -> Iterator[Point]:
-    """Bytes loaded at every look that shows any sign of them."""
-    bases = _Bases(work)
+    """Bytes loaded at each sample that has a measurement of them."""
+    baselines = _Baselines(work)
     total = work.total_bytes
-    most = 0
+    maximum = 0
     for sample in samples:
-        shown = bases.shown(sample)
+        loaded = baselines.loaded(sample)
         if sample.hint is not None and sample.hint.phase in _AFTER_WEIGHTS and total is not None:
-            shown = total
-        if shown is None:
+            loaded = total
+        if loaded is None:
             continue
-        most = max(most, shown if total is None else min(shown, total))
-        yield Point(sample.time_s, most)
+        maximum = max(maximum, loaded if total is None else min(loaded, total))
+        yield Point(sample.time_s, maximum)
 
 
 def smoothed_rate(line: Sequence[Point], time_constant_s: float = TIME_CONSTANT_S) -> float | None:
-    """Bytes a second, recent ones weighing more; None for fewer than two moments."""
+    """Exponentially weighted bytes per second; None if there are fewer than two points."""
     end = line[-1].time_s if line else 0.0
     weighted_bytes = weighted_s = 0.0
     for before, after in pairwise(line):
@@ -125,12 +125,12 @@ def smoothed_rate(line: Sequence[Point], time_constant_s: float = TIME_CONSTANT_
 
 
 def since_growth(line: Sequence[Point]) -> float:
-    """Seconds since bytes last came."""
+    """Seconds since the last increase."""
     return next((line[-1].time_s - point.time_s for point in line if point.bytes == line[-1].bytes), 0.0)
 
 
-class _Bases:
-    """What was there before the weights; fed with samples in order."""
+class _Baselines:
+    """Values of the measurements before the weights. Samples must be passed in order."""
 
     def __init__(self, work: LoadWork) -> None:
         self.work = work
@@ -138,8 +138,8 @@ class _Bases:
         self.read: int | None = None
         self.own: int | None = None
 
-    def shown(self, sample: Sample) -> int | None:
-        """Bytes of the load that one sample shows; changes the bases."""
+    def loaded(self, sample: Sample) -> int | None:
+        """Bytes loaded according to one sample; updates the baselines."""
         hint = sample.hint
         whole = self.work.file_bytes
         signs: list[int] = []
@@ -160,7 +160,7 @@ class _Bases:
         return max(signs, default=None)
 
     def _grown(self, sample: Sample) -> int | None:
-        """Memory of its own and of GPUs, beyond what it began with."""
+        """Growth of anonymous and GPU memory since the first sample."""
         sizes = [size for size in (sample.anon_bytes, sample.vram_bytes) if size is not None]
         if not sizes:
             return None

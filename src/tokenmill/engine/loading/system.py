@@ -1,6 +1,6 @@
-"""What the machine itself shows while an engine loads: swapping, pressure, the model's disk, NUMA nodes, control group.
+"""Counters of the machine during a load: swapping, pressure, the model's disk, NUMA nodes, control group.
 
-Counters that only grow are kept as they are; two looks make a rate. Everything is read through a `Host`.
+Counters are stored as the kernel reports them; the difference of two snapshots gives a rate.
 """
 
 import mmap
@@ -14,15 +14,15 @@ from tokenmill.hardware.host import Host, number
 from tokenmill.hardware.limits import parse_cgroup
 from tokenmill.hardware.memory import parse_meminfo
 
-_PAGE = mmap.PAGESIZE  # swap counters are in pages
-_SECTOR = 512  # block statistics count these whatever the disk has
+_PAGE = mmap.PAGESIZE  # unit of swap counters
+_SECTOR = 512  # unit of block statistics, for all disks
 _NODES = "/sys/devices/system/node"
 _CGROUPS = "/sys/fs/cgroup"
 
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """Shares of the last ten seconds in which some task, or every task, waited."""
+    """Pressure stall information: shares of the last ten seconds in which some or all tasks waited."""
 
     some: float | None = None
     full: float | None = None
@@ -30,28 +30,28 @@ class Pressure:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """One look at the machine; None where it does not say."""
+    """A snapshot of the machine's counters; None: unknown."""
 
     time_s: float
     swapped_in_bytes: int | None = None
     swapped_out_bytes: int | None = None
     io: Pressure = field(default_factory=Pressure)
     memory: Pressure = field(default_factory=Pressure)
-    disk: str | None = None  # the kernel's name of the model's disk
-    disk_read_bytes: int | None = None  # by everyone
+    disk: str | None = None  # the block device of the model
+    disk_read_bytes: int | None = None  # by all processes
     disk_busy_s: float | None = None
-    node_bytes: dict[int, int] = field(default_factory=dict)  # in use on each NUMA node
+    node_bytes: dict[int, int] = field(default_factory=dict)  # used memory by NUMA node
     available_bytes: int | None = None
     cgroup: str | None = None  # folder of the engine's control group
     cgroup_bytes: int | None = None
-    cgroup_high_bytes: int | None = None  # above it the kernel slows the group down
-    cgroup_throttled: int | None = None  # how often it did
+    cgroup_high_bytes: int | None = None  # the kernel throttles the group above it
+    cgroup_throttled: int | None = None  # number of times
     memlock_known: bool = False
-    memlock_bytes: int | None = None  # that the engine may lock; None, if known: all
+    memlock_bytes: int | None = None  # limit of the engine; None: unlimited, if known
 
 
 def read_system(host: Host, time_s: float, *, pid: int, model: Path) -> System:
-    """Look at everything that can slow a load of this file by this process down."""
+    """Take a snapshot of everything that can slow down a process that loads this file."""
     vmstat = dict(re.findall(r"^(\w+) (\d+)$", host.text("/proc/vmstat") or "", re.MULTILINE))
     disk = disk_of(host, model)
     read, busy = parse_block_stat(host.text(f"/sys/class/block/{disk}/stat") or "") if disk else (None, None)
@@ -78,13 +78,13 @@ def read_system(host: Host, time_s: float, *, pid: int, model: Path) -> System:
 
 
 def parse_pressure(text: str) -> Pressure:
-    """/proc/pressure/io or memory; kernels without it have no such file."""
+    """Parse /proc/pressure/io or /proc/pressure/memory, which older kernels lack."""
     found = {kind: float(share) / 100 for kind, share in re.findall(r"^(some|full) avg10=([\d.]+)", text, re.MULTILINE)}
     return Pressure(found.get("some"), found.get("full"))
 
 
 def parse_block_stat(text: str) -> tuple[int | None, float | None]:
-    """/sys/block/DISK/stat: bytes read and seconds busy, since boot."""
+    """Parse /sys/block/DISK/stat: bytes read and seconds busy since boot."""
     fields = text.split()
     if len(fields) < 10 or not all(field.isdigit() for field in fields[:10]):
         return None, None
@@ -92,7 +92,7 @@ def parse_block_stat(text: str) -> tuple[int | None, float | None]:
 
 
 def disk_of(host: Host, path: Path) -> str | None:
-    """The kernel's name of the block device that holds a file; None for networks and memory."""
+    """The block device of a file; None for network file systems and memory."""
     mount = mount_of(host.real(str(path)), parse_mountinfo(host.text("/proc/self/mountinfo") or ""))
     return block_name(host, mount) if mount else None
 
@@ -107,7 +107,7 @@ def _nodes(host: Host) -> dict[int, int]:
 
 
 def _group(host: Host, pid: int) -> str | None:
-    """The folder of a process's control group, where it is of the second version."""
+    """The folder of a process's cgroup v2; None if it has none."""
     for controllers, path in parse_cgroup(host.text(f"/proc/{pid}/cgroup") or ""):
         folder = f"{_CGROUPS}{path}".rstrip("/")
         if not controllers and host.exists(f"{folder}/memory.events"):

@@ -1,6 +1,6 @@
-"""Samples the processes of a loading engine: /proc, the GPUs and the end of its log.
+"""Samples the processes of a loading engine: /proc, GPU memory and the end of its log.
 
-Works for any engine, including its child processes, without its cooperation. Values that cannot be read are None.
+Works for any engine and its child processes. Values that cannot be read are None.
 """
 
 import time
@@ -26,12 +26,12 @@ from tokenmill.launch.parse.parsed import Finding
 from tokenmill.planner.plan import Plan
 from tokenmill.units import MIB
 
-LOG_BYTES = MIB  # of the log at one look, at most: its end
-MOST_LOOKS = 7200
+LOG_BYTES = MIB  # maximum that is read from the end of the log per sample
+MAX_SAMPLES = 7200
 
 
 class LoadWatch:
-    """One load being watched. `look` takes a sample; nothing else reads the system."""
+    """Watches one load. `sample` takes a sample; nothing else reads the system."""
 
     def __init__(
         self,
@@ -46,9 +46,10 @@ class LoadWatch:
         vram: Callable[[tuple[int, ...]], int | None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Watch a process load these files, or folders of them.
+        """Watch a process that loads these files, or folders with safetensors files.
 
-        `vram` tells the GPU memory of processes; `copied_bytes` is what the plan copies out of a mapped file.
+        copied_bytes: bytes that the plan copies out of mapped files.
+        vram: returns the GPU memory of processes.
         """
         self.pid = pid
         self.work = LoadWork(size_of(files), copied_bytes)
@@ -62,18 +63,18 @@ class LoadWatch:
         self._clock = clock
         self._log = Tail(log, kind) if log is not None else None
 
-    def look(self) -> LoadProgress:
+    def sample(self) -> LoadProgress:
         """Take a sample and return the load progress."""
-        self.samples.append(self._sample())
+        self.samples.append(self._measure())
         if self._model is not None:
             self.systems.append(read_system(self._host, self.samples[-1].time_s, pid=self.pid, model=self._model))
-        for looks in (self.samples, self.systems):
-            if len(looks) > MOST_LOOKS:  # the first ones hold what was there before the weights
-                del looks[MOST_LOOKS // 4 : MOST_LOOKS // 2]
+        for snapshots in (self.samples, self.systems):
+            if len(snapshots) > MAX_SAMPLES:  # keep the first ones, which are the baseline
+                del snapshots[MAX_SAMPLES // 4 : MAX_SAMPLES // 2]
         return progress(self.samples, self.work)
 
     def findings(self, plan: Plan, *, warm: bool = False) -> tuple[Finding, ...]:
-        """Diagnose a slow load from the samples so far; `warm`: the file was in memory before."""
+        """Diagnose the load from the samples so far; `warm`: the file was cached before."""
         if not self.systems:
             return ()
         now = progress(self.samples, self.work)
@@ -82,10 +83,10 @@ class LoadWatch:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The engine's processes now."""
+        """The engine's current processes."""
         return (self.pid, *self._tree(self.pid))
 
-    def _sample(self) -> Sample:
+    def _measure(self) -> Sample:
         text = self._host.text
         file_bytes: list[int] = []
         anon: list[int] = []
@@ -112,7 +113,7 @@ class LoadWatch:
                 mapped = bool(mapped) or maps_any(maps, self._files)
         return Sample(
             time_s=self._clock(),
-            # Workers that share a model each map and read all of it.
+            # With several workers, each maps and reads the whole model.
             file_bytes=max(file_bytes, default=None),
             mapped=mapped,
             anon_bytes=sum(anon) if anon else None,
@@ -125,16 +126,16 @@ class LoadWatch:
 
 
 def copied_bytes(plan: Plan, *, vram: bool = False) -> int:
-    """What a load copies out of the mapped file; to cards only where their memory can be watched."""
+    """Bytes that a load copies out of mapped files; to GPUs only if `vram` (their memory) is measured."""
     if not plan.settings.mmap or plan.settings.engine == "vllm":
         return 0
     rows = plan.ledger.after_load
-    to_cards = sum(row.bytes for row in rows if row.item == "weights" and row.tier.startswith("gpu")) if vram else 0
-    return to_cards + sum(row.bytes for row in rows if row.item == "repack")
+    to_gpus = sum(row.bytes for row in rows if row.item == "weights" and row.tier.startswith("gpu")) if vram else 0
+    return to_gpus + sum(row.bytes for row in rows if row.item == "repack")
 
 
 class Tail:
-    """The end of a log that grows, read once; a log that shrinks or is replaced is read anew."""
+    """Reads a growing log once; starts again if the log is truncated or replaced."""
 
     def __init__(self, path: Path, kind: EngineKind) -> None:
         """Read from the log's start."""
@@ -161,7 +162,7 @@ class Tail:
             with self._path.open("rb") as file:
                 size = file.seek(0, 2)
                 inode = self._path.stat().st_ino
-                if size < self._offset or inode != self._inode:  # what was said in the file before still holds
+                if size < self._offset or inode != self._inode:  # keeps the hint from the old file
                     self._offset = 0
                     self._inode = inode
                     self._rest = b""
@@ -173,7 +174,7 @@ class Tail:
 
 
 def size_of(files: Sequence[Path]) -> int | None:
-    """Bytes of a model's files, of the weights in folders; None where one cannot be seen."""
+    """Total size of the files, and of the weights in folders; None if one cannot be read."""
     try:
         return sum(file.stat().st_size for file in _weights(files)) or None
     except OSError:
@@ -186,7 +187,7 @@ def _weights(files: Sequence[Path]) -> Iterator[Path]:
 
 
 def _identities(files: Sequence[Path]) -> Iterator[tuple[str, int]]:
-    """Name and inode of each file, links followed as the kernel follows them."""
+    """Name and inode of each file, with links resolved."""
     for file in _weights(files):
         with suppress(OSError):
             yield file.resolve().name, file.stat().st_ino

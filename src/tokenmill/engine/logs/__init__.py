@@ -1,7 +1,6 @@
-"""What engines say in their logs, read into values: build, buffers, progress, faults, timings.
+"""Parses engine logs: build, buffer sizes, load progress, faults, timings.
 
-Every function is pure over text. A log is read as far as it goes: of a run that is still loading as well as of one
-that failed.
+Pure functions of text. Incomplete logs, of an engine that is still loading or has failed, are parsed as far as they go.
 """
 
 from tokenmill.engine.engine import EngineKind
@@ -25,12 +24,12 @@ __all__ = [
 
 
 def read(kind: EngineKind, text: str) -> EngineLog:
-    """Everything the last run in an engine's log says."""
+    """Parse the last run in an engine's log."""
     if kind == "vllm":
         return vllm.read(text)
     return ik_llama.read(text) if kind == "ik_llama" else llama_cpp.read(text)
 
 
 def hint(kind: EngineKind, line: LogLine) -> Hint | None:
-    """What one line tells of a load's progress."""
+    """The load progress in one line; None if it has none."""
     return vllm.hint(line) if kind == "vllm" else llama_cpp.hint(line)

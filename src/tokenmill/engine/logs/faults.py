@@ -1,7 +1,7 @@
-"""What goes wrong in engines, told from single lines, each with what to do about it.
+"""Recognizes errors in engine logs, line by line; each has a message and a hint.
 
-A table of patterns; the engines' own modules add theirs. The first line that fits is the cause, what follows it in a
-log (cannot create context, exiting) is only its echo.
+`GGML` is the table of patterns for llama.cpp and ik_llama.cpp; vllm.py has its own. The first fatal error is the cause;
+the errors after it (cannot create context, exiting) are consequences.
 """
 
 import re
@@ -12,7 +12,7 @@ from tokenmill.engine.logs.lines import LogLine
 from tokenmill.engine.logs.parsed import FaultKind, LogFault
 from tokenmill.units import GIB, MIB, format_bytes
 
-# Every pattern's line has one of these words, most lines of a long log have none, and looking for them is cheap.
+# Prefilter: every line that a pattern matches contains one of these words, and most lines of a log do not.
 _SUSPECT = (
     "error",
     "fail",
@@ -38,42 +38,42 @@ _SUSPECT = (
     "aborted",
 )
 
-LESS_VRAM = "a smaller --context or --ubatch, fewer experts on that GPU, or a larger --margin in the plan"
-MEMLOCK = "ulimit -l unlimited, LimitMEMLOCK=infinity in the unit, --ulimit memlock=-1:-1 for a container"
+LESS_VRAM = "use a smaller --context or --ubatch, fewer experts on that GPU, or a larger --margin"
+MEMLOCK = "set ulimit -l unlimited, LimitMEMLOCK=infinity in the unit, or --ulimit memlock=-1:-1 for a container"
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A line to look for, and what it means."""
+    """An error line, its message and its hint."""
 
     kind: FaultKind
     regex: re.Pattern[str]
     message: Callable[[re.Match[str]], str]
     hint: str | None = None
     fatal: bool = True
-    device: str | None = None  # name of the group that is a GPU's number
-    mib: str | None = None  # name of the group that is a size in MiB
-    bytes: str | None = None  # name of the group that is a size in bytes
-    gib: str | None = None  # name of the group that is a size in GiB
+    device: str | None = None  # regex group with the index of the GPU
+    mib: str | None = None  # regex group with a size in MiB
+    bytes: str | None = None  # regex group with a size in bytes
+    gib: str | None = None  # regex group with a size in GiB
 
 
-def _says(text: str) -> Callable[[re.Match[str]], str]:
-    """The sentence with the match's groups put in."""
+def _message(text: str) -> Callable[[re.Match[str]], str]:
+    """Format a message with the groups of the match."""
     return lambda match: text.format(*match.groups(), **match.groupdict())
 
 
-def _sized(text: str, unit: int, group: str) -> Callable[[re.Match[str]], str]:
-    """The same with `{size}` from one group."""
+def _message_with_size(text: str, unit: int, group: str) -> Callable[[re.Match[str]], str]:
+    """Format a message with `{size}` from one group."""
 
-    def sentence(match: re.Match[str]) -> str:
+    def message(match: re.Match[str]) -> str:
         size = format_bytes(round(float(match[group]) * unit))
         return text.format(size=size, **match.groupdict())
 
-    return sentence
+    return message
 
 
 def found(lines: Iterable[LogLine], patterns: Iterable[Pattern]) -> Iterator[LogFault]:
-    """Faults in the order they were said, each once; vague ones only where nothing better was said before."""
+    """Errors in log order, without duplicates; unspecific ones only if no fatal error precedes them."""
     table = tuple(patterns)
     seen: set[tuple[str, str]] = set()
     fatal = False
@@ -106,7 +106,7 @@ GGML: tuple[Pattern, ...] = (
     Pattern(
         "vram",
         re.compile(r"allocating (?P<mib>[\d.]+) MiB on device (?P<gpu>\d+): cudaMalloc failed: out of memory"),
-        _sized("GPU {gpu} has no {size} left", MIB, "mib"),
+        _message_with_size("GPU {gpu} has no {size} of memory left", MIB, "mib"),
         LESS_VRAM,
         device="gpu",
         mib="mib",
@@ -114,7 +114,7 @@ GGML: tuple[Pattern, ...] = (
     Pattern(
         "vram",
         re.compile(r"failed to allocate (?:CUDA|ROCm|Vulkan|SYCL)(?P<gpu>\d+) buffer of size (?P<bytes>\d+)"),
-        _sized("GPU {gpu} has no {size} left", 1, "bytes"),
+        _message_with_size("GPU {gpu} has no {size} of memory left", 1, "bytes"),
         LESS_VRAM,
         device="gpu",
         bytes="bytes",
@@ -122,28 +122,28 @@ GGML: tuple[Pattern, ...] = (
     Pattern(
         "vram",
         re.compile(r"(?:CUDA|ROCm) error: out of memory"),
-        _says("a GPU ran out of memory while it computed"),
-        f"{LESS_VRAM}; what grows with the context is in no buffer that the log names",
+        _message("a GPU ran out of memory during computation"),
+        f"{LESS_VRAM}; some buffers grow with the context and are not in the log",
     ),
     Pattern(
         "memory",
         re.compile(r"failed to allocate (?:CPU\w* )?buffer of size (?P<bytes>\d+)"),
-        _sized("the system gave no {size} of memory", 1, "bytes"),
-        "a smaller --context, fewer --sequences, or --mmap in place of a copy",
+        _message_with_size("the system could not allocate {size} of memory", 1, "bytes"),
+        "use a smaller --context, fewer --sequences, or --mmap",
         bytes="bytes",
     ),
     Pattern(
         "memory",
         re.compile(r"insufficient memory \(attempted to allocate (?P<mib>[\d.]+) MB\)"),
-        _sized("the system gave no {size} of memory", MIB, "mib"),
-        "a smaller --context, fewer --sequences, or --mmap in place of a copy",
+        _message_with_size("the system could not allocate {size} of memory", MIB, "mib"),
+        "use a smaller --context, fewer --sequences, or --mmap",
         mib="mib",
     ),
     Pattern(
         "memory",
         re.compile(r"failed to allocate (?P<mib>[\d.]+) MiB of pinned memory"),
-        _sized("the driver pinned no {size} of host memory: copies to the GPU are slower", MIB, "mib"),
-        "more locked memory (ulimit -l unlimited), or GGML_CUDA_NO_PINNED=1 to stop asking",
+        _message_with_size("the driver could not pin {size} of host memory: copies to the GPU are slower", MIB, "mib"),
+        "allow more locked memory (ulimit -l unlimited), or set GGML_CUDA_NO_PINNED=1",
         fatal=False,
         mib="mib",
     ),
@@ -151,8 +151,8 @@ GGML: tuple[Pattern, ...] = (
         "mlock",
         re.compile(r"failed to mlock (?P<bytes>\d+)-byte buffer \(after previously locking (?P<locked>\d+)"),
         lambda match: (
-            f"only {format_bytes(int(match['locked']))} of the weights are locked in memory: the next "
-            f"{format_bytes(int(match['bytes']))} were refused, and the rest can be dropped or swapped"
+            f"only {format_bytes(int(match['locked']))} of the weights are locked in memory: locking the next "
+            f"{format_bytes(int(match['bytes']))} was refused, so the rest can be evicted or swapped"
         ),
         MEMLOCK,
         fatal=False,
@@ -161,87 +161,87 @@ GGML: tuple[Pattern, ...] = (
     Pattern(
         "mmap",
         re.compile(r"mmap failed: (.+)"),
-        _says("the model file could not be mapped: {0}"),
-        "ulimit -v unlimited, vm.max_map_count, or load without mmap",
+        _message("cannot map the model file: {0}"),
+        "set ulimit -v unlimited, increase vm.max_map_count, or use --no-mmap",
     ),
     Pattern(
         "argument",
         re.compile(r"error: (?:invalid|unknown) argument: (\S+)"),
-        _says("the engine has no flag {0}"),
-        "it is another version than the command was written for: ask it with --version and --help",
+        _message("the engine has no flag {0}"),
+        "it is not the version that the plan is for: check --version and --help",
     ),
     Pattern(
         "architecture",
         re.compile(r"unknown (?:model )?architecture:? '?([\w.-]+)'?"),
-        _says("this engine does not know the architecture {0}"),
-        "a newer build of it does, perhaps",
+        _message("the engine does not support the architecture {0}"),
+        "try a newer build",
     ),
     Pattern(
         "missing",
         re.compile(r"failed to open (?:GGUF file )?'?(.+?)'? ?(?:\(|: )No such file or directory"),
-        _says("there is no file {0}"),
-        "check the path, and in a container what is mounted where",
+        _message("file not found: {0}"),
+        "check the path, and in a container its mounts",
     ),
     Pattern(
         "missing",
         re.compile(r"failed to open (?:GGUF file )?'?(.+?)'? ?(?:\(|: )Permission denied"),
-        _says("{0} may not be read"),
+        _message("no permission to read {0}"),
         "check its owner and mode; in a container also the SELinux label (:z)",
     ),
     Pattern(
         "damaged",
         re.compile(r"tensor '([^']+)' data is not within the file bounds"),
-        _says("the file ends before {0}: it is cut short or damaged"),
-        "pull it again, or compare its checksum",
+        _message("the file ends before {0}: it is truncated or damaged"),
+        "download it again, or compare its checksum",
     ),
     Pattern(
         "damaged",
         re.compile(r"invalid magic characters?:? '?(.{1,4})"),
-        _says("the file is no GGUF"),
-        "a split of another model, an HTML error page or an unfinished download look like this",
+        _message("the file is not a GGUF file"),
+        "it may be a split of another model, an HTML error page or an unfinished download",
     ),
     Pattern(
         "damaged",
         re.compile(r"unexpectedly reached end of file"),
-        _says("the file ends too early"),
-        "pull it again, or compare its checksum",
+        _message("the file is truncated"),
+        "download it again, or compare its checksum",
     ),
     Pattern(
         "port",
         re.compile(r"couldn'?t bind (?:HTTP server socket|to server socket).*?port[:=] ?\"?(\d+)"),
-        _says("port {0} is in use"),
-        "another --port, or see who has it: ss -ltnp",
+        _message("port {0} is in use"),
+        "use another --port; ss -ltnp shows the process that uses it",
     ),
     Pattern(
         "cuda",
         re.compile(r"CUDA error: no kernel image is available"),
-        _says("the engine was not built for this GPU"),
+        _message("the engine was not built for this GPU"),
         "build it with -DCMAKE_CUDA_ARCHITECTURES=native",
     ),
-    Pattern("cuda", re.compile(r"CUDA error: (.+)"), _says("CUDA: {0}"), "dmesg shows whether the driver lost the GPU"),
+    Pattern("cuda", re.compile(r"CUDA error: (.+)"), _message("CUDA: {0}"), "check dmesg for GPU driver errors"),
     Pattern(
         "cuda",
         re.compile(r"ggml_cuda_init: failed to initialize CUDA: (.+)"),
-        _says("CUDA could not be started: {0}"),
-        "nvidia-smi must work first",
+        _message("CUDA initialization failed: {0}"),
+        "check that nvidia-smi works",
         fatal=False,
     ),
     Pattern(
         "assertion",
         re.compile(r"GGML_ASSERT(?:\(|: )(.+?)\)? ?(?:failed)?$"),
-        _says("the engine broke off at its own check: {0}"),
-        "keep the log and look for it in its tracker",
+        _message("the engine failed an assertion: {0}"),
+        "search the engine's issue tracker for it, and keep the log",
     ),
     Pattern(
         "crash",
         re.compile(r"^(Segmentation fault|Illegal instruction|Aborted|Bus error)"),
         lambda match: f"the engine crashed: {match[1].lower()}",
-        "keep the log and look for it in its tracker",
+        "search the engine's issue tracker for it, and keep the log",
     ),
     Pattern(
         "load",
         re.compile(r"(?:failed to load model|unable to load model|failed to create.?context)"),
-        _says("the model did not load"),
-        "its reason stands above in the log, or needs a more talkative one",
+        _message("the model did not load"),
+        "see the lines above in the log, or increase its verbosity",
     ),
 )

@@ -1,7 +1,7 @@
-"""The log of ik_llama.cpp's server: llama.cpp's of 2024 with its own names, and buffers split over all GPUs.
+"""Parses the log of ik_llama.cpp's server, which is llama.cpp's of 2024 with additions.
 
-`CUDA_Split` is one buffer spread over several cards. Its share of each is told apart where the log lists the devices,
-and stays one sum where it does not.
+`CUDA_Split` is one buffer divided between several GPUs. If the log lists the shares of the devices, it is replaced with
+a buffer per GPU.
 """
 
 import re
@@ -21,18 +21,18 @@ _LISTS = {
     "context_bytes": re.compile(r"KV cache size per device"),
 }
 _DEVICE = re.compile(r"^\s*Device (\d+): +([\d.]+) MiB")
-_CLOSE = 0.02  # the list is an estimate of the buffer
+_CLOSE = 0.02  # the listed shares are estimates
 
 
 def read(text: str) -> EngineLog:
-    """Everything the last run in a log says."""
+    """Parse the last run in a log."""
     log = llama_cpp.read(text)
     said = llama_cpp.last_run(list(lines(text)))
-    return replace(log, buffers=told_apart(log.buffers, said))
+    return replace(log, buffers=divide_split_buffers(log.buffers, said))
 
 
-def told_apart(buffers: tuple[Buffer, ...], said: Sequence[LogLine]) -> tuple[Buffer, ...]:
-    """Split buffers divided over their cards where the log says how."""
+def divide_split_buffers(buffers: tuple[Buffer, ...], said: Sequence[LogLine]) -> tuple[Buffer, ...]:
+    """Divide split buffers between their GPUs if the log lists the shares."""
     whole = {buffer.name: buffer for buffer in buffers}
     for column, regex in _LISTS.items():
         split = whole.get(SPLIT)

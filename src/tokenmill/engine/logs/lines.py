@@ -22,7 +22,7 @@ _WORDS: dict[str, Level] = {
     "ERROR": "error",
     "CRITICAL": "error",
 }
-# Of journald, CI and routers in front of a server: `Jun 18 08:57:40 host name[1]: `, `[42027] `, an ISO time.
+# Prefixes of journald, CI and routers: `Jun 18 08:57:40 host name[1]: `, `[42027] `, an ISO time.
 _FOREIGN = re.compile(
     r"(?:(?:[A-Z][a-z]{2} +\d+ )?\d\d:\d\d:\d\d +(?:\S+ +)?[\w./-]+:?\[\d+\]: "
     r"|\[\d{4}-\d\d-\d\dT[\d:.]+Z?\] |\[\d+\] )"
@@ -40,18 +40,18 @@ class LogLine:
 
     text: str
     level: Level | None = None
-    who: str | None = None  # the process of an engine that has several: Worker_TP0, EngineCore
+    who: str | None = None  # the process, if the engine has several: Worker_TP0, EngineCore
 
 
 def lines(text: str) -> Iterator[LogLine]:
-    """Yield the lines that are not empty; each state of a progress bar is a line."""
+    """Yield the non-empty lines; each update of a progress bar is a line."""
     for raw in re.split(r"[\r\n]+", _COLOUR.sub("", text)):
         if raw.strip():
             yield line(raw)
 
 
 def line(raw: str) -> LogLine:
-    """One line without its prefixes."""
+    """Parse one line."""
     rest = raw.rstrip()
     foreign = _FOREIGN.match(rest)
     rest = rest[foreign.end() :] if foreign else rest

@@ -1,7 +1,7 @@
-"""The log of llama.cpp's server, and what its forks share with it.
+"""Parses the log of llama.cpp's server; most of it applies to forks.
 
-Since 2026 llama-server names its buffers only with `--verbosity 4`; at its default it says when it listens and what
-requests took. Buffer lines are read by `fit_params`; here they are only made to look alike over the years.
+Since 2026 llama-server logs buffer sizes only with `--verbosity 4`. `fit_params` parses them; `normalized` converts the
+formats of other versions for it.
 """
 
 import re
@@ -13,7 +13,7 @@ from tokenmill.engine.logs.lines import LogLine, lines
 from tokenmill.engine.logs.parsed import EngineLog, Hint, LogFault, Phase, RequestedContext, Timing, latest
 from tokenmill.units import MIB, format_bytes
 
-# A log file may hold several runs; what stands before the last of these belongs to an earlier one.
+# First line of a run; a log may contain several.
 _START = re.compile(r"^(?:srv +init: initializing \.\.\.|main: build = |build info \||build: \d+ \(|version: \d+ \()")
 _BUILDS = (
     re.compile(r"^build info \|.*\bbuild=(\d+) commit=\"(\w+)\""),
@@ -24,21 +24,21 @@ _BUILDS = (
 _PHASES: tuple[tuple[re.Pattern[str], Phase, str | None], ...] = (
     (re.compile(r"server is listening on|^srv +\w+: listening on |^HTTP server listening"), "ready", None),
     (re.compile(r"^(?:srv +\w+: |main: )?model loaded\b"), "ready", None),
-    (re.compile(r"warming up the model"), "warming", "a first run"),
+    (re.compile(r"warming up the model"), "warming", "warm-up run"),
     (
         re.compile(
             r"^(?:llama_context: constructing|llama_new_context_with_model: n_ctx|llama_init_from_model: n_ctx)"
         ),
         "context",
-        "cache and compute buffers",
+        "KV cache and compute buffers",
     ),
     (
         re.compile(r"load_tensors: (?:loading|offload|ggml ctx size)|^llama_model_loader: |load_model: loading model"),
         "reading",
-        "the weights",
+        "weights",
     ),
 )
-_DOTS = re.compile(r"^\.{2,}$")  # one for each hundredth
+_DOTS = re.compile(r"^\.{2,}$")  # one dot per percent
 _MODEL_BUFFER = re.compile(r"load_tensors: +(\S+) +(?:model )?buffer size = +([\d.,]+) MiB")
 _STATE = re.compile(r"^(\w+:\s+\w+ )(?:\w+ )*state (buffer size)")
 _COMMA = re.compile(r"(\d),(\d+ MiB)")
@@ -48,20 +48,20 @@ _RATE = r"(?: *\( *[\d.]+ ms per token, +([\d.]+) tokens per second)?"
 _PROMPT = re.compile(r"prompt eval time += +([\d.]+) ms / +(\d+) tokens" + _RATE)
 _DECODE = re.compile(r"(?<!prompt )eval time += +([\d.]+) ms / +(\d+) (?:tokens|runs)" + _RATE)
 _CACHED = re.compile(r"(?:kv cache rm|memory_seq_rm) \[(\w+), end\)(?:.*\bp0=(\d+))?")
-_TOTALS = re.compile(r"^llama_(?:print_timings|perf)")  # of the whole process, printed at its end
+_TOTALS = re.compile(r"^llama_(?:print_timings|perf)")  # totals of the process, logged when it exits
 _PROMPT_CACHE = re.compile(r"cache state: \d+ prompts, ([\d.]+) MiB")
 _MAPPED = re.compile(r"\b(?:mmap = (true|false)|load_mode = (\S+?)\))")
 
 
 def read(text: str) -> EngineLog:
-    """Everything the last run in a log says."""
+    """Parse the last run in a log."""
     said = last_run(list(lines(text)))
-    buffers = fit_params.parse_log(alike(said))
+    buffers = fit_params.parse_log(normalized(said))
     asked = _asked(said)
     return EngineLog(
         build=_build(said),
         buffers=buffers,
-        output_bytes=fit_params.parse_output(alike(said)) if _says_output(said) else None,
+        output_bytes=fit_params.parse_output(normalized(said)) if _has_output_buffer(said) else None,
         prompt_cache_bytes=_prompt_cache(said),
         kv_tokens=asked.tokens,
         asked=asked,
@@ -79,9 +79,9 @@ def last_run(said: Sequence[LogLine]) -> Sequence[LogLine]:
 
 
 def hint(line: LogLine) -> Hint | None:
-    """What one line tells of a load's progress."""
+    """The load progress in one line; None if it has none."""
     if _DOTS.match(line.text):
-        return Hint("reading", min(1.0, len(line.text) / 100), "the weights")
+        return Hint("reading", min(1.0, len(line.text) / 100), "weights")
     if match := _MODEL_BUFFER.search(line.text):
         size = format_bytes(round(float(match[2].replace(",", ".")) * MIB))
         return Hint("reading", None, f"{size} into {match[1]}")
@@ -89,16 +89,16 @@ def hint(line: LogLine) -> Hint | None:
 
 
 def problems(said: Sequence[LogLine]) -> Iterator[LogFault]:
-    """What went wrong, the cause first."""
+    """The errors, the cause first."""
     copies = any("pipeline parallelism enabled (n_copies=4)" in line.text for line in said)
     for fault in faults.found(said, faults.GGML):
         if fault.kind == "vram" and copies:
-            why = "buffers are kept four times for pipelining: build with -DGGML_SCHED_MAX_COPIES=1"
+            why = "buffers are allocated four times for pipeline parallelism: build with -DGGML_SCHED_MAX_COPIES=1"
             yield LogFault(
                 fault.kind,
                 fault.message,
                 fault.line,
-                f"{why}; else {fault.hint}",
+                f"{why}; or {fault.hint}",
                 fault.fatal,
                 fault.device,
                 fault.needed_bytes,
@@ -108,7 +108,7 @@ def problems(said: Sequence[LogLine]) -> Iterator[LogFault]:
 
 
 def timings(said: Iterable[LogLine]) -> Iterator[Timing]:
-    """Every request that was answered, with what was found in the cache where the log says it."""
+    """Timings of the answered requests, with cached tokens if the log has them."""
     slot = None
     task = None
     prompt: re.Match[str] | None = None
@@ -122,7 +122,7 @@ def timings(said: Iterable[LogLine]) -> Iterator[Timing]:
         if (match := _CACHED.search(line.text)) and task is not None:
             start = match[2] or match[1]
             if start.isdigit():
-                cached.setdefault(task, int(start))  # a long prompt says it for every batch
+                cached.setdefault(task, int(start))  # logged for every batch of a long prompt
         if match := _PROMPT.search(line.text):
             prompt = match
         elif (match := _DECODE.search(line.text)) and prompt is not None:
@@ -145,13 +145,13 @@ def _number(text: str | None) -> float | None:
     return float(text) if text else None
 
 
-def alike(said: Iterable[LogLine]) -> str:
-    """Buffer lines as `fit_params` reads them: decimal points, compressed states counted as recurrent ones are."""
+def normalized(said: Iterable[LogLine]) -> str:
+    """Buffer lines in the format that `fit_params` parses: decimal points, and compressed states as recurrent ones."""
     sizes = (line.text for line in said if "buffer size" in line.text)
     return "\n".join(_COMMA.sub(r"\1.\2", _STATE.sub(r"\1RS \2", text)) for text in sizes)
 
 
-def _says_output(said: Iterable[LogLine]) -> bool:
+def _has_output_buffer(said: Iterable[LogLine]) -> bool:
     return any("output buffer size" in line.text for line in said)
 
 

@@ -1,4 +1,4 @@
-"""Facts parsed from an engine's log. Sizes are as exact as the text; None: not in the log."""
+"""Values parsed from an engine's log. None: not in the log."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Literal
 from tokenmill.engine.fit_params import Buffer
 
 Phase = Literal["starting", "reading", "context", "compiling", "warming", "ready"]
-"""Phase of a load: reading weights, making caches and buffers, compiling kernels, a first run."""
+"""Phase of a load. reading: the weights; context: allocating caches and buffers; warming: the warm-up run."""
 
 FaultKind = Literal[
     "memory",
@@ -29,32 +29,32 @@ FaultKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """Load progress in the engine's own terms."""
+    """Load progress according to the log."""
 
     phase: Phase
-    share: float | None = None  # of this phase, 0 to 1
+    share: float | None = None  # completed share of this phase, 0 to 1
     detail: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LogFault:
-    """An error in the log, in words."""
+    """An error in the log."""
 
     kind: FaultKind
     message: str
-    line: str  # as the engine wrote it
+    line: str  # the log line
     hint: str | None = None
-    fatal: bool = True  # the engine exits after it
-    device: int | None = None  # the GPU, as the engine counts them
+    fatal: bool = True  # the engine exits because of it
+    device: int | None = None  # the engine's index of the GPU
     needed_bytes: int | None = None
     limit_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """One answered request; rates are the engine's own, which counts the first token with the prompt or does not."""
+    """Timings of one request. Engines differ in whether the first token counts as prefill."""
 
-    prompt_tokens: int  # computed, not those found in the cache
+    prompt_tokens: int  # computed, without cached tokens
     prompt_s: float
     prompt_tok_s: float | None
     generated_tokens: int
@@ -69,11 +69,11 @@ class Timing:
 class RequestedContext:
     """The context settings that the engine logged."""
 
-    tokens: int | None = None  # of all sequences together
+    tokens: int | None = None  # total of all sequences
     sequences: int | None = None
     ubatch: int | None = None
     outputs: int | None = None  # tokens of a batch whose logits are kept
-    unified: bool | None = None  # one cache for all sequences
+    unified: bool | None = None  # one KV cache for all sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +83,13 @@ class EngineLog:
     build: str | None = None
     buffers: tuple[Buffer, ...] = ()
     output_bytes: int | None = None  # logits, in host memory
-    prompt_cache_bytes: int | None = None  # of the host's prompt cache, what is filled
-    kv_tokens: int | None = None  # that all sequences together can have
+    prompt_cache_bytes: int | None = None  # used size of the host prompt cache
+    kv_tokens: int | None = None  # capacity, total of all sequences
     asked: RequestedContext = RequestedContext()
-    hint: Hint | None = None  # the last
+    hint: Hint | None = None  # the latest
     faults: tuple[LogFault, ...] = ()
     timings: tuple[Timing, ...] = ()
-    mapped: bool | None = None  # the model file is used where it lies
+    mapped: bool | None = None  # the model file is memory-mapped
 
     @property
     def cause(self) -> LogFault | None:
@@ -98,7 +98,7 @@ class EngineLog:
 
 
 def latest(hints: Iterable[Hint | None]) -> Hint | None:
-    """The latest progress of the load; later requests do not reset `ready`."""
+    """The latest hint, up to the first `ready`."""
     last: Hint | None = None
     for hint in hints:
         last = hint or last

@@ -1,7 +1,7 @@
-"""vLLM's log, V1's and V0's: memory of each worker, how far it has loaded, and why it did not start.
+"""Parses vLLM's log (V1 and V0): memory of each worker, load progress, and errors.
 
-Sizes come in hundredths of GiB. A worker's rank is its GPU; a log without ranks is that of the first. vLLM
-uses all of the space that it reports as available for the cache.
+Sizes are rounded to hundredths of GiB. A worker's rank is its GPU; lines without a rank are about the first. vLLM uses
+all of the memory that it reports as available for the KV cache.
 """
 
 import re
@@ -19,7 +19,7 @@ from tokenmill.units import GIB
 _START = re.compile(r"vLLM API server version |\bversion +\d+\.\d+\.\d+")
 _BUILD = re.compile(r"(?:API server version |\bversion +|LLM engine \(v)(\d+\.\d+\.\d+[\w.+-]*)")
 _RANK = re.compile(r"(?:_TP|rank=|-)(\d+)$")
-_WEIGHTS = re.compile(r"(?:Model loading|Loading model weights) took ([\d.]+) (GiB|GB)")  # GB was GiB all along
+_WEIGHTS = re.compile(r"(?:Model loading|Loading model weights) took ([\d.]+) (GiB|GB)")  # "GB" means GiB
 _AVAILABLE = re.compile(r"Available KV cache memory: (-?[\d.]+) GiB|reserved for KV Cache is (-?[\d.]+)GiB")
 _EXPLICIT = re.compile(r"(?:Explicitly set|Auto set) \(([\d.]+)/[\d.]+\) GiB for KV cache")
 _ACTIVATIONS = re.compile(r"PyTorch activation peak memory takes ([\d.]+)GiB")
@@ -31,19 +31,19 @@ _CAPTURE = re.compile(r"Capturing (?:CUDA|cuda) ?graphs? ?.*?: +(\d+)%")
 _CPU = re.compile(r"device_config=cpu\b|\bCPU KV cache size|for KV cache on node")
 _PHASES: tuple[tuple[re.Pattern[str], Phase, str | None], ...] = (
     (re.compile(r"Application startup complete"), "ready", None),
-    (re.compile(r"Warming up model|Starting vLLM (?:API )?server|init engine .* took"), "warming", "a first run"),
-    (re.compile(r"KV cache size|Available KV cache memory|for KV cache on node"), "context", "the cache"),
+    (re.compile(r"Warming up model|Starting vLLM (?:API )?server|init engine .* took"), "warming", "warm-up run"),
+    (re.compile(r"KV cache size|Available KV cache memory|for KV cache on node"), "context", "KV cache"),
     (re.compile(r"Dynamo bytecode|Compiling a graph|torch\.compile|compile range"), "compiling", "kernels"),
-    (re.compile(r"(?:Model loading|Loading weights|Loading model weights) took"), "context", "memory is profiled"),
-    (re.compile(r"Starting to load model|Using model weights format"), "reading", "the weights"),
+    (re.compile(r"(?:Model loading|Loading weights|Loading model weights) took"), "context", "memory profiling"),
+    (re.compile(r"Starting to load model|Using model weights format"), "reading", "weights"),
     (
         re.compile(r"vLLM API server version|Initializing an? (?:V1 )?LLM engine|Resolved architecture"),
         "starting",
-        "its processes",
+        "worker processes",
     ),
 )
 
-_MEMORY = "a smaller --context, a higher --gpu-memory-utilization, or more GPUs with --tensor-parallel"
+_MEMORY = "use a smaller --context, a higher --gpu-memory-utilization, or more GPUs with --tensor-parallel"
 PATTERNS: tuple[Pattern, ...] = (
     Pattern(
         "context",
@@ -52,21 +52,21 @@ PATTERNS: tuple[Pattern, ...] = (
             r"(?:.*maximum model length is (\d+))?"
         ),
         lambda match: (
-            f"a context of {match[1]} tokens needs {match[2]} GiB of cache, and {match[3]} GiB are left"
-            + (f": {match[4]} tokens would fit" if match[4] else "")
+            f"a context of {match[1]} tokens needs {match[2]} GiB of KV cache, but {match[3]} GiB are available"
+            + (f"; {match[4]} tokens would fit" if match[4] else "")
         ),
         _MEMORY,
     ),
     Pattern(
         "context",
         re.compile(r"max seq len \((\d+)\) is larger than the maximum number of tokens .* \((\d+)\)"),
-        lambda match: f"the cache holds {match[2]} tokens, fewer than the context's {match[1]}",
+        lambda match: f"the KV cache holds {match[2]} tokens, fewer than the context of {match[1]}",
         _MEMORY,
     ),
     Pattern(
         "vram",
         re.compile(r"No available memory for the cache blocks"),
-        lambda _: "the weights leave no room for a cache",
+        lambda _: "the weights leave no memory for the KV cache",
         _MEMORY,
     ),
     Pattern(
@@ -75,15 +75,15 @@ PATTERNS: tuple[Pattern, ...] = (
             r"Free memory on device(?: cuda:(?P<gpu>\d+))? \((?P<free>[\d.]+)/[\d.]+ GiB\) .*"
             r"utilization \([\d.]+, (?P<gib>[\d.]+) GiB\)"
         ),
-        lambda match: f"{match['free']} GiB of the GPU are free, and vLLM was to take {match['gib']} GiB",
-        "nvidia-smi shows who has the rest; or a lower --gpu-memory-utilization",
+        lambda match: f"{match['free']} GiB of GPU memory are free, but vLLM needs {match['gib']} GiB",
+        "nvidia-smi shows the processes that use the rest; or use a lower --gpu-memory-utilization",
         device="gpu",
         gib="gib",
     ),
     Pattern(
         "vram",
         re.compile(r"CUDA out of memory\. Tried to allocate (?P<size>[\d.]+ [KMG]iB)\. GPU (?P<gpu>\d+)"),
-        lambda match: f"GPU {match['gpu']} has no {match['size']} left",
+        lambda match: f"GPU {match['gpu']} has no {match['size']} of memory left",
         _MEMORY,
         device="gpu",
     ),
@@ -91,61 +91,61 @@ PATTERNS: tuple[Pattern, ...] = (
         "argument",
         re.compile(r"error: unrecognized arguments: (.+)"),
         lambda match: f"vLLM has no flag {match[1]}",
-        "it is another version than the command was written for: ask it with --version and --help",
+        "it is not the version that the plan is for: check --version and --help",
     ),
     Pattern(
         "architecture",
         re.compile(r"Model architectures? \[?'?([\w., ']+?)'?\]? (?:are|is) not supported"),
-        lambda match: f"this vLLM does not know the architecture {match[1]}",
-        "a newer version does, perhaps; a failed import above in the log says the same",
+        lambda match: f"this version of vLLM does not support the architecture {match[1]}",
+        "try a newer version; a failed import above in the log has the same effect",
     ),
     Pattern(
         "missing",
         re.compile(r"(\S+) is not a local folder and is not a valid model identifier"),
-        lambda match: f"there is no model at {match[1]}",
-        "check the path, and in a container what is mounted where",
+        lambda match: f"model not found: {match[1]}",
+        "check the path, and in a container its mounts",
     ),
     Pattern(
         "missing",
         re.compile(r"No such file or directory: '(.+?)'"),
-        lambda match: f"there is no file {match[1]}",
-        "check the path, and in a container what is mounted where",
+        lambda match: f"file not found: {match[1]}",
+        "check the path, and in a container its mounts",
     ),
     Pattern(
         "damaged",
         re.compile(r"SafetensorError: (.+)"),
         lambda match: f"a weight file is damaged: {match[1]}",
-        "pull it again, or compare its checksum",
+        "download it again, or compare its checksum",
     ),
     Pattern(
         "port",
         re.compile(r"attempting to bind on address \('[^']*', (\d+)\)"),
         lambda match: f"port {match[1]} is in use",
-        "another --port, or see who has it: ss -ltnp",
+        "use another --port; ss -ltnp shows the process that uses it",
     ),
     Pattern(
         "port",
         re.compile(r"\[Errno 98\] Address already in use"),
         lambda _: "the port is in use",
-        "another --port, or see who has it: ss -ltnp",
+        "use another --port; ss -ltnp shows the process that uses it",
     ),
     Pattern(
         "cuda",
         re.compile(r"CUDA error: (.+)"),
         lambda match: f"CUDA: {match[1]}",
-        "dmesg shows whether the driver lost the GPU",
+        "check dmesg for GPU driver errors",
     ),
     Pattern(
         "assertion",
         re.compile(r"AssertionError:? ?(.*)"),
-        lambda match: f"vLLM broke off at its own check: {match[1]}".rstrip(": "),
-        "keep the log and look for it in its tracker",
+        lambda match: f"vLLM failed an assertion: {match[1]}".rstrip(": "),
+        "search vLLM's issue tracker for it, and keep the log",
     ),
     Pattern(
         "load",
         re.compile(r"EngineCore failed to start|Engine core initialization failed"),
         lambda _: "the model did not load",
-        "its reason stands above in the log",
+        "see the lines above in the log",
     ),
 )
 
@@ -176,16 +176,16 @@ def last_run(said: Sequence[LogLine]) -> Sequence[LogLine]:
 
 
 def hint(line: LogLine) -> Hint | None:
-    """Return the load progress in one line."""
+    """The load progress in one line; None if it has none."""
     if match := _SHARDS.search(line.text):
-        return Hint("reading", int(match[1]) / 100, "the weights")
+        return Hint("reading", int(match[1]) / 100, "weights")
     if match := _CAPTURE.search(line.text):
         return Hint("warming", int(match[1]) / 100, "CUDA graphs")
     return next((Hint(phase, None, detail) for regex, phase, detail in _PHASES if regex.search(line.text)), None)
 
 
 def problems(said: Sequence[LogLine]) -> Iterator[LogFault]:
-    """Return the errors, the cause first."""
+    """The errors, the cause first."""
     return faults.found(said, PATTERNS)
 
 

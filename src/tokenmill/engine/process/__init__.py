@@ -1,7 +1,10 @@
-"""Processes of ours.
+"""Supervised engine processes.
 
-process: started, watched and ended from here.  supervisor: the parent of one engine process.
-preparation: priority, cores and memory nodes, which the child asks the kernel for.
-identity: a process known for sure by number, start time and boot.  registry: running engines on disk.
-exit_status: how a process ended, and whether the kernel killed it for memory.  ports: who listens where.
+process      start, watch and stop a process
+supervisor   the parent of one engine process
+preparation  kernel settings of a process: priority, cores, NUMA nodes, locked memory
+identity     processes identified by pid, start time and boot
+registry     records of running engines on disk
+exit_status  how a process exited; detects the OOM killer
+ports        free ports, and the processes that listen on others
 """

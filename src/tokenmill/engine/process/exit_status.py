@@ -1,6 +1,6 @@
-"""How a process exited, in words; distinguishes the OOM killer from other kills as far as the kernel reports it.
+"""Exit status of a process; distinguishes the OOM killer from other kills, as far as the kernel reports it.
 
-Pure over a supervisor's report.
+`Exit` is what a supervisor reports. The other functions collect its values from /proc, cgroups and the kernel log.
 """
 
 import json
@@ -13,18 +13,18 @@ from pathlib import Path
 
 from tokenmill.units import format_bytes
 
-_KILLED_BY_SHELL = 128 + signal.SIGKILL  # how a shell or a container runtime reports SIGKILL
-# No crash raises these, so another process sent them; SIGKILL may also be the OOM killer's.
+_SIGKILL_CODE = 128 + signal.SIGKILL  # exit code by which shells and container runtimes report SIGKILL
+# Crashes do not raise these signals, so another process sent them; SIGKILL may be from the OOM killer.
 _SENT = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-_NEARLY_ALL = 0.8  # of the memory there is: what held that when it was killed was likely killed for it
+_OOM_SHARE = 0.8  # a killed process that used more of the memory was probably killed by the OOM killer
 
 _WHY = {
-    signal.SIGKILL: "by somebody; not for memory, as far as the kernel counts",
-    signal.SIGSEGV: "it touched memory that is not its own: a bug or a broken build",
-    signal.SIGABRT: "it gave up by itself; the last lines of its log say why",
-    signal.SIGILL: "the build uses instructions that this processor lacks",
-    signal.SIGBUS: "a mapped file became shorter, or its disk or /dev/shm is full or failing",
-    signal.SIGFPE: "a division by zero",
+    signal.SIGKILL: "by another process; the kernel counted no out-of-memory kill",
+    signal.SIGSEGV: "invalid memory access: a bug or a broken build",
+    signal.SIGABRT: "it aborted; see the last lines of its log",
+    signal.SIGILL: "the build uses instructions that this processor does not support",
+    signal.SIGBUS: "a mapped file was truncated, or its disk or /dev/shm is full or failing",
+    signal.SIGFPE: "division by zero",
 }
 
 
@@ -34,23 +34,23 @@ class Exit:
 
     code: int | None = None
     signal: int | None = None
-    asked: bool = False  # we ended it
-    most_rss_bytes: int | None = None
-    memory_bytes: int | None = None  # what it could have had at most
-    kills: Mapping[str, int] | None = None  # kills for memory while it ran, by who counted them
-    kernel: str | None = None  # the kernel's message about killing it
-    supervisor_signal: int | None = None  # killed the supervisor, and the engine with it (PR_SET_PDEATHSIG)
+    asked: bool = False  # tokenmill stopped it
+    most_rss_bytes: int | None = None  # peak
+    memory_bytes: int | None = None  # memory limit
+    kills: Mapping[str, int] | None = None  # out-of-memory kills while it ran, by counter (system, cgroup)
+    kernel: str | None = None  # the kernel's log message about killing it
+    supervisor_signal: int | None = None  # signal that killed the supervisor, and so the engine (PR_SET_PDEATHSIG)
 
     @property
     def for_memory(self) -> bool | None:
-        """Whether the OOM killer killed it; None: killed by an unknown sender."""
+        """Whether the OOM killer killed it; None: unknown who sent the signal."""
         if self.kernel is not None:
             return True
-        if self.asked or (self.signal != signal.SIGKILL and self.code != _KILLED_BY_SHELL):
+        if self.asked or (self.signal != signal.SIGKILL and self.code != _SIGKILL_CODE):
             return False
         if any((self.kills or {}).values()):
             return True
-        if self.most_rss_bytes and self.memory_bytes and self.most_rss_bytes > _NEARLY_ALL * self.memory_bytes:
+        if self.most_rss_bytes and self.memory_bytes and self.most_rss_bytes > _OOM_SHARE * self.memory_bytes:
             return True
         return False if self.kills else None
 
@@ -58,8 +58,8 @@ class Exit:
     def from_outside(self) -> bool | None:
         """Whether another process ended it, so that no request can be the cause; None: unknown.
 
-        A kill by the OOM killer is not from outside, because the engine itself used the memory. A clean exit (code 0)
-        is unknown here: some servers also shut down cleanly after an internal failure.
+        False for the OOM killer, because the engine itself used the memory. None for exit code 0, because some servers
+        also shut down cleanly after an internal failure.
         """
         if self.asked or self.supervisor_signal is not None:
             return True
@@ -68,13 +68,13 @@ class Exit:
         return None if self.signal is None and not self.code else False
 
     def words(self, predicted_host_bytes: int | None = None) -> str:
-        """Return the exit status as a sentence, with the predicted host memory if the process ran out of it."""
+        """Describe the exit status as a predicate: `was killed by SIGKILL (...)`."""
         if self.asked:
             return "was stopped"
         if self.for_memory:
             return self._memory_words(predicted_host_bytes)
         return self._plain_words() + (
-            "; a process was killed for memory meanwhile, perhaps one of its own"
+            "; the OOM killer killed a process meanwhile, possibly one of the engine's"
             if any((self.kills or {}).values())
             else ""
         )
@@ -83,26 +83,26 @@ class Exit:
         if self.supervisor_signal is not None:
             return f"was killed because its supervisor was killed by {_name(self.supervisor_signal)}"
         if self.signal is None:
-            return "ended, and nothing saw how" if self.code is None else f"ended with exit code {self.code}"
-        why = {one.value: words for one, words in _WHY.items()}.get(self.signal)
+            return "exited with an unknown status" if self.code is None else f"exited with code {self.code}"
+        why = {number.value: words for number, words in _WHY.items()}.get(self.signal)
         if self.for_memory is None:
-            why = "by somebody, or for memory: nothing tells which"
+            why = "by another process or by the OOM killer"
         return f"was killed by {_name(self.signal)}" + (f" ({why})" if why else "")
 
     def _memory_words(self, predicted_host_bytes: int | None) -> str:
-        sure = "" if self.kernel is not None else ", most likely"
-        held = f" while holding {format_bytes(self.most_rss_bytes)}" if self.most_rss_bytes else ""
+        probably = "" if self.kernel is not None else " probably"
+        held = f" while using {format_bytes(self.most_rss_bytes)}" if self.most_rss_bytes else ""
         of = f" of {format_bytes(self.memory_bytes)}" if held and self.memory_bytes else ""
-        plan = f"; its plan counts on {format_bytes(predicted_host_bytes)} at most" if predicted_host_bytes else ""
-        return f"was killed for memory{sure}{held}{of}{plan}"
+        plan = f"; its plan predicts at most {format_bytes(predicted_host_bytes)}" if predicted_host_bytes else ""
+        return f"was{probably} killed by the OOM killer{held}{of}{plan}"
 
 
-def engine_from_outside(end: Exit | None, kind: str) -> bool | None:
-    """`Exit.from_outside` of an engine of this kind; None: unknown, as for an end that nothing has reported."""
-    if end is None:
+def engine_from_outside(exit_status: Exit | None, kind: str) -> bool | None:
+    """`Exit.from_outside` of an engine of this kind; None: unknown."""
+    if exit_status is None:
         return None
-    # llama.cpp's servers and the native worker exit with 0 only when told to; vLLM also after a failure of its engine
-    return True if end.code == 0 and kind != "vllm" else end.from_outside
+    # llama.cpp servers and the native worker exit with 0 only when stopped; vLLM also after an internal failure
+    return True if exit_status.code == 0 and kind != "vllm" else exit_status.from_outside
 
 
 def _name(number: int) -> str:
@@ -121,11 +121,11 @@ def read_exit(path: Path) -> Exit | None:
     )
 
 
-_KERNEL_BYTES = 1 << 20  # of its messages, at most
+_KERNEL_LOG_BYTES = 1 << 20  # maximum that is read
 
 
 def kill_counts(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> dict[str, int]:
-    """Kills for memory so far: of the whole system, and of the caller's own cgroup; what cannot be read is left out."""
+    """Out-of-memory kills so far, in the system and in the caller's cgroup; omits counters that cannot be read."""
     counts: dict[str, int] = {}
     system = counter(_text(proc / "vmstat"), "oom_kill")
     if system is not None:
@@ -139,13 +139,13 @@ def kill_counts(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup
 
 
 def counter(text: str, name: str) -> int | None:
-    """The number behind a name in a file of `name number` lines."""
+    """The value of a name in a file of `name number` lines; None if it is missing."""
     found = re.search(rf"^{name} (\d+)$", text, re.MULTILINE)
     return int(found[1]) if found else None
 
 
 def event_files(membership: str, cgroups: Path) -> list[Path]:
-    """Where the caller's cgroup counts its kills, by /proc/self/cgroup: version 2, and the memory controller of 1."""
+    """Files that count the out-of-memory kills of a cgroup: version 2, and the memory controller of version 1."""
     files = []
     for line in membership.splitlines():
         number, controllers, path = line.split(":", 2) if line.count(":") >= 2 else ("", "", "")
@@ -157,16 +157,16 @@ def event_files(membership: str, cgroups: Path) -> list[Path]:
 
 
 def memory_limit_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """The least of the machine's memory and the limits of the caller's cgroup and those above it."""
+    """Memory that the caller can use: the machine's, or the smallest limit of its cgroup and the parents."""
     total = re.search(r"^MemTotal:\s+(\d+) kB$", _text(proc / "meminfo"), re.MULTILINE)
     limits = [int(total[1]) * 1024] if total else []
     for events in event_files(_text(proc / "self/cgroup"), cgroups):
         name = "memory.max" if events.name == "memory.events" else "memory.limit_in_bytes"
         folder = events.parent
         while folder.is_relative_to(cgroups):
-            said = _text(folder / name).strip()
-            if said.isdigit():
-                limits.append(int(said))
+            limit = _text(folder / name).strip()
+            if limit.isdigit():
+                limits.append(int(limit))
             if folder == cgroups:
                 break
             folder = folder.parent
@@ -174,9 +174,9 @@ def memory_limit_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs
 
 
 def kernel_line(pid: int, since_s: float, path: str = "/dev/kmsg") -> str | None:
-    """The kernel's own message about killing a process, where the caller may read its log.
+    """The kernel's message about killing a process; None if there is none or its log cannot be read.
 
-    `since_s` is on the monotonic clock, as the kernel's are: an older message is about an older process.
+    since_s: start of the process on the monotonic clock; earlier messages are about another process with the same pid.
     """
     try:
         log = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -185,8 +185,8 @@ def kernel_line(pid: int, since_s: float, path: str = "/dev/kmsg") -> str | None
     seen = 0
     found: str | None = None
     try:
-        while seen < _KERNEL_BYTES:
-            # one record a read; EPIPE says that some were overwritten meanwhile
+        while seen < _KERNEL_LOG_BYTES:
+            # one record per read; EPIPE: records were overwritten meanwhile
             try:
                 record = os.read(log, 8192).decode(errors="replace")
             except BrokenPipeError:
@@ -197,20 +197,20 @@ def kernel_line(pid: int, since_s: float, path: str = "/dev/kmsg") -> str | None
             if recorded_s(record) >= since_s:
                 found = killed_line(record, pid) or found
     except OSError:
-        return found  # EAGAIN: the end of what there is
+        return found  # EAGAIN: end of the log
     finally:
         os.close(log)
     return found
 
 
 def recorded_s(record: str) -> float:
-    """When a record of /dev/kmsg was made: `level,number,microseconds,flags;text`."""
+    """Timestamp of a /dev/kmsg record: `level,number,microseconds,flags;text`."""
     fields = record.partition(";")[0].split(",")
     return int(fields[2]) / 1e6 if len(fields) > 2 and fields[2].isdigit() else 0.0
 
 
 def killed_line(text: str, pid: int) -> str | None:
-    """`Memory cgroup out of memory: Killed process 12 (llama-server) ...` out of a kernel log."""
+    """Find the line `... out of memory: Killed process 12 (llama-server) ...` in a kernel log."""
     found = re.search(rf"(?:Memory cgroup out|Out) of memory: Killed process {pid} [^\n]*", text)
     return found[0] if found else None
 

@@ -1,4 +1,4 @@
-"""Processes known for sure: a number is used again, a number with its start time on one boot is not."""
+"""Identifies processes by pid, start time and boot, because pids are reused."""
 
 import os
 import signal
@@ -15,34 +15,34 @@ class Pid:
     """One process."""
 
     pid: int
-    ticks: int  # since boot, when it started
-    boot: str
+    ticks: int  # start time, in clock ticks since boot
+    boot: str  # boot id
 
     @staticmethod
     def of(pid: int) -> "Pid | None":
-        """The process that has this number now; None: none has, or it has ended and waits to be reaped."""
+        """The running process with this pid; None if there is none or it is a zombie."""
         stat = _stat(pid)
         return None if stat is None or stat.state in _DEAD else Pid(pid, stat.ticks, boot_id())
 
     @staticmethod
     def here(pid: int) -> "Pid | None":
-        """The process that has this number, ended or not."""
+        """The process with this pid, including zombies; None if there is none."""
         stat = _stat(pid)
         return None if stat is None else Pid(pid, stat.ticks, boot_id())
 
     @property
     def alive(self) -> bool:
-        """Whether that very process runs."""
+        """Whether this process is running."""
         return Pid.of(self.pid) == self
 
     @property
     def stopped(self) -> bool:
-        """Whether that very process is stopped by a signal and can be resumed with SIGCONT."""
+        """Whether this process is stopped by a signal and can be resumed with SIGCONT."""
         stat = _stat(self.pid)
         return stat is not None and stat.state == "T" and stat.ticks == self.ticks
 
     def send(self, number: int) -> None:
-        """Signal that very process, if it is still there."""
+        """Send a signal if this process is running."""
         if self.alive:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, number)
@@ -57,7 +57,7 @@ class _Stat:
 
 
 def boot_id() -> str:
-    """This boot's name; empty where the kernel tells none."""
+    """The kernel's boot id; empty if it is not available."""
     try:
         return (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -65,7 +65,7 @@ def boot_id() -> str:
 
 
 def descendants(root: int) -> tuple[int, ...]:
-    """Every process below one, nearest first; those that end meanwhile are left out."""
+    """All descendants of a process, children first."""
     children: dict[int, list[int]] = {}
     for pid, stat in _all().items():
         children.setdefault(stat.parent, []).append(pid)
@@ -79,7 +79,7 @@ def descendants(root: int) -> tuple[int, ...]:
 
 
 def end_session(leader: Pid) -> None:
-    """SIGKILL to what is left of a session whose leader has just ended."""
+    """Kill the remaining processes of a session whose leader has exited."""
     for pid, stat in _all().items():
         if stat.session == leader.pid and stat.ticks >= leader.ticks:
             with suppress(ProcessLookupError, PermissionError):
@@ -96,6 +96,6 @@ def _stat(pid: int) -> _Stat | None:
         text = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    # the name in brackets may hold anything, brackets and spaces too
+    # the name in parentheses may contain spaces and parentheses
     fields = text.rpartition(")")[2].split()
     return _Stat(fields[0], int(fields[1]), int(fields[3]), int(fields[19])) if len(fields) > 19 else None

@@ -1,4 +1,4 @@
-"""Ports of this machine: which is free, and who listens on one that is not."""
+"""TCP ports of this machine: finds free ports and the processes that listen on others."""
 
 import ipaddress
 import socket
@@ -12,18 +12,18 @@ from tokenmill.errors import EngineError
 
 @dataclass(frozen=True, slots=True)
 class PortHolder:
-    """A process that listens on a port; without a number where it is another user's."""
+    """A process that listens on a port; `pid` is None if it belongs to another user."""
 
     pid: int | None
     name: str | None
 
     def __str__(self) -> str:
-        """For a message."""
-        return "another user's process" if self.pid is None else f"process {self.pid} ({self.name or 'no name'})"
+        """Description for messages."""
+        return "another user's process" if self.pid is None else f"process {self.pid} ({self.name or 'unknown'})"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this machine's loopback."""
+    """Whether a host name or address is loopback."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -31,22 +31,22 @@ def is_loopback(host: str) -> bool:
 
 
 def free_port(host: str, wanted: int) -> int:
-    """Return the wanted port if it is free, else any free port; 0 means any."""
+    """Return the wanted port if it is free, else any free port; EngineError if the host is not a local address."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, wanted, type=socket.SOCK_STREAM)[0]
     except (OSError, OverflowError) as error:
-        raise EngineError(f"{host}:{wanted} is no address to listen on: {error}") from error
+        raise EngineError(f"cannot listen on {host}:{wanted}: {error}") from error
     failure: OSError | None = None
     for port in dict.fromkeys((wanted, 0)):
         with socket.socket(family, socket.SOCK_STREAM) as probe:
-            # as servers set it: a port whose last connections are still closing is free
+            # as servers do: connections in TIME_WAIT do not block the port
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((address[0], port))
                 return int(probe.getsockname()[1])
             except OSError as error:
                 failure = error
-    raise EngineError(f"no port of {host} can be used: {failure}", hint="is it an address of this machine?")
+    raise EngineError(f"cannot listen on any port of {host}: {failure}", hint="use an address of this machine")
 
 
 def holder_of(port: int) -> PortHolder | None:

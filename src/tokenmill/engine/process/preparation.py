@@ -1,9 +1,9 @@
 """Kernel settings of an engine process, applied before exec: priority, scheduling, cores, memory nodes, locks.
 
-A `Preparation` is made from a plan and the configuration, passed to the child as one argument (`encode`), and applied
-there just before exec, which preserves all settings. A setting that the kernel refuses becomes a sentence that names
-the missing right and how to grant it, and the engine starts without it. This module has no slow imports, because the
-child loads it at every start.
+A `Preparation` is created from a plan and the configuration, passed to the child as one argument (`encode`), and
+applied just before exec, which preserves all settings. If the kernel refuses a setting, the engine starts without it,
+and a note names the missing permission and how to grant it. This module must have no slow imports, because every child
+loads it.
 """
 
 import ctypes
@@ -25,26 +25,26 @@ Scheduling = Literal["normal", "batch", "rr"]
 HIGHEST_NICE = -20
 LOWEST_NICE = 19
 RR_PRIORITY = 1
-"""The lowest real-time priority: it already runs before every ordinary process. 99, which is often advised, also runs
-before the kernel's own watchdog and migration threads, and a hung engine then takes the machine with it."""
+"""The lowest real-time priority, which precedes all ordinary processes. The often recommended 99 also precedes the
+kernel's watchdog and migration threads, so that a hung engine hangs the machine."""
 
 OOM_SCORE_ADJ = 1000
-"""The kernel kills the engine first when memory runs out: tokenmill restarts it, and no answer is lost."""
+"""Makes the OOM killer choose the engine first: tokenmill restarts it without losing answers."""
 
 CAP_IPC_LOCK, CAP_SYS_NICE, CAP_SYS_RESOURCE = 14, 23, 24  # include/uapi/linux/capability.h
 _MPOL_BIND, _MPOL_INTERLEAVE = 2, 3  # include/uapi/linux/mempolicy.h
 _SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}  # system call numbers; glibc has no wrapper
-_MOST_CPUS = 1 << 15
-_MOST_NODES = 1024
+_MAX_CPUS = 1 << 15
+_MAX_NODES = 1024
 _RANGES = {
     "nice": (HIGHEST_NICE, LOWEST_NICE),
-    "cpus": (0, _MOST_CPUS - 1),
-    "nodes": (0, _MOST_NODES - 1),
+    "cpus": (0, _MAX_CPUS - 1),
+    "nodes": (0, _MAX_NODES - 1),
     "memlock_bytes": (0, sys.maxsize),
     "oom_score_adj": (-1000, 1000),
 }
-_AUTOGROUP_S = 3.0
-_AUTOGROUP_PAUSE_S = 0.05
+_AUTOGROUP_TIMEOUT_S = 3.0
+_AUTOGROUP_RETRY_S = 0.05
 _LIMITS_FILE = "/etc/security/limits.d/tokenmill.conf"
 
 
@@ -54,17 +54,17 @@ class Preparation:
 
     nice: int | None = None  # absolute
     scheduling: Scheduling = "normal"
-    cpus: tuple[int, ...] | None = None  # logical CPUs to keep to
-    nodes: tuple[int, ...] | None = None  # NUMA nodes that memory comes from
-    interleave: bool = False  # page by page over these nodes, instead of from these nodes alone
-    memlock_bytes: int | None = None  # what the engine will lock
+    cpus: tuple[int, ...] | None = None  # logical CPUs that the process may use
+    nodes: tuple[int, ...] | None = None  # NUMA nodes of its memory
+    interleave: bool = False  # interleave pages over the nodes, instead of binding to them
+    memlock_bytes: int | None = None  # memory that the engine will lock
     oom_score_adj: int | None = None  # 1000: killed first when memory runs out
-    group: str | None = None  # folder of a control group to be in
+    group: str | None = None  # folder of the control group to join
 
     def apply(self) -> tuple[str, ...]:
-        """Apply all settings to this thread and its later program; return what the kernel refused, in words."""
+        """Apply all settings to this thread and the program it executes; returns a note for each refused setting."""
         notes: list[str] = []
-        for wanted, ask in (
+        for wanted, setting in (
             (self.group is not None, self._join),
             (self.oom_score_adj is not None, self._oom),
             (self.memlock_bytes is not None, self._memlock),
@@ -73,7 +73,7 @@ class Preparation:
             (self.nice is not None, self._nice),
             (self.scheduling != "normal", self._schedule),
         ):
-            if wanted and (note := ask()):
+            if wanted and (note := setting()):
                 notes.append(note)
         return tuple(notes)
 
@@ -87,8 +87,8 @@ class Preparation:
         if self.cpus is not None:
             words.append(f"CPUs {_ranges(self.cpus)}")
         if self.nodes is not None:
-            way = "memory spread over" if self.interleave else "memory from"
-            words.append(f"{way} NUMA node{'s' if len(self.nodes) > 1 else ''} {_ranges(self.nodes)}")
+            policy = "memory interleaved over" if self.interleave else "memory on"
+            words.append(f"{policy} NUMA node{'s' if len(self.nodes) > 1 else ''} {_ranges(self.nodes)}")
         if self.memlock_bytes is not None:
             words.append(f"{format_bytes(self.memlock_bytes)} of memory may be locked")
         if self.oom_score_adj is not None:
@@ -100,31 +100,31 @@ class Preparation:
     def encode(self) -> str:
         """Encode as one argument; the empty preparation is `{}`."""
         unset = Preparation()
-        said = {name: value for name, value in asdict(self).items() if value != getattr(unset, name)}
-        return json.dumps(said, separators=(",", ":"))
+        changed = {name: value for name, value in asdict(self).items() if value != getattr(unset, name)}
+        return json.dumps(changed, separators=(",", ":"))
 
     @staticmethod
     def decode(text: str) -> "Preparation":
-        """Decode the output of `encode`; UsageError for anything else."""
+        """Decode the output of `encode`; UsageError for any other text."""
         try:
-            said = json.loads(text)
+            values = json.loads(text)
         except ValueError as error:
-            raise UsageError(f"a preparation is JSON, and this is not: {text!r}") from error
+            raise UsageError(f"not a preparation, because it is not JSON: {text!r}") from error
         known = {field.name for field in fields(Preparation)}
-        if not isinstance(said, dict) or not said.keys() <= known:
-            raise UsageError(f"not a preparation: {text!r}", hint=f"its keys are {', '.join(sorted(known))}")
-        for name, value in said.items():
+        if not isinstance(values, dict) or not values.keys() <= known:
+            raise UsageError(f"not a preparation: {text!r}", hint=f"allowed keys: {', '.join(sorted(known))}")
+        for name, value in values.items():
             if not _acceptable(name, value):
-                raise UsageError(f"a preparation's {name} cannot be {value!r}")
+                raise UsageError(f"invalid {name} in a preparation: {value!r}")
             if isinstance(value, list):
-                said[name] = tuple(value)
-        return Preparation(**said)
+                values[name] = tuple(value)
+        return Preparation(**values)
 
     def _join(self) -> str | None:
         try:
-            Path(self.group or "", "cgroup.procs").write_text("0")  # who writes it
+            Path(self.group or "", "cgroup.procs").write_text("0")  # the writing process
         except OSError as error:
-            return f"the control group {self.group} was refused ({_why(error)}): its limits do not hold"
+            return f"cannot join the control group {self.group} ({_why(error)}): its limits are not enforced"
         return None
 
     def _oom(self) -> str | None:
@@ -132,21 +132,21 @@ class Preparation:
             Path("/proc/self/oom_score_adj").write_text(str(self.oom_score_adj))
         except OSError as error:
             return (
-                f"out-of-memory score {self.oom_score_adj:+d} was refused ({_why(error)}): lowering it needs "
-                "CAP_SYS_RESOURCE; OOMScoreAdjust= in a systemd unit sets it"
+                f"out-of-memory score {self.oom_score_adj:+d} was refused ({_why(error)}): a lower score needs "
+                "CAP_SYS_RESOURCE or OOMScoreAdjust= in a systemd unit"
             )
         return None
 
     def _memlock(self) -> str | None:
         wanted = self.memlock_bytes or 0
         soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-        if _reaches(soft, wanted) or _keeps_right(CAP_IPC_LOCK):
+        if _reaches(soft, wanted) or _keeps_capability(CAP_IPC_LOCK):
             return None
-        most = hard if _reaches(hard, wanted) else wanted
+        limit = hard if _reaches(hard, wanted) else wanted
         try:
-            resource.setrlimit(resource.RLIMIT_MEMLOCK, (most, most))
-        except (OSError, ValueError):  # ValueError is Python's word for "not allowed to raise maximum limit"
-            resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard, hard))  # as far as it goes without a right
+            resource.setrlimit(resource.RLIMIT_MEMLOCK, (limit, limit))
+        except (OSError, ValueError):  # ValueError: not allowed to raise the hard limit
+            resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard, hard))  # the maximum without a capability
             return (
                 f"{format_bytes(wanted)} cannot be locked, the hard limit is {format_bytes(hard)}: {memlock_remedy()}"
             )
@@ -156,13 +156,11 @@ class Preparation:
         wanted = set(self.cpus or ())
         try:
             os.sched_setaffinity(0, wanted)
-        except (OSError, ValueError) as error:  # ValueError: none at all
+        except (OSError, ValueError) as error:  # ValueError: no CPU in the set exists
             return f"CPUs {_ranges(wanted)} were refused ({_why(error)}): this process may use {_ranges(_allowed())}"
-        lost = wanted - _allowed()  # the kernel quietly leaves out what a cpuset forbids
+        lost = wanted - _allowed()  # the kernel silently drops CPUs that a cpuset forbids
         if lost:
-            return (
-                f"CPUs {_ranges(lost)} are not ours to use (a cpuset, or switched off): bound to {_ranges(_allowed())}"
-            )
+            return f"CPUs {_ranges(lost)} are offline or excluded by a cpuset: the engine uses {_ranges(_allowed())}"
         return None
 
     def _nodes(self) -> str | None:
@@ -170,9 +168,9 @@ class Preparation:
         try:
             set_memory_nodes(nodes, interleave=self.interleave)
         except OSError as error:
-            way = "spreading memory over" if self.interleave else "taking memory from"
+            policy = "interleaving memory over" if self.interleave else "binding memory to"
             return (
-                f"{way} NUMA nodes {_ranges(nodes)} was refused ({_why(error)}): a container needs "
+                f"{policy} NUMA nodes {_ranges(nodes)} was refused ({_why(error)}): a container needs "
                 "--cap-add=SYS_NICE, and a cpuset may forbid a node"
             )
         return None
@@ -188,9 +186,8 @@ class Preparation:
                 set_session_nice(wanted)
         except OSError as error:
             return (
-                f"nice {wanted} holds inside the engine's session alone: for the session it was refused "
-                f"({_why(error)}), and kernel.sched_autogroup_enabled = 1 shares processors out to sessions "
-                "first"
+                f"nice {wanted} only applies within the engine's session: setting it for the session was refused "
+                f"({_why(error)}), and kernel.sched_autogroup_enabled = 1 divides CPU time between sessions first"
             )
         return None
 
@@ -201,16 +198,16 @@ class Preparation:
             os.sched_setscheduler(0, policy, os.sched_param(priority))
         except OSError as error:
             return f"{'real-time' if rr else 'batch'} scheduling was refused ({_why(error)}): {rr_remedy()}"
-        if rr and self.cpus is None and _every_core_is_ours():
+        if rr and self.cpus is None and _may_use_all_cpus():
             return (
-                "real-time scheduling without reserved cores: a busy engine leaves the rest of the machine 5 % "
-                "(kernel.sched_rt_runtime_us); reserve cores in the plan"
+                "real-time scheduling without reserved cores: a busy engine leaves 5 % of CPU time to other programs "
+                "(kernel.sched_rt_runtime_us); use --reserve-cores"
             )
         return None
 
 
 def nice_remedy(nice: int) -> str:
-    """How to be allowed a negative nice."""
+    """How to permit a negative nice value."""
     return (
         f"it needs CAP_SYS_NICE or a limit: sudo prlimit --pid $$ --nice={20 - nice} for this shell, "
         f"LimitNICE={nice} in a systemd unit, `USER - nice {nice}` in {_LIMITS_FILE}, "
@@ -219,17 +216,17 @@ def nice_remedy(nice: int) -> str:
 
 
 def rr_remedy() -> str:
-    """How to be allowed real-time scheduling."""
+    """How to permit real-time scheduling."""
     return (
         f"it needs CAP_SYS_NICE or a limit: sudo prlimit --pid $$ --rtprio={RR_PRIORITY} for this shell, "
         f"LimitRTPRIO={RR_PRIORITY} in a systemd unit, `USER - rtprio {RR_PRIORITY}` in {_LIMITS_FILE}, "
-        "--cap-add=SYS_NICE for a container; root too is refused in a control group without real-time "
-        "budget (cpu.rt_runtime_us)"
+        "--cap-add=SYS_NICE for a container; in a control group without a real-time budget (cpu.rt_runtime_us) "
+        "even root is refused"
     )
 
 
 def memlock_remedy() -> str:
-    """How to be allowed to lock memory."""
+    """How to permit locked memory."""
     return (
         "sudo prlimit --pid $$ --memlock=unlimited for this shell, LimitMEMLOCK=infinity in a systemd unit, "
         f"`USER - memlock unlimited` in {_LIMITS_FILE}, --ulimit memlock=-1 for a container"
@@ -237,43 +234,43 @@ def memlock_remedy() -> str:
 
 
 def set_session_nice(nice: int, pid: int | None = None) -> None:
-    """Rank a process's session among the others, where the kernel shares processors out to sessions first (autogroup).
+    """Set the nice value of a process's session (autogroup); default: of this process. OSError if it is refused.
 
-    There the nice of a process counts among those of its session alone. Default: this one's. OSError where it is
-    refused.
+    With autogroups the kernel divides CPU time between sessions first, and a process's own nice value only applies
+    within its session.
     """
     group = Path("/proc", "self" if pid is None else str(pid), "autogroup")
-    ends_s = time.monotonic() + _AUTOGROUP_S
+    ends_s = time.monotonic() + _AUTOGROUP_TIMEOUT_S
     while group.exists():
         try:
             group.write_text(str(nice))
-        except BlockingIOError:  # of all sessions together the kernel takes ten of these a second
+        except BlockingIOError:  # the kernel accepts ten writes per second
             if time.monotonic() > ends_s:
                 raise
-            time.sleep(_AUTOGROUP_PAUSE_S)
+            time.sleep(_AUTOGROUP_RETRY_S)
         else:
             return
 
 
 def set_memory_nodes(nodes: tuple[int, ...], *, interleave: bool) -> None:
-    """Take this thread's new pages, page cache included, from these nodes; OSError where that is not possible."""
+    """Allocate this thread's new pages, including page cache, on these NUMA nodes; OSError if that is not possible."""
     call = _SET_MEMPOLICY.get(platform.machine())
     if call is None or sys.platform != "linux":
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-    if not nodes or min(nodes) < 0 or max(nodes) >= _MOST_NODES:
+    if not nodes or min(nodes) < 0 or max(nodes) >= _MAX_NODES:
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-    mask = sum(1 << node for node in nodes).to_bytes(_MOST_NODES // 8, sys.byteorder)
+    mask = sum(1 << node for node in nodes).to_bytes(_MAX_NODES // 8, sys.byteorder)
     libc = ctypes.CDLL(None, use_errno=True)
     policy = _MPOL_INTERLEAVE if interleave else _MPOL_BIND
-    if libc.syscall(ctypes.c_long(call), ctypes.c_int(policy), mask, ctypes.c_ulong(_MOST_NODES)) != 0:
+    if libc.syscall(ctypes.c_long(call), ctypes.c_int(policy), mask, ctypes.c_ulong(_MAX_NODES)) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 
 
 def _acceptable(name: str, value: Any) -> bool:
     def whole(item: object) -> bool:
-        least, most = _RANGES[name]
-        return isinstance(item, int) and not isinstance(item, bool) and least <= item <= most
+        low, high = _RANGES[name]
+        return isinstance(item, int) and not isinstance(item, bool) and low <= item <= high
 
     if name == "scheduling":
         return value in get_args(Scheduling)
@@ -286,8 +283,8 @@ def _acceptable(name: str, value: Any) -> bool:
     return value is None or whole(value)
 
 
-def _keeps_right(capability: int) -> bool:
-    """Whether a capability is there after exec: root gets what is in its bounding set, others keep ambient ones."""
+def _keeps_capability(capability: int) -> bool:
+    """Whether a capability is kept after exec: root keeps its bounding set, other users their ambient set."""
     kept = "CapBnd" if os.geteuid() == 0 else "CapAmb"
     for line in Path("/proc/self/status").read_text().splitlines():
         name, _, value = line.partition(":")
@@ -304,7 +301,7 @@ def _allowed() -> set[int]:
     return os.sched_getaffinity(0)
 
 
-def _every_core_is_ours() -> bool:
+def _may_use_all_cpus() -> bool:
     return len(_allowed()) == os.cpu_count()
 
 
@@ -313,6 +310,6 @@ def _why(error: Exception) -> str:
 
 
 def _ranges(numbers: set[int] | tuple[int, ...]) -> str:
-    from tokenmill.launch.binding import ranges  # noqa: PLC0415  only for words
+    from tokenmill.launch.binding import ranges  # noqa: PLC0415  only for messages
 
     return ranges(numbers)

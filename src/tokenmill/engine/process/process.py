@@ -1,7 +1,7 @@
 """Starts, watches and stops a supervised process; the main entry point is `Process.start`.
 
-The process is a child of its supervisor (supervisor.py), which rotates its log and exits with it. A detached process is
-watched again through its pids. This module contains nothing specific to engines.
+The process is a child of its supervisor (supervisor.py), which rotates its log and exits with it. A detached process
+can be watched again by its pids. This module contains nothing specific to engines.
 """
 
 import asyncio
@@ -24,22 +24,22 @@ from tokenmill.units import MIB
 
 LOG_BYTES = 16 * MIB
 GRACE_S = 10.0  # between SIGTERM and SIGKILL
-_REPORT_S = 60.0  # time for the supervisor to write its exit report; the machine may be overloaded, or the disk slow
-_SUPERVISOR_S = 60.0  # beyond its own time limits, for a supervisor to exit before it is killed
+_REPORT_TIMEOUT_S = 60.0  # for the supervisor's exit report; the machine may be overloaded, or the disk slow
+_SUPERVISOR_TIMEOUT_S = 60.0  # added to a supervisor's own time limits before it is killed
 _POLL_S = 0.01
 _TAIL_BYTES = 64 << 10
 _log = logging.getLogger("tokenmill")
 
 
 class Encodes(Protocol):
-    """Nice value, processors and limits of a child: `preparation.Preparation`."""
+    """Kernel settings of the child: `preparation.Preparation`."""
 
     def encode(self) -> str:
         """Encode for the supervisor's arguments."""
 
 
 class Process:
-    """One supervised process. It belongs to the event loop in which it was created."""
+    """One supervised process. Must be used in the event loop in which it was created."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Process:
         self.predicted_host_bytes = predicted_host_bytes
         self._child = child
         self._stop_requested = False
-        self._supervisor_s = supervisor.longest_stop_s(grace_s) + _SUPERVISOR_S
+        self._supervisor_s = supervisor.longest_stop_s(grace_s) + _SUPERVISOR_TIMEOUT_S
         self._loop = asyncio.get_running_loop()
         self._exit: asyncio.Future[Exit] = self._loop.create_future()
         self._cleaned_up = asyncio.Event()
@@ -118,14 +118,14 @@ class Process:
                     pass_fds=(writing, *pass_fds),
                 )
             except OSError as error:
-                raise _cannot(argv[0], str(error), error.errno) from error
+                raise _start_error(argv[0], str(error), error.errno) from error
             finally:
                 os.close(writing)
             started = await _read_start_report(ready, child)
             if "engine" not in started:
-                raise _cannot(argv[0], started.get("error") or _last_line_of(errors), started.get("errno"))
+                raise _start_error(argv[0], started.get("error") or _last_line_of(errors), started.get("errno"))
         if detach:
-            await asyncio.to_thread(child.wait)  # it forks the supervisor and exits
+            await asyncio.to_thread(child.wait)  # the child forks the supervisor and exits
         return Process(
             Pid(**started["engine"]),
             Pid(**started["supervisor"]),
@@ -137,7 +137,7 @@ class Process:
 
     @property
     def running(self) -> bool:
-        """Whether no exit has been noticed."""
+        """Whether the process has not exited."""
         return self._task is None
 
     @property
@@ -164,16 +164,18 @@ class Process:
         self._stop_requested = True
         self.supervisor.send(number)
         await _until_gone(self.supervisor, self._supervisor_s)
-        self.pid.send(signal.SIGKILL)  # still there only if the supervisor could not end it
+        self.pid.send(signal.SIGKILL)  # only needed if the supervisor failed to kill it
         try:
-            async with asyncio.timeout(_REPORT_S):
+            async with asyncio.timeout(_REPORT_TIMEOUT_S):
                 await self._cleaned_up.wait()
         except TimeoutError:
-            _log.warning("process %d does not exit after SIGKILL; it waits in the kernel, see dmesg", self.pid.pid)
+            _log.warning(
+                "process %d does not exit after SIGKILL: it is in uninterruptible sleep, see dmesg", self.pid.pid
+            )
             return Exit(asked=True)
         return await self.wait()
 
-    def let_go(self) -> None:
+    def stop_watching(self) -> None:
         """Stop watching; a detached process keeps running. The object cannot be used afterwards."""
         if self._pidfd is not None:
             self._loop.remove_reader(self._pidfd)
@@ -185,7 +187,7 @@ class Process:
         return _tail((supervisor.older(self.log), self.log), lines)
 
     def words(self) -> str:
-        """Return the exit status as a predicate for a message: `was killed for memory ...`."""
+        """Describe the exit status as a predicate for messages: `was killed by ...`."""
         return "is running" if self.exit is None else self.exit.words(self.predicted_host_bytes)
 
     def _open(self) -> int | None:
@@ -199,14 +201,14 @@ class Process:
         return None
 
     def _on_exit(self, *, seen: bool = True) -> None:
-        self.let_go()
+        self.stop_watching()
         self._task = self._loop.create_task(self._gather(seen))
 
     async def _gather(self, seen: bool) -> None:
-        """Take the supervisor's report and wait until it has cleaned up; if it is dead as well, clean up here."""
+        """Read the supervisor's report and wait until it has cleaned up; clean up here if it is dead."""
         path = exit_file(self.log)
         gone = asyncio.ensure_future(_until_gone(self.supervisor, self._supervisor_s))
-        until = self._loop.time() + _REPORT_S
+        until = self._loop.time() + _REPORT_TIMEOUT_S
         while (report := read_exit(path)) is None and not gone.done() and self._loop.time() < until:
             await asyncio.sleep(_POLL_S)
         if report is None and gone.done():
@@ -260,7 +262,7 @@ def refused(log: Path) -> tuple[str, ...]:
 
 
 async def _reaped(child: "subprocess.Popen[bytes]") -> int:
-    """Wait for a child's exit status, without a thread, because none can be started while Python exits."""
+    """Wait for a child's exit status; polls, because no thread can be started while Python exits."""
     while (code := child.poll()) is None:
         await asyncio.sleep(_POLL_S)
     return code
@@ -278,8 +280,8 @@ async def _until_gone(supervisor: Pid, limit_s: float) -> None:
                 warned = True
             supervisor.send(signal.SIGCONT)
         if loop.time() > until:
-            words = "the engine's supervisor (pid %d) has not exited after %.0f s; killing it and the engine"
-            _log.warning(words, supervisor.pid, limit_s)
+            message = "the engine's supervisor (pid %d) has not exited after %.0f s; killing it and the engine"
+            _log.warning(message, supervisor.pid, limit_s)
             supervisor.send(signal.SIGKILL)
             until = float("inf")
         await asyncio.sleep(_POLL_S)
@@ -295,7 +297,7 @@ async def _read_start_report(ready: IO[bytes], child: "subprocess.Popen[bytes]")
         if "supervisor" in started:
             supervisor_pid = Pid(**started["supervisor"])
             supervisor_pid.send(supervisor.KILL_NOW)
-            await _until_gone(supervisor_pid, supervisor.longest_stop_s(GRACE_S) + _SUPERVISOR_S)
+            await _until_gone(supervisor_pid, supervisor.longest_stop_s(GRACE_S) + _SUPERVISOR_TIMEOUT_S)
         await asyncio.to_thread(child.wait)
         raise
     report: dict[str, Any] = json.loads(line or b"{}")
@@ -310,11 +312,11 @@ def _last_line_of(errors: IO[bytes]) -> str:
     return lines[-1] if lines else "its supervisor exited immediately"
 
 
-def _cannot(program: str, why: str, number: int | None) -> EngineError:
+def _start_error(program: str, why: str, number: int | None) -> EngineError:
     hint = {
-        errno.ENOENT: "is it installed and on PATH? engine.binary and engine.container_runtime set the program",
-        errno.EACCES: "is it executable? chmod +x",
+        errno.ENOENT: "install it, or set engine.binary or engine.container_runtime",
+        errno.EACCES: "make it executable with chmod +x",
         errno.ENOEXEC: "it is not a program for this machine",
-        errno.ENOMEM: "too little memory to start it",
+        errno.ENOMEM: "not enough memory to start it",
     }.get(number or 0)
     return EngineError(f"cannot start {program}: {why}", hint=hint)

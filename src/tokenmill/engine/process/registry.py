@@ -1,11 +1,11 @@
-"""Running engines on disk, so that one that outlived us is found again and none is started twice.
+"""Records of running engines on disk, to find detached engines again and to start no name twice.
 
-    <state>/engines/NAME/engine.json    what runs under that name, replaced whole or not at all
-                         engine.log     with engine.log.1 before it and engine.log.exit after its end; the files of
-                                        the process before it are engine.log.previous and engine.log.previous.1
-                         lock           held while NAME is started, stopped or adopted
+    <state>/engines/NAME/engine.json    the record of the engine, replaced atomically
+                         engine.log     its log; engine.log.1: rotated part; engine.log.exit: exit report;
+                                        engine.log.previous and engine.log.previous.1: log of the process before it
+                         lock           locked while NAME is started, stopped or adopted
 
-A record of a process that is gone (its number may be another's by now) counts for nothing and is removed.
+Records of processes that have exited are ignored and removed.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One engine that runs, or ran."""
+    """One engine process."""
 
     name: str
     kind: EngineKind
@@ -49,29 +49,29 @@ class Record:
 
     @property
     def alive(self) -> bool:
-        """Whether the very process runs."""
+        """Whether the engine process is running."""
         return self.engine.alive
 
 
 def folder(state: Path, name: str) -> Path:
-    """Where everything about an engine of this name lies."""
+    """Folder of an engine; UsageError if the name is invalid."""
     if not _NAME.fullmatch(name):
-        raise UsageError(f"{name!r} cannot be an engine's name", hint="letters, digits, dots, dashes and underscores")
+        raise UsageError(f"invalid engine name {name!r}", hint="use letters, digits, dots, dashes and underscores")
     return state / "engines" / name
 
 
 def log_path(state: Path, name: str) -> Path:
-    """The engine's log."""
+    """Path of the engine's log."""
     return folder(state, name) / "engine.log"
 
 
 def slots_path(state: Path, name: str) -> Path:
-    """Where a server of llama.cpp saves its slots."""
+    """Folder in which a llama.cpp server saves its slots."""
     return folder(state, name) / "slots"
 
 
 def write(state: Path, record: Record) -> None:
-    """Keep a record, replacing the former one of that name."""
+    """Write a record, replacing that of the same name."""
     home = folder(state, record.name)
     home.mkdir(parents=True, exist_ok=True)
     replace_file(home / "engine.json", json.dumps(asdict(record), indent=1).encode())
@@ -108,7 +108,7 @@ def listed(state: Path) -> tuple[Record, ...]:
 
 
 def forget(state: Path, record: Record) -> None:
-    """Remove a record if it still is this one; the log stays."""
+    """Remove a record unless another one has replaced it; keeps the log."""
     if read(state, record.name) == record:
         with suppress(FileNotFoundError):
             (folder(state, record.name) / "engine.json").unlink()
@@ -116,7 +116,7 @@ def forget(state: Path, record: Record) -> None:
 
 @asynccontextmanager
 async def locked(state: Path, name: str, *, wait_s: float = 0.0) -> AsyncIterator[None]:
-    """Lock a name, so that only one process starts an engine under it. EngineError names the process that has it."""
+    """Lock a name, so that only one process uses it; EngineError if another process holds the lock after `wait_s`."""
     home = folder(state, name)
     home.mkdir(parents=True, exist_ok=True)
     file = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -126,14 +126,14 @@ async def locked(state: Path, name: str, *, wait_s: float = 0.0) -> AsyncIterato
             if time.monotonic() >= until:
                 raise EngineError(
                     f"engine {name} is being started, stopped or used by process {_holder(file)}",
-                    hint="wait for it, or choose another name",
+                    hint="wait for that process, or use another name",
                 )
             await asyncio.sleep(_POLL_S)
         os.ftruncate(file, 0)
         os.pwrite(file, str(os.getpid()).encode(), 0)
         yield
     finally:
-        os.close(file)  # the kernel lets go of the lock, also when we are killed
+        os.close(file)  # releases the lock; the kernel does the same if this process is killed
 
 
 def _taken(file: int) -> bool:

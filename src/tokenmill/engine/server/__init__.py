@@ -1,6 +1,11 @@
-"""Engines behind HTTP: llama-server, ik_llama.cpp, vLLM, or anything that speaks OpenAI's protocol.
+"""Engines behind HTTP: llama-server, ik_llama.cpp, vLLM, or any server with an OpenAI-compatible API.
 
-client: the engine.  request, response: bodies as each server spells them, and what it streams back.
-facts: what a running server says about itself.  metrics: its counters.  saved_slots: llama-server's slot files.
-launch: what to run for a plan.  address: where a server is, and its key.  embedded: llama-server out of the wheel.
+client             the engine
+request, response  request bodies in each server's format; streamed responses
+errors             refusals of a server as tokenmill's errors
+facts, metrics     identity and settings of a running server; its counters
+saved_slots        test whether llama-server restores saved slots
+launch             the command that starts a server for a plan
+address            URLs and API keys
+embedded           llama-server from the xllamacpp wheel, as a program
 """

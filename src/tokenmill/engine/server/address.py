@@ -1,4 +1,4 @@
-"""Addresses of servers and the keys to them. A key comes from the environment alone and is never shown."""
+"""Server URLs and API keys. Keys are read only from environment variables and never printed."""
 
 import os
 import socket
@@ -12,7 +12,7 @@ from tokenmill.errors import ConfigError, UsageError
 
 _CONNECT_S = 10.0
 _KEEPALIVE = [
-    # a machine that vanished is noticed within a minute, however long an answer may take
+    # detects a lost peer within a minute, even while an answer takes longer
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
@@ -21,35 +21,37 @@ _KEEPALIVE = [
 
 
 def base_url(given: str) -> str:
-    """The root of a server's interface: `http://host:port/v1/` and the like become `http://host:port`."""
+    """Normalize a server URL: `http://host:port/v1/` becomes `http://host:port`. UsageError if it is invalid."""
     parts = urlsplit(given)
     try:
         port = parts.port
     except ValueError as error:
         raise UsageError(f"{redacted(given)}: {error}") from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(f"{redacted(given)} is no address of a server", hint="http://host:port or https://host")
+        raise UsageError(f"{redacted(given)} is not a server URL", hint="use http://host:port or https://host")
     if parts.username is not None or parts.password is not None:
         raise UsageError(
-            f"{redacted(given)} has a name or password in it, which ends up in logs",
-            hint="put the key into an environment variable and name it as engine.api_key_env",
+            f"{redacted(given)} contains a user name or password, which would appear in logs",
+            hint="put the API key in an environment variable and set engine.api_key_env to its name",
         )
     if parts.query or parts.fragment:
-        raise UsageError(f"{redacted(given)}: nothing may follow the path", hint="http://host:port or https://host")
+        raise UsageError(
+            f"{redacted(given)}: query and fragment are not allowed", hint="use http://host:port or https://host"
+        )
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
     return f"{parts.scheme}://{host}" + (f":{port}" if port is not None else "") + path
 
 
 def redacted(given: str) -> str:
-    """An address without what may be secret in it."""
-    head, at, rest = given.partition("://")[2].partition("/")[0].rpartition("@")
-    shown = given.replace(f"{head}{at}{rest}", f"...@{rest}", 1) if at else given
+    """The URL without user name, password and query, for messages."""
+    user, at, rest = given.partition("://")[2].partition("/")[0].rpartition("@")
+    shown = given.replace(f"{user}{at}{rest}", f"...@{rest}", 1) if at else given
     return shown.partition("?")[0]
 
 
 def key_from(variable: str | None) -> str | None:
-    """The key in an environment variable; ConfigError where the variable is named and not set."""
+    """Read the API key from an environment variable; ConfigError if the variable is not set."""
     if variable is None:
         return None
     key = os.environ.get(variable)
@@ -59,7 +61,7 @@ def key_from(variable: str | None) -> str | None:
 
 
 def client_for(url: str, key: str | None = None) -> httpx.AsyncClient:
-    """A client of a server. Answers may take as long as they take; environment proxies are not for this machine."""
+    """Create an HTTP client without a read timeout. Proxies from the environment are ignored for loopback."""
     host = urlsplit(url).hostname or ""
     proxied = not is_loopback(host) and urlsplit(url).scheme in getproxies() and not proxy_bypass(host)
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=16, keepalive_expiry=2.0)

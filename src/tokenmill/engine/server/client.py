@@ -1,8 +1,8 @@
-"""An engine behind HTTP: llama.cpp's server, ik_llama.cpp's, vLLM, or anything that speaks OpenAI's protocol.
+"""An engine behind HTTP: llama-server, ik_llama.cpp, vLLM, or any server with an OpenAI-compatible API.
 
 The server was started by tokenmill or was already running. When its process exits, every stream raises `EngineDied`
-with the cause, and the object cannot be used again; `RestartingEngine` starts a new one. Closing a stream closes its
-connection, which cancels the request. request.py and response.py define the wire format.
+with the cause, and the engine object cannot be used again. Closing a stream closes its connection, which cancels the
+request. The wire format is in request.py and response.py.
 """
 
 import asyncio
@@ -21,11 +21,11 @@ from tokenmill.engine.engine import (
     Engine,
     EngineState,
     EngineStatus,
+    HttpApi,
     Identity,
     Piece,
     Prompt,
     Request,
-    Speech,
 )
 from tokenmill.engine.process.exit_status import engine_from_outside
 from tokenmill.engine.process.process import Process
@@ -33,41 +33,41 @@ from tokenmill.engine.server import metrics
 from tokenmill.engine.server.errors import fault_of, is_loading
 from tokenmill.engine.server.request import LLAMA, ServerCall, call_of, capabilities_of, chat_body
 from tokenmill.engine.server.response import DONE, Collector, data_of, object_of
-from tokenmill.engine.server.saved_slots import probe_slot_state
+from tokenmill.engine.server.saved_slots import probe_saved_slots
 from tokenmill.errors import EngineDied, EngineError, EngineTimeout, RequestRefused
 
-_LOADING_S = 0.25  # between two attempts while a server still loads
-_STATUS_S = 2.0  # for a question about its state
-_CAUSE_S = 20.0  # for the process to be seen ending after its connection broke: a core dump comes in between
-_LAST_LINES = 12
+_LOADING_RETRY_S = 0.25  # between requests to a server that is loading
+_STATUS_TIMEOUT_S = 2.0
+_EXIT_TIMEOUT_S = 20.0  # for the process to exit after its connection broke; a core dump takes time
+_TAIL_LINES = 12
 
 
 class ServerEngine(Engine):
-    """A running server. It belongs to the event loop in which it was created."""
+    """A running server. Must be used in the event loop in which it was created."""
 
     def __init__(
         self,
         client: httpx.AsyncClient,
         identity: Identity,
-        speech: Speech,
+        api: HttpApi,
         *,
         process: Process | None = None,
         owned: bool = False,
         reports_cached: bool = True,
     ) -> None:
-        """Speak to a server that is ready; an `owned` process is stopped on close."""
+        """Use a server that is ready; an `owned` process is stopped on close."""
         self._client = client
         self._identity = identity
-        self.speech = speech
+        self.api = api
         self.process = process
         self._owned = owned
         self._reports_cached = reports_cached
-        self._saves_heads = False
+        self._saves_prefixes = False
         self._closing = False
         self.ended = asyncio.get_running_loop().create_future()
         self._watching = asyncio.create_task(self._watch(process)) if process is not None else None
 
-    # ---- the protocol
+    # ---- interface of engines
 
     @property
     def identity(self) -> Identity:
@@ -77,17 +77,17 @@ class ServerEngine(Engine):
     @property
     def capabilities(self) -> Capabilities:
         """Capabilities of the server."""
-        return capabilities_of(self.speech, reports_cached=self._reports_cached, saves_heads=self._saves_heads)
+        return capabilities_of(self.api, reports_cached=self._reports_cached, saves_prefixes=self._saves_prefixes)
 
     async def stream(self, request: Request) -> AsyncGenerator[Piece | Answer, None]:
         """Yield the pieces of one request, then its answer. Closing the generator cancels the request."""
-        call = call_of(request, self.speech)
+        call = call_of(request, self.api)
         collector = Collector(
-            self.speech.kind,
+            self.api.kind,
             isinstance(request.prompt, Chat),
             request.sampling.top_logprobs,
             request.max_tokens,
-            request.lane,
+            request.slot,
         )
         loop = asyncio.get_running_loop()
         deadline = None if request.timeout_s is None else loop.time() + request.timeout_s
@@ -101,22 +101,22 @@ class ServerEngine(Engine):
         finally:
             await events.aclose()
         if not collector.finished:
-            raise await self._lost("the stream ended in the middle")
+            raise await self._lost("the stream ended before the answer was complete")
         yield await self._answer(collector, before)
 
     async def tokenize(self, prompt: Prompt) -> tuple[int, ...]:
         """Return the tokens of a prompt, with the chat template applied."""
         if isinstance(prompt, tuple):
             return prompt
-        if self.speech.kind in LLAMA:
+        if self.api.kind in LLAMA:
             if isinstance(prompt, Chat):
                 prompt = str((await self.ask("POST", "/apply-template", chat_body(prompt)))["prompt"])
             body: dict[str, Any] = {"content": prompt, "add_special": True, "parse_special": True}
-        elif self.speech.kind == "vllm":
-            body = {"model": self.speech.model, "add_special_tokens": not isinstance(prompt, Chat)}
+        elif self.api.kind == "vllm":
+            body = {"model": self.api.model, "add_special_tokens": not isinstance(prompt, Chat)}
             body |= chat_body(prompt) if isinstance(prompt, Chat) else {"prompt": prompt}
         else:
-            raise RequestRefused("this server cannot be asked for tokens", hint="llama.cpp's and vLLM can")
+            raise RequestRefused("this server has no tokenize endpoint", hint="use llama.cpp's server or vLLM")
         return tuple((await self.ask("POST", "/tokenize", body))["tokens"])
 
     async def status(self) -> EngineStatus:
@@ -129,7 +129,7 @@ class ServerEngine(Engine):
         return EngineStatus(state, self._identity, counters or Counters(), detail)
 
     async def close(self) -> None:
-        """Stop the server if this object started it and it is not detached; else only disconnect."""
+        """Stop the server if this object started it and it is not detached; otherwise only disconnect."""
         if self._closing:
             return
         self._closing = True
@@ -139,7 +139,7 @@ class ServerEngine(Engine):
             if self._owned:
                 await self.process.stop()
             else:
-                self.process.let_go()
+                self.process.stop_watching()
         await self._client.aclose()
 
     async def stop(self) -> None:
@@ -148,27 +148,27 @@ class ServerEngine(Engine):
         await self.close()
 
     @property
-    def http_api(self) -> Speech:
+    def http_api(self) -> HttpApi:
         """How to call the HTTP API at `identity.address`."""
-        return self.speech
+        return self.api
 
     # ---- optional operations
 
     async def verify_saved_slots(self, folder: Path) -> tuple[bool, str]:
-        """Test whether a saved slot is reused; if so, `capabilities.saves_heads` is true from then on."""
-        if self.speech.kind not in LLAMA or self.speech.lanes is None:
-            return False, "only llama.cpp's server and its fork save slots"
-        works, words = await probe_slot_state(self, self._slot_action, folder=folder)
-        self._saves_heads = self._saves_heads or works
-        return works, words
+        """Test whether a saved slot is reused; if it is, `capabilities.saves_prefixes` becomes true."""
+        if self.api.kind not in LLAMA or self.api.slots is None:
+            return False, "only llama.cpp and ik_llama.cpp servers save slots"
+        works, details = await probe_saved_slots(self, self._slot_action, folder=folder)
+        self._saves_prefixes = self._saves_prefixes or works
+        return works, details
 
     async def save_slot(self, slot: int, name: str) -> int:
-        """Write the state of a slot to a file in the server's folder; returns its tokens."""
+        """Save the state of a slot to a file in the server's slot folder; returns its number of tokens."""
         self._need_verified_slots()
         return int((await self._slot_action(slot, "save", name))["n_saved"])
 
     async def restore_slot(self, slot: int, name: str) -> int:
-        """Load the state of a slot; returns its tokens."""
+        """Load the saved state of a slot; returns its number of tokens."""
         self._need_verified_slots()
         return int((await self._slot_action(slot, "restore", name))["n_restored"])
 
@@ -177,30 +177,30 @@ class ServerEngine(Engine):
         return await self.ask("POST", f"/slots/{slot}?action={action}", body)
 
     def _need_verified_slots(self) -> None:
-        if not self._saves_heads:
+        if not self._saves_prefixes:
             raise EngineError(
-                "saved slots have not been seen to work on this server", hint="call verify_saved_slots() first"
+                "saved slots have not been verified on this server", hint="call verify_saved_slots() first"
             )
 
     async def embed(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to a /v1/embeddings request; RequestRefused if the server has no embeddings."""
-        return await self.ask("POST", "/v1/embeddings", dict(body) | {"model": self.speech.model})
+        """Forward a /v1/embeddings request; RequestRefused if the server does not support embeddings."""
+        return await self.ask("POST", "/v1/embeddings", dict(body) | {"model": self.api.model})
 
-    # ---- more than the protocol
+    # ---- beyond the interface of engines
 
     async def counters(self) -> Counters | None:
-        """Return the server's counters; None for those that it does not report."""
+        """Return the server's counters; None if it has none."""
         text = await self._text("/metrics")
-        if self.speech.kind == "vllm":
+        if self.api.kind == "vllm":
             return metrics.vllm_counters(metrics.samples_of(text)) if text else None
-        if self.speech.kind not in LLAMA:
+        if self.api.kind not in LLAMA:
             return None
         slots = await self._text("/slots")
         known = [slot for slot in _list(slots) if isinstance(slot, dict)] if slots else None
         return metrics.llama_counters(metrics.samples_of(text or ""), known)
 
     async def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Call the server's API outside of generation; returns its answer, raises TokenmillError for its refusal."""
+        """Call an API endpoint that does not stream; returns the JSON object, or raises the server's error."""
         try:
             response = await self._client.request(method, path, json=body)
         except httpx.TransportError as error:
@@ -209,10 +209,10 @@ class ServerEngine(Engine):
             raise fault_of(response.status_code, response.text)
         return object_of(response.text)
 
-    # ---- inside
+    # ---- private
 
     async def _events(self, call: ServerCall) -> AsyncGenerator[dict[str, Any], None]:
-        """The chunks of one answer; waits while the server loads."""
+        """Yield the chunks of one answer; retries while the server is loading."""
         while True:
             async with self._post(call) as response:
                 if response.status_code == httpx.codes.OK:
@@ -226,12 +226,12 @@ class ServerEngine(Engine):
                 text = (await response.aread()).decode(errors="replace")
             if not is_loading(response.status_code, text):
                 raise fault_of(response.status_code, text)
-            await asyncio.sleep(_LOADING_S)
+            await asyncio.sleep(_LOADING_RETRY_S)
 
     @asynccontextmanager
     async def _post(self, call: ServerCall) -> AsyncIterator[httpx.Response]:
-        # a connection of its own: one that the server closed while it idled would look like a dead server
-        headers = {"Connection": "close"} if self.speech.kind in LLAMA else {}
+        # No keep-alive: an idle connection closed by the server would look like a dead server.
+        headers = {"Connection": "close"} if self.api.kind in LLAMA else {}
         async with self._client.stream("POST", call.path, json=call.body, headers=headers) as response:
             yield response
 
@@ -239,72 +239,72 @@ class ServerEngine(Engine):
         self, events: AsyncGenerator[dict[str, Any], None], deadline: float | None, request: Request
     ) -> dict[str, Any] | None:
         if self.ended.done():
-            raise _again(self.ended.result())
+            raise _copy(self.ended.result())
         try:
             async with asyncio.timeout_at(deadline):
                 return await anext(events, None)
         except TimeoutError as error:
             raise EngineTimeout(
-                f"no answer within {request.timeout_s:g} s", hint="give it a longer timeout, or fewer lanes at once"
+                f"no answer within {request.timeout_s:g} s", hint="increase the timeout, or run fewer sequences"
             ) from error
         except httpx.TransportError as error:
             raise await self._lost(_reason(error)) from error
 
     async def _answer(self, collector: Collector, before: Counters | None) -> Answer:
         usage = collector.use()
-        if usage.cached_tokens is not None or self.speech.kind != "vllm":
+        if usage.cached_tokens is not None or self.api.kind != "vllm":
             self._reports_cached = self._reports_cached and usage.cached_tokens is not None
             return collector.answer()
         if before is None:
-            self._reports_cached = False  # from now on its counters are looked at around every request
+            self._reports_cached = False  # from now on, derived from the counters before and after each request
             return collector.answer()
         after = await self.counters()
         cached = metrics.cached_between(before, after, usage.prompt_tokens) if after else None
         return collector.answer(cached)
 
     async def _counters_before(self) -> Counters | None:
-        silent = self.speech.kind == "vllm" and not self._reports_cached
-        return await self.counters() if silent else None
+        needed = self.api.kind == "vllm" and not self._reports_cached
+        return await self.counters() if needed else None
 
     async def _lost(self, why: str) -> EngineDied:
-        """Return the error for a broken connection, with the cause if the process died."""
+        """Create the error for a broken connection, with the cause if the process died."""
         if self.process is not None:
-            await asyncio.wait({self.ended}, timeout=_CAUSE_S)
+            await asyncio.wait({self.ended}, timeout=_EXIT_TIMEOUT_S)
         if self.ended.done():
-            return _again(self.ended.result())
+            return _copy(self.ended.result())
         return EngineDied(f"the connection to {self._identity.address} was lost: {why}", from_outside=None)
 
     async def _health(self) -> tuple[EngineState, str | None]:
         try:
-            response = await self._client.get("/health", timeout=_STATUS_S)
+            response = await self._client.get("/health", timeout=_STATUS_TIMEOUT_S)
         except httpx.TimeoutException:
-            return "ready", f"has not answered a question about its health for {_STATUS_S:g} s"
+            return "ready", f"did not answer /health within {_STATUS_TIMEOUT_S:g} s"
         except httpx.TransportError as error:
             return "failed", f"cannot be reached: {_reason(error)}"
         if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
             return "loading", response.text[:200]
         if response.is_server_error:
             return "failed", response.text[:200]
-        return "ready", None  # a server without that page has answered, too
+        return "ready", None  # including 404 from servers without /health
 
     async def _text(self, path: str) -> str | None:
         try:
-            response = await self._client.get(path, timeout=_STATUS_S)
+            response = await self._client.get(path, timeout=_STATUS_TIMEOUT_S)
         except httpx.TransportError:
             return None
         return response.text if response.status_code == httpx.codes.OK else None
 
     async def _watch(self, process: Process) -> None:
         end = await process.wait()
-        what = f"the engine at {self._identity.address} {process.words()}"
-        outside = engine_from_outside(end, self.speech.kind)
-        self.ended.set_result(EngineDied(what, hint=last_words(process), from_outside=outside))
+        message = f"the engine at {self._identity.address} {process.words()}"
+        outside = engine_from_outside(end, self.api.kind)
+        self.ended.set_result(EngineDied(message, hint=log_tail(process), from_outside=outside))
 
 
-def last_words(process: Process) -> str | None:
-    """The end of a process's log as a hint."""
-    lines = process.tail(_LAST_LINES)
-    return f"its last words, in {process.log}:\n" + "\n".join(f"  {line}" for line in lines) if lines else None
+def log_tail(process: Process) -> str | None:
+    """The end of a process's log, for the hint of an error; None if it is empty."""
+    lines = process.tail(_TAIL_LINES)
+    return f"last lines of {process.log}:\n" + "\n".join(f"  {line}" for line in lines) if lines else None
 
 
 def _chunk(data: str) -> dict[str, Any]:
@@ -324,7 +324,7 @@ def _reason(error: httpx.TransportError) -> str:
     return str(error) or type(error).__name__
 
 
-def _again(error: EngineError) -> EngineDied:
-    """The same error as a new exception: each stream raises its own."""
+def _copy(error: EngineError) -> EngineDied:
+    """Copy the error, because each stream must raise its own exception."""
     outside = isinstance(error, EngineDied) and error.from_outside
     return EngineDied(error.message, hint=error.hint, from_outside=outside)

@@ -1,8 +1,7 @@
-"""llama-server out of the xllamacpp wheel, as a program: `python -m tokenmill.engine.server.embedded --model ...`.
+"""llama-server from the xllamacpp wheel, as a program: `python -m tokenmill.engine.server.embedded --model ...`.
 
-Accepts the flags of llama-server that plans use, and sets each on the wheel's parameters by name; any other flag is an
-error. Listens on loopback only. Logs to stderr, as llama.cpp does. SIGTERM stops it cleanly once the model is loaded,
-and immediately before that.
+Accepts the llama-server flags that plans use and sets the wheel's parameters from them; any other flag is an error.
+Listens only on loopback and logs to stderr. SIGTERM kills it while the model is loading, and stops it cleanly after.
 """
 
 import os
@@ -32,7 +31,7 @@ _SWITCH = {"on": "ENABLED", "off": "DISABLED", "auto": "AUTO"}
 _NO_GPU = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES")
 
 Setter = Callable[[Any, Any, str], None]
-"""Takes the wheel's module, its parameters and the flag's value."""
+"""Called with the wheel's module, its parameters and the flag's value."""
 
 
 def version() -> str:
@@ -65,7 +64,7 @@ def _threads(name: str) -> Setter:
 
 def _host(_wheel: Any, params: Any, value: str) -> None:
     if not is_loopback(value):
-        raise UsageError(f"the embedded server listens on loopback alone, not on {value}", hint="--host 127.0.0.1")
+        raise UsageError(f"--host {value}: the embedded server listens only on loopback", hint="use --host 127.0.0.1")
     params.hostnames = [value]
 
 
@@ -90,8 +89,10 @@ def _margins(_wheel: Any, params: Any, value: str) -> None:
 
 def _device(_wheel: Any, _params: Any, value: str) -> None:
     if value != "none":
-        raise UsageError(f"--device {value}: the embedded server uses all GPUs that it sees", hint="--device none")
-    # the wheel's parameters have no list of devices; main() hides them from llama.cpp before it looks
+        raise UsageError(
+            f"--device {value}: the embedded server uses all visible GPUs", hint="use --device none to use none"
+        )
+    # The wheel has no parameter for devices; main() hides the GPUs through the environment instead.
 
 
 def _folder(_wheel: Any, params: Any, value: str) -> None:
@@ -126,7 +127,7 @@ VALUES: dict[str, Setter] = {
     "--slot-save-path": _folder,
     "--log-verbosity": _number("verbosity"),
 }
-"""Flags with a value, and what each sets."""
+"""Flags with a value, and the function that sets it."""
 
 SWITCHES: dict[str, tuple[str, bool]] = {
     "--no-repack": ("no_extra_bufts", True),
@@ -134,13 +135,13 @@ SWITCHES: dict[str, tuple[str, bool]] = {
     "--metrics": ("endpoint_metrics", True),
     "--embeddings": ("embedding", True),
 }
-"""Flags without one."""
+"""Flags without a value: the parameter and its value."""
 
 
-def parameters(words: list[str], wheel: Any) -> Any:
-    """The wheel's parameters for a command line; UsageError names what is wrong."""
+def parameters(arguments: list[str], wheel: Any) -> Any:
+    """Convert arguments to the wheel's parameters; UsageError for unknown flags and invalid values."""
     params = wheel.CommonParams()
-    left = list(words)
+    left = list(arguments)
     while left:
         flag = left.pop(0)
         if flag in SWITCHES:
@@ -148,9 +149,9 @@ def parameters(words: list[str], wheel: Any) -> Any:
             setattr(params, name, value)
             continue
         if flag not in VALUES:
-            raise UsageError(f"the embedded server cannot be told {flag}", hint="give a llama-server as engine.binary")
+            raise UsageError(f"the embedded server does not support {flag}", hint="set engine.binary to a llama-server")
         if not left:
-            raise UsageError(f"{flag} has no value behind it")
+            raise UsageError(f"{flag} needs a value")
         _set(flag, left.pop(0), params, wheel)
     if not params.model.path:
         raise UsageError("--model is missing")
@@ -162,38 +163,38 @@ def _set(flag: str, value: str, params: Any, wheel: Any) -> None:
     try:
         VALUES[flag](wheel, params, value)
     except (ValueError, KeyError, AttributeError, OverflowError) as error:
-        raise UsageError(f"the embedded server cannot be told {flag} {value}: {error}") from error
+        raise UsageError(f"the embedded server does not support {flag} {value}: {error}") from error
 
 
 def main() -> int:
     """Serve until SIGTERM or SIGINT."""
-    words = sys.argv[1:]
+    arguments = sys.argv[1:]
     try:
-        if words == ["--version"]:
+        if arguments == ["--version"]:
             print(f"version: {version()}")
             return 0
-        if "none" in words[words.index("--device") + 1 :][:1] if "--device" in words else False:
+        if "--device" in arguments and arguments[arguments.index("--device") + 1 :][:1] == ["none"]:
             os.environ.update(dict.fromkeys(_NO_GPU, ""))
-        said = version()
-        import xllamacpp  # noqa: PLC0415  a hundred megabytes, and the environment must be right before
+        build = version()
+        import xllamacpp  # noqa: PLC0415  100 MB, and it reads the environment
 
-        params = parameters(words, xllamacpp)
+        params = parameters(arguments, xllamacpp)
     except TokenmillError as error:
         print(f"error: {error}" + (f"\nhint: {error.hint}" if error.hint else ""), file=sys.stderr)
         return 2
-    print(f"tokenmill: {said}", file=sys.stderr, flush=True)
+    print(f"tokenmill: {build}", file=sys.stderr, flush=True)
     try:
         server = xllamacpp.Server(params)
     except RuntimeError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    _wait()
-    del server  # ends its threads
+    _wait_for_signal()
+    del server  # stops its threads
     return 0
 
 
-def _wait() -> None:
-    """Until SIGTERM or SIGINT, which any of the server's threads may get."""
+def _wait_for_signal() -> None:
+    """Wait for SIGTERM or SIGINT, which the kernel may deliver to any thread."""
     reading, writing = socket.socketpair()
     writing.setblocking(False)
     signal.set_wakeup_fd(writing.fileno())

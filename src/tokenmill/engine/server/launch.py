@@ -1,6 +1,6 @@
-"""What exactly to run as a server for a plan: the wheel's own, a program, or a container.
+"""Prepares the command of a server for a plan: the embedded llama-server, a program, or a container.
 
-Looks at files and asks programs for their flags; starts nothing.
+May run a program with --help to get its flags. Does not start the server. Entry point: `prepare`.
 """
 
 import re
@@ -27,42 +27,42 @@ SERVERS = ("llama-server", "ik_llama", "vllm")
 RUNTIMES = ("podman", "docker")
 _FAMILIES = {"llama-server": "llama.cpp", "ik_llama": "ik_llama", "vllm": "vllm"}
 _VLLM_MODULE = "vllm.entrypoints.openai.api_server"
-_VERBOSITY = 4  # llama.cpp tells its buffer sizes from here on
-_HELP_S = 120.0  # vLLM imports torch before it prints anything
+_VERBOSITY = 4  # the lowest level at which llama.cpp logs buffer sizes
+_HELP_TIMEOUT_S = 120.0  # vLLM imports torch before it prints its help
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedServer:
-    """A server to be started."""
+    """The command of a server, and facts about it."""
 
     kind: EngineKind
     argv: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict)
-    build: str | None = None  # None: it is asked once it runs
-    afterwards: tuple[str, ...] = ()  # to run when it has ended
-    contained: bool = False  # its processes are not our process's children
+    build: str | None = None  # None: discovered from the running server
+    afterwards: tuple[str, ...] = ()  # command to run after it has exited
+    contained: bool = False  # runs in a container, so its processes are not children of its supervisor
     notes: tuple[str, ...] = ()
 
     @property
     def priorities(self) -> bool:
-        """Whether vLLM was told to heed priorities."""
+        """Whether the command enables request priorities (vLLM)."""
         return "--scheduling-policy" in self.argv
 
     @property
     def tools(self) -> bool:
-        """Whether tool calls will be parsed."""
+        """Whether the server will parse tool calls."""
         return self.kind != "vllm" or "--enable-auto-tool-choice" in self.argv
 
 
 def prepare(
     plan: Plan, *, model: Path, config: EngineConfig, port: int, name: str, slots: Path | None
 ) -> PreparedServer:
-    """The command for a plan; blocks while a program is asked for its flags."""
+    """Build the server command for a plan. Blocks while it runs a program for its flags."""
     kind = _kind(config, plan)
     if not is_loopback(config.host):
         raise UsageError(
-            f"engine.host: an engine is not to listen on {config.host}, it has no key",
-            hint="leave it at 127.0.0.1: tokenmill itself is what others connect to",
+            f"engine.host must be a loopback address, because engines have no API key (got {config.host})",
+            hint="use 127.0.0.1, and let clients connect to tokenmill serve",
         )
     if config.container is not None:
         return _container(plan, kind, model, config, port, name)
@@ -79,7 +79,7 @@ def prepare(
 
 
 def llama_extras(flags: FlagSet, slots: Path | None) -> tuple[str, ...]:
-    """What we want of llama.cpp's server beyond a plan: a folder for slots, and its buffer sizes in the log."""
+    """Flags of llama.cpp's server that no plan has: the slot folder, and the verbosity that logs buffer sizes."""
     words: list[str] = []
     if slots is not None and flags.has("--slot-save-path"):
         words += ["--slot-save-path", str(slots)]
@@ -89,10 +89,10 @@ def llama_extras(flags: FlagSet, slots: Path | None) -> tuple[str, ...]:
 
 
 def vllm_program(binary: str) -> tuple[str, str | None]:
-    """How to run the vLLM of an environment, and its version where its files tell it.
+    """Return the command that runs the vLLM of an environment, and its version if its files contain it.
 
-    `vllm serve` looks up the version of a distribution called vllm and fails where it was installed under another
-    name; the module behind it does not mind. Told by files, because running it to see takes half a minute.
+    `vllm serve` looks up the version of a distribution called vllm, and fails if it is installed under another name;
+    its module does not. This is decided from the installed files, because running vLLM takes half a minute.
     """
     path = Path(_program(binary)).absolute()
     packages = [
@@ -107,13 +107,17 @@ def vllm_program(binary: str) -> tuple[str, str | None]:
         return shlex.quote(str(script)), version
     if packages and python.exists():
         return f"{shlex.quote(str(python))} -m {_VLLM_MODULE}", version
-    raise EngineError(f"no vLLM beside {path}", hint="engine.binary: the vllm, or the python of its environment")
+    raise EngineError(
+        f"no vLLM in the environment of {path}", hint="set engine.binary to vllm or to the python of its environment"
+    )
 
 
 def container_argv(launch: Launch, runtime: str) -> tuple[str, ...]:
-    """`podman run` or `docker run` in the foreground, published on loopback only."""
+    """Build a `podman run` or `docker run` command in the foreground, with its port published on loopback only."""
     if runtime not in RUNTIMES:
-        raise UsageError(f"engine.container_runtime: {runtime} is not known", hint=f"one of {', '.join(RUNTIMES)}")
+        raise UsageError(
+            f"engine.container_runtime: unknown runtime {runtime}", hint=f"use one of {', '.join(RUNTIMES)}"
+        )
     bound = launch.binding
     mount = launch.mount
     gpus = ["--device", "nvidia.com/gpu=all"] if runtime == "podman" else ["--gpus", "all"]
@@ -145,17 +149,17 @@ def container_argv(launch: Launch, runtime: str) -> tuple[str, ...]:
         *(word for group in launch.arguments() for word in group),
     ]
     # podman has no daemon, so the container inherits the memory policy of the command that starts it
-    spread = ["numactl", "--interleave=all"] if bound.interleave and runtime == "podman" else []
-    return (*spread, *words)
+    interleave = ["numactl", "--interleave=all"] if bound.interleave and runtime == "podman" else []
+    return (*interleave, *words)
 
 
 def _kind(config: EngineConfig, plan: Plan) -> EngineKind:
     if config.kind not in SERVERS:
-        raise UsageError(f"engine.kind: {config.kind} is no server to be started", hint=f"one of {', '.join(SERVERS)}")
+        raise UsageError(f"engine.kind: {config.kind} is not a server", hint=f"use one of {', '.join(SERVERS)}")
     if family(plan.settings.engine) != _FAMILIES[config.kind]:
         raise UsageError(
-            f"the plan is for {plan.settings.engine}, the engine is {config.kind}",
-            hint=f"plan with --engine {_FAMILIES[config.kind]}: memory and flags differ",
+            f"the plan is for {plan.settings.engine}, but engine.kind is {config.kind}",
+            hint=f"plan with --engine {_FAMILIES[config.kind]}",
         )
     return cast(EngineKind, config.kind)
 
@@ -179,11 +183,13 @@ def _vllm(plan: Plan, model: Path, config: EngineConfig, port: int) -> PreparedS
 
 def _vllm_flags(program: str) -> FlagSet:
     words = shlex.split(program)
-    asked = [*words, *(["serve"] if Path(words[-1]).name == "vllm" else []), "--help=all"]
+    command = [*words, *(["serve"] if Path(words[-1]).name == "vllm" else []), "--help=all"]
     try:
-        done = subprocess.run(asked, capture_output=True, text=True, timeout=_HELP_S, check=False, errors="replace")
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_HELP_TIMEOUT_S, check=False, errors="replace"
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise EngineError(f"{program} could not be asked for its flags: {error}") from error
+        raise EngineError(f"cannot get the flags of {program}: {error}") from error
     return FlagSet.from_help(done.stdout, f"vLLM at {words[0]}")
 
 
@@ -208,14 +214,16 @@ def _same_family(kind: EngineKind, flags: FlagSet, binary: str) -> None:
     if family(flags.dialect) != _FAMILIES[kind]:
         other = next(name for name, group in _FAMILIES.items() if group == family(flags.dialect))
         raise UsageError(
-            f"{binary} is {family(flags.dialect)}, and engine.kind says {kind}", hint=f'engine.kind = "{other}"'
+            f"{binary} is {family(flags.dialect)}, but engine.kind is {kind}", hint=f'set engine.kind = "{other}"'
         )
 
 
 def _program(given: str) -> str:
     found = shutil.which(str(Path(given).expanduser()))
     if found is None:
-        raise EngineError(f"no program {given}", hint="install it, or give its full path as engine.binary or --binary")
+        raise EngineError(
+            f"program not found: {given}", hint="install it, or set engine.binary or --binary to its full path"
+        )
     return found
 
 

@@ -1,6 +1,6 @@
-"""Counters of servers, from the Prometheus text of llama.cpp's server and of vLLM, and from llama.cpp's slots.
+"""Parses the counters of llama.cpp servers (/metrics and /slots) and of vLLM (/metrics).
 
-Pure. A metric that a server does not have is None in the counters.
+Pure. Metrics that a server does not report are None.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ Samples = Mapping[str, Sequence[tuple[Mapping[str, str], float]]]
 
 
 def samples_of(text: str) -> Samples:
-    """Every sample of a metrics page by its name, up to the first line that is not Prometheus text."""
+    """Parse Prometheus text into samples by name, up to the first invalid line."""
     found: dict[str, list[tuple[Mapping[str, str], float]]] = {}
     with suppress(ValueError):
         for family in text_string_to_metric_families(text):
@@ -25,13 +25,13 @@ def samples_of(text: str) -> Samples:
 
 
 def total(samples: Samples, name: str) -> int | None:
-    """A counter over all engines and labels; None where it is not there."""
+    """Sum of a metric over all labels; None if it is not reported."""
     values = samples.get(name)
     return None if values is None else round(sum(value for _, value in values))
 
 
 def llama_counters(samples: Samples, slots: Sequence[Mapping[str, Any]] | None = None) -> Counters:
-    """Counters of llama.cpp's server; the fork's lacks the cached tokens and the steps."""
+    """Counters of a llama.cpp server; ik_llama.cpp does not report cached tokens and steps."""
     cells = [slot["n_ctx"] for slot in slots or () if isinstance(slot.get("n_ctx"), int)]
     running = total(samples, "llamacpp:requests_processing")
     if running is None and slots is not None:
@@ -69,16 +69,16 @@ def vllm_counters(samples: Samples) -> Counters:
 
 
 def cached_between(before: Counters, after: Counters, prompt_tokens: int) -> int | None:
-    """Reused tokens of the one prompt computed between two looks; None where it was not the only one."""
-    looks = (
+    """Cached tokens of the only prompt processed between two readings; None if there were others."""
+    values = (
         before.prompt_tokens_computed,
         before.prompt_tokens_reused,
         after.prompt_tokens_computed,
         after.prompt_tokens_reused,
     )
-    if any(look is None for look in looks):
+    if any(value is None for value in values):
         return None
-    computed_before, reused_before, computed, reused = (look or 0 for look in looks)
+    computed_before, reused_before, computed, reused = (value or 0 for value in values)
     alone = computed + reused - computed_before - reused_before == prompt_tokens
     return reused - reused_before if alone else None
 

@@ -1,7 +1,7 @@
 """Translates requests into the JSON of each server; unsupported options are refused, never dropped.
 
-Pure. Knows llama.cpp's server and its ik_llama.cpp fork (which share their spelling), vLLM before and after it renamed
-guided decoding, and any other server of OpenAI's protocol, of which only that protocol is expected.
+Pure. Supports the formats of llama.cpp (also used by ik_llama.cpp), of vLLM before and after it renamed guided
+decoding, and OpenAI's API for all other servers.
 """
 
 import json
@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from tokenmill.engine.engine import MOST_LOGPROBS, Capabilities, Chat, EngineKind, Request, Sampling, Speech
+from tokenmill.engine.engine import MAX_LOGPROBS, Capabilities, Chat, EngineKind, HttpApi, Request, Sampling
 from tokenmill.engine.schema_bounds import bounded
 from tokenmill.errors import RequestRefused
 
@@ -20,7 +20,7 @@ _NAMES: dict[EngineKind, str] = {
     "vllm": "vLLM",
     "url": "this server",
 }
-URGENT, PATIENT = 0, 1  # vLLM works on lower numbers first
+INTERACTIVE_PRIORITY, BATCH_PRIORITY = 0, 1  # vLLM schedules lower numbers first
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,63 +31,63 @@ class ServerCall:
     body: dict[str, Any]
 
 
-def call_of(request: Request, speech: Speech) -> ServerCall:
+def call_of(request: Request, api: HttpApi) -> ServerCall:
     """Return the call for a request; RequestRefused if the server does not support it."""
     chat = isinstance(request.prompt, Chat)
-    body: dict[str, Any] = {"model": speech.model, "stream": True, "stream_options": {"include_usage": True}}
+    body: dict[str, Any] = {"model": api.model, "stream": True, "stream_options": {"include_usage": True}}
     body |= _prompt(request)
     body |= _common(request.sampling)
     if request.stop:
         body["stop"] = list(request.stop)
-    body |= _length(request, speech, chat)
-    if speech.kind in LLAMA:
-        body |= _llama(request, speech, chat)
-    elif speech.kind == "vllm":
-        body |= _vllm(request, speech, chat)
+    body |= _length(request, api, chat)
+    if api.kind in LLAMA:
+        body |= _llama(request, api, chat)
+    elif api.kind == "vllm":
+        body |= _vllm(request, api, chat)
     else:
-        body |= _any(request, speech, chat)
+        body |= _any(request, api, chat)
     return ServerCall("/v1/chat/completions" if chat else "/v1/completions", body | dict(request.extra))
 
 
-def capabilities_of(speech: Speech, *, reports_cached: bool, saves_heads: bool = False) -> Capabilities:
+def capabilities_of(api: HttpApi, *, reports_cached: bool, saves_prefixes: bool = False) -> Capabilities:
     """Return the capabilities of a kind of server."""
-    llama = speech.kind in LLAMA
-    vllm = speech.kind == "vllm"
+    llama = api.kind in LLAMA
+    vllm = api.kind == "vllm"
     return Capabilities(
         shares_prefixes=vllm,
         keeps_prefixes=llama or vllm,
-        chooses_lanes=llama and speech.lanes is not None,
-        interactive_first=speech.priorities,
-        pins_heads=False,
-        saves_heads=saves_heads,
+        chooses_slots=llama and api.slots is not None,
+        interactive_first=api.priorities,
+        pins_prefixes=False,
+        saves_prefixes=saves_prefixes,
         changes_threads=False,
         changes_context=False,
         reports_cached_tokens=reports_cached,
         grammar=llama or vllm,
         json_schema=True,
         logit_bias=True,
-        tools_parsed=speech.tools,
-        most_logprobs=MOST_LOGPROBS,
-        notes=_notes(speech, reports_cached),
+        tools_parsed=api.tools,
+        max_logprobs=MAX_LOGPROBS,
+        notes=_notes(api, reports_cached),
         saves_slots=llama,
         embeddings=True,
     )
 
 
-def _notes(speech: Speech, reports_cached: bool) -> tuple[str, ...]:
+def _notes(api: HttpApi, reports_cached: bool) -> tuple[str, ...]:
     notes = []
-    if speech.kind in LLAMA:
-        notes.append("every slot has its own copy of a shared head: jobs with one head belong on one lane")
-    if not speech.priorities:
-        notes.append("it works in the order of arrival; interactive requests go first only while they wait here")
+    if api.kind in LLAMA:
+        notes.append("each slot has its own prefix cache: requests that share a prefix reuse it only in the same slot")
+    if not api.priorities:
+        notes.append("it processes requests in order of arrival: only requests queued in tokenmill are prioritized")
     if not reports_cached:
-        notes.append("it does not say how much of a prompt it reused")
-    if not speech.tools and speech.kind == "vllm":
-        notes.append("tool calls are not parsed: vLLM wants --enable-auto-tool-choice and --tool-call-parser for that")
-    elif not speech.tools:
-        notes.append("the model's chat template has no place for tools")
-    if speech.kind == "url":
-        notes.append("nothing beyond OpenAI's own protocol is asked of it: no grammar, top_k, min_p or repeat_penalty")
+        notes.append("it does not report cached prompt tokens")
+    if not api.tools and api.kind == "vllm":
+        notes.append("it does not parse tool calls: start vLLM with --enable-auto-tool-choice and --tool-call-parser")
+    elif not api.tools:
+        notes.append("the model's chat template does not support tools")
+    if api.kind == "url":
+        notes.append("only parameters of OpenAI's API are supported: no grammar, top_k, min_p or repeat_penalty")
     return tuple(notes)
 
 
@@ -118,28 +118,28 @@ def _common(sampling: Sampling) -> dict[str, Any]:
     body = {name: getattr(sampling, name) for name in names if getattr(sampling, name) is not None}
     for token, bias in sampling.logit_bias:
         if token < 0 or math.isnan(bias):
-            raise RequestRefused(f"logit_bias: token {token} with {bias} makes no sense")
-    if sampling.top_logprobs is not None and not 0 <= sampling.top_logprobs <= MOST_LOGPROBS:
-        raise RequestRefused(f"top_logprobs: {sampling.top_logprobs} is not between 0 and {MOST_LOGPROBS}")
+            raise RequestRefused(f"logit_bias: invalid token {token} or bias {bias}")
+    if sampling.top_logprobs is not None and not 0 <= sampling.top_logprobs <= MAX_LOGPROBS:
+        raise RequestRefused(f"top_logprobs must be 0-{MAX_LOGPROBS} (got {sampling.top_logprobs})")
     return body
 
 
-def _length(request: Request, speech: Speech, chat: bool) -> dict[str, Any]:
+def _length(request: Request, api: HttpApi, chat: bool) -> dict[str, Any]:
     if request.max_tokens is not None:
-        if request.max_tokens < 1 and speech.kind not in LLAMA:
-            raise _cannot(speech, "answer with no token at all", "max_tokens of at least 1")
+        if request.max_tokens < 1 and api.kind not in LLAMA:
+            raise _cannot(api, "generate no tokens", "set max_tokens to at least 1")
         return {"max_tokens": request.max_tokens}
-    if chat or speech.kind in LLAMA:
+    if chat or api.kind in LLAMA:
         return {}
-    if speech.kind == "vllm":
-        return {"max_tokens": None}  # left out, it would mean 16
-    raise _cannot(speech, "complete text as far as the context goes", "give max_tokens: OpenAI's default is 16")
+    if api.kind == "vllm":
+        return {"max_tokens": None}  # the default is 16
+    raise _cannot(api, "complete text without a limit", "set max_tokens; OpenAI's default is 16")
 
 
-def _llama(request: Request, speech: Speech, chat: bool) -> dict[str, Any]:
+def _llama(request: Request, api: HttpApi, chat: bool) -> dict[str, Any]:
     sampling = request.sampling
-    if isinstance(request.prompt, Chat) and request.prompt.tools and not speech.tools:
-        raise _cannot(speech, "offer tools to this model: its chat template has no place for them", "leave tools out")
+    if isinstance(request.prompt, Chat) and request.prompt.tools and not api.tools:
+        raise _cannot(api, "use tools: the model's chat template does not support them", "remove tools")
     given = {
         "top_k": sampling.top_k,
         "min_p": sampling.min_p,
@@ -151,64 +151,64 @@ def _llama(request: Request, speech: Speech, chat: bool) -> dict[str, Any]:
     body |= {name: value for name, value in given.items() if value is not None}
     if sampling.json_schema is not None:
         if sampling.grammar is not None:
-            raise _cannot(speech, "obey a grammar and a JSON schema at once", "give one of them")
+            raise _cannot(api, "combine a grammar with a JSON schema", "use only one of them")
         schema = _schema(sampling.json_schema)
         if chat:
             body["response_format"] = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
         else:
             body["json_schema"] = schema
     if sampling.logit_bias:
-        # false bans a token: JSON has no word for minus infinity
+        # false bans a token; JSON cannot represent minus infinity
         body["logit_bias"] = [[token, False if bias == -math.inf else bias] for token, bias in sampling.logit_bias]
     if sampling.top_logprobs is not None:
-        wanted = max(1, sampling.top_logprobs)  # with none it gives no probabilities at all
+        wanted = max(1, sampling.top_logprobs)  # with 0 it returns no probabilities
         body |= {"logprobs": True, "top_logprobs": wanted} if chat else {"n_probs": wanted}
     if request.ignore_eos:
         body["ignore_eos"] = True
-    if request.lane is not None:
-        # a slot it does not have is not refused by the server: it takes any
-        if speech.lanes is None or not 0 <= request.lane < speech.lanes:
+    if request.slot is not None:
+        # llama-server would silently use any slot instead of an invalid one
+        if api.slots is None or not 0 <= request.slot < api.slots:
             raise RequestRefused(
-                f"there is no lane {request.lane}", hint=f"lanes 0 to {(speech.lanes or 1) - 1}, or none for any"
+                f"slot {request.slot} does not exist", hint=f"use slot 0-{(api.slots or 1) - 1}, or omit it"
             )
-        body["id_slot"] = request.lane
+        body["id_slot"] = request.slot
     return body
 
 
-def _vllm(request: Request, speech: Speech, chat: bool) -> dict[str, Any]:
+def _vllm(request: Request, api: HttpApi, chat: bool) -> dict[str, Any]:
     sampling = request.sampling
-    _no_lane(request, speech)
+    _refuse_slot(request, api)
     if sampling.penalty_last_n is not None:
-        raise _cannot(speech, "limit penalties to the last tokens", "leave penalty_last_n out: it looks at all of them")
+        raise _cannot(api, "limit penalties to the last tokens", "omit penalty_last_n; vLLM considers all tokens")
     given = {"top_k": sampling.top_k, "min_p": sampling.min_p, "repetition_penalty": sampling.repeat_penalty}
-    # its word for no top_k is -1, and 0 in newer versions
+    # top_k is disabled with -1, in newer versions also with 0
     body: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
     if sampling.grammar is not None and sampling.json_schema is not None:
-        raise _cannot(speech, "obey a grammar and a JSON schema at once", "give one of them")
+        raise _cannot(api, "combine a grammar with a JSON schema", "use only one of them")
     if sampling.grammar is not None:
         grammar = sampling.grammar
-        body |= {"guided_grammar": grammar} if speech.guided else {"structured_outputs": {"grammar": grammar}}
-    body |= _openai(request, speech, chat)
+        body |= {"guided_grammar": grammar} if api.guided else {"structured_outputs": {"grammar": grammar}}
+    body |= _openai(request, api, chat)
     if request.ignore_eos:
         body["ignore_eos"] = True
-    if speech.priorities:
-        body["priority"] = URGENT if request.priority == "interactive" else PATIENT
+    if api.priorities:
+        body["priority"] = INTERACTIVE_PRIORITY if request.priority == "interactive" else BATCH_PRIORITY
     return body
 
 
-def _any(request: Request, speech: Speech, chat: bool) -> dict[str, Any]:
+def _any(request: Request, api: HttpApi, chat: bool) -> dict[str, Any]:
     sampling = request.sampling
-    _no_lane(request, speech)
+    _refuse_slot(request, api)
     for name in ("top_k", "min_p", "repeat_penalty", "penalty_last_n", "grammar"):
         if getattr(sampling, name) is not None:
-            raise _cannot(speech, f"be asked for {name}", "leave it out, or pass the server's own spelling in `extra`")
+            raise _cannot(api, f"use {name}", "omit it, or pass the server's own parameter in `extra`")
     if request.ignore_eos:
-        raise _cannot(speech, "be told to ignore the end of a text", "leave ignore_eos out")
-    return _openai(request, speech, chat)
+        raise _cannot(api, "ignore the end-of-text token", "omit ignore_eos")
+    return _openai(request, api, chat)
 
 
-def _openai(request: Request, speech: Speech, chat: bool) -> dict[str, Any]:
+def _openai(request: Request, api: HttpApi, chat: bool) -> dict[str, Any]:
     """Return JSON schema, logprobs and logit bias in OpenAI's format."""
     sampling = request.sampling
     body: dict[str, Any] = {}
@@ -221,7 +221,7 @@ def _openai(request: Request, speech: Speech, chat: bool) -> dict[str, Any]:
         )
     if sampling.logit_bias:
         if any(math.isinf(bias) for _, bias in sampling.logit_bias):
-            raise _cannot(speech, "ban a token for good", "a bias of -100 nearly does")
+            raise _cannot(api, "ban a token completely", "use a bias of -100")
         body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
     if sampling.top_logprobs is not None:
         top = sampling.top_logprobs
@@ -239,10 +239,10 @@ def _schema(text: str) -> Any:
     return bounded(schema)
 
 
-def _no_lane(request: Request, speech: Speech) -> None:
-    if request.lane is not None:
-        raise _cannot(speech, f"be told to use lane {request.lane}", "leave the lane out: capabilities say who can")
+def _refuse_slot(request: Request, api: HttpApi) -> None:
+    if request.slot is not None:
+        raise _cannot(api, f"use slot {request.slot}: its slots cannot be selected", "omit slot")
 
 
-def _cannot(speech: Speech, what: str, hint: str) -> RequestRefused:
-    return RequestRefused(f"{_NAMES[speech.kind]} cannot {what}", hint=hint)
+def _cannot(api: HttpApi, what: str, hint: str) -> RequestRefused:
+    return RequestRefused(f"{_NAMES[api.kind]} cannot {what}", hint=hint)

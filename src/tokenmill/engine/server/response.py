@@ -1,7 +1,7 @@
-"""The OpenAI protocol as the servers speak it, read: lines of a stream, chunks, token probabilities.
+"""Parses streamed responses of servers: events, chunks, token probabilities, usage.
 
-Pure. What each server adds is taken where it comes: llama.cpp's `timings`, vLLM's usage in every chunk, ik_llama.cpp's
-usage without cached tokens. Requests are written in server_bodies.py, errors are read in server_faults.py.
+Pure. Supports OpenAI's format and the additions of llama.cpp (`timings`), vLLM (usage in every chunk) and ik_llama.cpp
+(usage without cached tokens).
 """
 
 import json
@@ -22,32 +22,32 @@ _REASONS: dict[str, FinishReason] = {
 
 
 def data_of(line: str) -> str | None:
-    """The payload of one line of a stream of events; None for comments (pings), names and blank lines."""
+    """The payload of a line of server-sent events; None for comments (pings), event names and blank lines."""
     name, colon, value = line.partition(":")
-    # older llama.cpp and ik_llama.cpp send their errors as a field of that name, which httpx-sse would drop
+    # older llama.cpp and ik_llama.cpp send errors in an `error` field
     return value.strip() if colon and name in ("data", "error") else None
 
 
 def object_of(text: str) -> dict[str, Any]:
-    """A JSON object, or EngineError."""
+    """Parse a JSON object; EngineError if it is something else."""
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise EngineError(f"the server sent what is not JSON: {text[:200]!r}") from error
+        raise EngineError(f"the server did not send JSON: {text[:200]!r}") from error
     if not isinstance(value, dict):
-        raise EngineError(f"the server sent what is no JSON object: {text[:200]!r}")
+        raise EngineError(f"the server did not send a JSON object: {text[:200]!r}")
     return value
 
 
 @dataclass(slots=True)
 class Collector:
-    """One stream: chunks in, pieces out, and all of it as an answer at the end."""
+    """Collects the chunks of one stream: returns pieces as they arrive, and the answer at the end."""
 
     kind: EngineKind
     chat: bool
-    top_logprobs: int | None  # as asked for
+    top_logprobs: int | None  # as requested
     max_tokens: int | None
-    lane: int | None = None
+    slot: int | None = None
     text: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     calls: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -59,11 +59,11 @@ class Collector:
 
     @property
     def finished(self) -> bool:
-        """Whether the server has said why it stopped."""
+        """Whether the server has sent a finish reason."""
         return self.finish is not None
 
     def take(self, chunk: Mapping[str, Any]) -> Piece | None:
-        """Add a chunk; the piece it brings, if any."""
+        """Add a chunk and return its piece, if any."""
         self.usage = chunk.get("usage") or self.usage
         self.timings = chunk.get("timings") or self.timings
         choices = chunk.get("choices") or ()
@@ -79,7 +79,7 @@ class Collector:
         return Piece(text, tokens, probabilities) if text or tokens or probabilities else None
 
     def answer(self, cached_tokens: int | None = None) -> Answer:
-        """The whole; `cached_tokens` from elsewhere where the server does not tell here."""
+        """Return the complete answer. `cached_tokens` is used if the stream did not report them."""
         text = "".join(self.text)
         usage = self.use()
         if usage.cached_tokens is None:
@@ -89,15 +89,15 @@ class Collector:
             text,
             reason,
             usage,
-            self._spent(),
+            self._timings(),
             tuple(self.logprobs) if self.top_logprobs is not None else None,
             self._message(text) if self.chat else None,
-            self.lane,
+            self.slot,
             notes,
         )
 
     def use(self) -> Usage:
-        """Tokens of prompt and answer."""
+        """Return the token counts; EngineError if the server did not send them."""
         prompt = self.usage.get("prompt_tokens")
         completion = self.usage.get("completion_tokens")
         cached = self.timings.get("cache_n")
@@ -107,13 +107,13 @@ class Collector:
             completion = self.timings.get("predicted_n")
         if prompt is None or completion is None:
             raise EngineError(
-                "the server did not say how many tokens it used",
-                hint="it must know stream_options.include_usage; a newer version does",
+                "the server did not report token usage",
+                hint="use a newer version, which supports stream_options.include_usage",
             )
         if cached is None:
             cached = (self.usage.get("prompt_tokens_details") or {}).get("cached_tokens")
         if cached is None and computed is not None:
-            cached = max(0, prompt - computed)  # ik_llama.cpp tells both
+            cached = max(0, prompt - computed)  # ik_llama.cpp
         return Usage(prompt, completion, cached)
 
     def _delta(self, delta: Mapping[str, Any]) -> str:
@@ -129,30 +129,30 @@ class Collector:
         return delta.get("content") or ""
 
     def _new_tokens(self, text: bool, probabilities: int) -> int:
-        """Tokens in the chunk just taken: by the server's own count, else by their probabilities, else one."""
-        said = self.timings.get("predicted_n") or self.usage.get("completion_tokens")
-        new = max(0, said - self.counted) if said is not None else probabilities or int(text)
+        """Number of tokens in the last chunk: the server's count, else the number of logprobs, else one."""
+        reported = self.timings.get("predicted_n") or self.usage.get("completion_tokens")
+        new = max(0, reported - self.counted) if reported is not None else probabilities or int(text)
         self.counted += new
         return new
 
     def _reason(self, usage: Usage) -> tuple[FinishReason, tuple[str, ...]]:
-        said = self.finish or ""
-        if said in ("abort", "error"):
-            raise EngineError(f"the server gave up on the request: {said}")
-        if self.calls and said == "stop":
+        finish = self.finish or ""
+        if finish in ("abort", "error"):
+            raise EngineError(f"the server aborted the request (finish_reason {finish!r})")
+        if self.calls and finish == "stop":
             return "tool_calls", ()
         if (
             self.kind == "ik_llama"
-            and said == "stop"
+            and finish == "stop"
             and self.max_tokens
             and usage.completion_tokens >= self.max_tokens
         ):
-            return "length", ()  # its chats end with `stop` whatever ended them
-        if said in _REASONS:
-            return _REASONS[said], ()
-        return "stop", (f"the server's reason to stop was {said!r}",)
+            return "length", ()  # its chats always end with `stop`
+        if finish in _REASONS:
+            return _REASONS[finish], ()
+        return "stop", (f"the server reported finish_reason {finish!r}",)
 
-    def _spent(self) -> Timings:
+    def _timings(self) -> Timings:
         prefill = self.timings.get("prompt_ms")
         decode = self.timings.get("predicted_ms")
         return Timings(
@@ -171,17 +171,17 @@ class Collector:
 
 
 def logprobs_of(given: Any, top: int | None) -> tuple[TokenLogprob, ...]:
-    """Token probabilities of a chunk, in the chat's form or in the older one of completions."""
+    """Parse the logprobs of a chunk, in the format of chats or the older one of completions."""
     if not given or top is None:
         return ()
     if given.get("content") is not None:
         return tuple(_entry(entry, top) for entry in given["content"])
     tokens = given.get("tokens") or ()
     chosen = given.get("token_logprobs") or ()
-    likeliest = given.get("top_logprobs") or [None] * len(tokens)
+    top_tokens = given.get("top_logprobs") or [None] * len(tokens)
     return tuple(
         TokenLogprob(token, None, logprob, token.encode(), _ranked(others, top))
-        for token, logprob, others in zip(tokens, chosen, likeliest, strict=True)
+        for token, logprob, others in zip(tokens, chosen, top_tokens, strict=True)
         if logprob is not None
     )
 
@@ -194,5 +194,5 @@ def _entry(entry: Mapping[str, Any], top: int) -> TokenLogprob:
 
 
 def _ranked(others: Mapping[str, float] | None, top: int) -> tuple[TokenLogprob, ...]:
-    best = sorted((others or {}).items(), key=lambda item: -item[1])[:top]  # the chosen one may come on top of `top`
+    best = sorted((others or {}).items(), key=lambda item: -item[1])[:top]  # may have one more: the sampled token
     return tuple(TokenLogprob(token, None, logprob, token.encode()) for token, logprob in best)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from tokenmill.engine.engine import MOST_LOGPROBS
+from tokenmill.engine.engine import MAX_LOGPROBS
 from tokenmill.errors import RequestRefused
 
 MAX_STOPS = 64
@@ -24,7 +24,7 @@ _Penalty = Annotated[float, Meta(ge=-2, le=2)]
 _RepeatPenalty = Annotated[float, Meta(ge=0.01, le=100)]
 _MaxTokens = Annotated[int, Meta(ge=1, le=_INT31)]
 _Window = Annotated[int, Meta(ge=-1, le=_INT31)]
-_Logprobs = Annotated[int, Meta(ge=0, le=MOST_LOGPROBS)]
+_Logprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 _Token = Annotated[int, Meta(ge=0, le=_INT31)]
 _Tokens = Annotated[list[_Token], Meta(min_length=1)]
 # `$` alone also matches in front of a final newline.

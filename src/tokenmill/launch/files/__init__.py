@@ -20,7 +20,7 @@ _WRITERS = {
 
 
 def write_as(kind: str, command: Command, plan: Plan, *, name: str | None = None, image: str | None = None) -> str:
-    """Write a command as one of KINDS; `name` is the service's, `image` the container's."""
+    """Write a command as one of KINDS. `name`: of the service or container; `image`: of the container."""
     if kind not in _WRITERS:
-        raise UsageError(f"a plan cannot be written as {kind!r}", hint=f"one of {', '.join(KINDS)}")
+        raise UsageError(f"unknown kind of launch file {kind!r}", hint=f"use one of {', '.join(KINDS)}")
     return _WRITERS[kind](Launch.of(command, plan, name=name, image=image))

@@ -9,7 +9,7 @@ from tokenmill.units import GIB
 
 
 def write_podman(launch: Launch) -> str:
-    """The script."""
+    """Write a shell script with `podman run`."""
     bound = launch.binding
     mount = launch.mount
     options = [
@@ -34,10 +34,10 @@ def write_podman(launch: Launch) -> str:
         launch.image + (" serve" if launch.vllm else ""),
         *map(words, launch.arguments()),
     ]
-    entry = None if launch.vllm else "the image's entry point must be llama-server, as in llama.cpp's own server images"
+    entry = None if launch.vllm else "the image's entry point must be llama-server, as in llama.cpp's server images"
     # podman has no daemon, so the container inherits the memory policy of its caller
-    spread = "numactl --interleave=all " if bound.interleave else ""
-    return "\n".join([*heading(launch, entry, mount.note), joined([f"exec {spread}podman run", *options])]) + "\n"
+    interleave = "numactl --interleave=all " if bound.interleave else ""
+    return "\n".join([*heading(launch, entry, mount.note), joined([f"exec {interleave}podman run", *options])]) + "\n"
 
 
 def health_command(launch: Launch) -> str:
@@ -52,7 +52,7 @@ def _volume(source: str, inside: str) -> str:
 
 
 def write_quadlet(launch: Launch) -> str:
-    """The .container file."""
+    """Write a podman quadlet (.container file)."""
     bound = launch.binding
     mount = launch.mount
     arguments = [[quoted(word) for word in group] for group in launch.arguments()]
@@ -103,7 +103,7 @@ def write_quadlet(launch: Launch) -> str:
 
 
 def write_compose(launch: Launch) -> str:
-    """The compose file."""
+    """Write a docker compose file."""
     bound = launch.binding
     mount = launch.mount
     source = f"${{HOME}}/{mount.source[2:]}" if mount.source.startswith("~/") else _text(mount.source)[1:-1]
@@ -112,7 +112,7 @@ def write_compose(launch: Launch) -> str:
         f"# {launch.title}",
         *(f"# {comment}" for comment in launch.comments),
         *([f"# {mount.note}"] if mount.note else []),
-        *(["# compose cannot spread memory over NUMA nodes; podman and systemd can"] if bound.interleave else []),
+        *(["# compose cannot interleave memory over NUMA nodes; podman and systemd can"] if bound.interleave else []),
         "services:",
         f"  {launch.name}:",
         f"    image: {_text(launch.image)}",
@@ -155,5 +155,5 @@ def _environment(launch: Launch) -> list[str]:
 
 
 def _text(value: str) -> str:
-    """A double-quoted scalar, which JSON strings are in YAML; compose's own variables lose their meaning."""
+    """Quote a YAML scalar as a JSON string; escapes compose variables."""
     return json.dumps(value).replace("$", "$$")

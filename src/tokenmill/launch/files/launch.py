@@ -1,4 +1,4 @@
-"""Data that every file writer needs: names, addresses, mounts, the binding and the load time."""
+"""Contents of launch files: names, addresses, mounts, binding and load time."""
 
 import re
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from tokenmill.launch.flag_sets import family
 from tokenmill.planner.plan import Command, Plan
 from tokenmill.units import format_bytes
 
-SHARED_MEMORY = "16g"  # /dev/shm in a container; the default 64 MiB stops NCCL and large worker queues
-LEAST_LOAD_S = 600
+SHARED_MEMORY = "16g"  # /dev/shm in a container; NCCL and worker queues need more than the default 64 MiB
+MIN_LOAD_S = 600
 UNKNOWN_LOAD_S = 3600
 PORT = 8080
 
@@ -50,22 +50,22 @@ class Launch:
 
     @staticmethod
     def of(command: Command, plan: Plan, *, name: str | None, image: str | None) -> "Launch":
-        """Gather everything once."""
+        """Derive the contents from a command and its plan."""
         settings = plan.settings
         cold = plan.forecast.load_cold_s
         what = " ".join(filter(None, (plan.profile.name, plan.profile.quantisation)))
-        asked = f"{settings.engine}, {settings.sequences} x {settings.context} tokens"
+        load = f"{settings.engine}, {settings.sequences} x {settings.context} tokens"
         return Launch(
             name=name or slug(plan.profile.name),
-            title=f"{what} on {plan.machine.name}: {asked}",
-            comments=(f"host memory at its peak: {format_bytes(host_bytes(plan))}", *command.notes),
+            title=f"{what} on {plan.machine.name}: {load}",
+            comments=(f"peak host memory: {format_bytes(host_bytes(plan))}", *command.notes),
             command=command,
             binding=binding(plan),
             port=int(value_of(command.argv, "--port") or PORT),
             image=image or IMAGES[family(settings.engine)],
             gpus=bool(plan.placement.gpus) or (plan.goal.own_fit and not plan.goal.cpu_only),
             mlock=settings.mlock,
-            load_s=UNKNOWN_LOAD_S if cold is None else max(LEAST_LOAD_S, round(2 * cold)),
+            load_s=UNKNOWN_LOAD_S if cold is None else max(MIN_LOAD_S, round(2 * cold)),
             vllm=settings.engine == "vllm",
         )
 
@@ -93,7 +93,10 @@ class Launch:
         if "/" not in self.model and path.suffix != ".gguf":
             inside = f"/models/{slug(self.model)}" + ("" if self.vllm else ".gguf")
             return Mount(
-                "/path/to/models", "/models", inside, f"put the folder that holds {self.model} for /path/to/models"
+                "/path/to/models",
+                "/models",
+                inside,
+                f"replace /path/to/models with the folder that contains {self.model}",
             )
         root = path if self.vllm else path.parent
         if "snapshots" in path.parts:

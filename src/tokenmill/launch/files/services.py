@@ -14,7 +14,7 @@ WIDTH = 100  # longer lists of overrides are split into lines
 
 
 def write_shell(launch: Launch) -> str:
-    """The script."""
+    """Write a shell script."""
     program, *flags = grouped(list(launch.command.argv))
     lines = [
         *heading(launch),
@@ -28,7 +28,7 @@ def write_shell(launch: Launch) -> str:
     return "\n".join(lines) + "\n"
 
 
-_UNLOCK = 'ulimit -l unlimited || echo "memory cannot be locked: raise memlock in /etc/security/limits.conf" >&2'
+_UNLOCK = 'ulimit -l unlimited || echo "cannot lock memory: raise memlock in /etc/security/limits.conf" >&2'
 
 
 def heading(launch: Launch, *notes: str | None) -> list[str]:
@@ -57,13 +57,13 @@ def words(group: list[str]) -> str:
     text = shlex.join(group)
     if len(text) <= WIDTH or len(group) != 2 or "=" not in group[1]:
         return text
-    # adjacent quoted strings form one word only if the next line starts at the margin
+    # quoted strings continue a word only if the next line is not indented
     clauses = [shlex.quote(f"{clause},") for clause in group[1].split(",")[:-1]]
     return f"{group[0]} " + "\\\n".join([*clauses, shlex.quote(group[1].split(",")[-1])])
 
 
 def write_systemd(launch: Launch) -> str:
-    """The unit."""
+    """Write a systemd unit."""
     lines = [
         f"# /etc/systemd/system/{launch.name}.service",
         *(f"# {comment}" for comment in launch.comments),
@@ -76,7 +76,7 @@ def write_systemd(launch: Launch) -> str:
         "Type=exec",
         *(f"Environment={quoted(f'{name}={value}', variables=False)}" for name, value in launch.command.env.items()),
         "ExecStart=" + continued([[quoted(word) for word in group] for group in grouped(list(launch.command.argv))]),
-        "# answers once the model is loaded",
+        "# succeeds once the model is loaded",
         "ExecStartPost=curl --fail --silent --output /dev/null --retry-connrefused --retry-delay 5 "
         f"--retry {launch.load_s // 5} {launch.health_url}",
         f"TimeoutStartSec={launch.load_s + 60}",

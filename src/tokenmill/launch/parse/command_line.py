@@ -1,7 +1,7 @@
 """Parses a llama-server, ik_llama.cpp or vLLM command line into a goal, a placement and findings.
 
-`read_command` is the entry point. Omitted flags get the engine's defaults, not the planner's. Only problems visible
-in the command are reported here; `machine_findings` checks it against a machine and a model.
+Entry point: `read_command`. Omitted flags get the engine's defaults, not the planner's. Only problems of the command
+itself are reported; `machine_findings` checks it against a machine and a model.
 """
 
 import re
@@ -21,7 +21,7 @@ from tokenmill.units import MIB
 
 DEFAULT_CACHE_RAM_MIB = 8192  # of llama.cpp and ik_llama.cpp alike
 DEFAULT_MARGIN_MIB = 1024
-MOST_GPUS = 16
+MAX_GPUS = 16
 AUTO_SLOTS = 4  # slots of llama-server without -np, which share one cache
 _PROGRAMS: dict[str, Program] = {
     "llama-server": "llama-server",
@@ -49,7 +49,7 @@ def read_command(text: str, engine: DialectName | None = None) -> ReadCommand:
     program, words = _program(found)
     detected = _engine(found, program, words)
     if engine is not None and family(engine) != family(detected):
-        raise UsageError(f"the command is for {detected}, not for {engine}", hint="leave the engine out")
+        raise UsageError(f"the command is for {detected}, not for {engine}", hint="omit --engine")
     engine = engine or detected
     flags = captured("llama-bench-b11549") if program == "llama-bench" else stored(engine)
     options = parse(words, _lenient(flags, engine))
@@ -66,16 +66,16 @@ def _program(found: Unwrapped) -> tuple[Program, list[str]]:
     words = list(found.words)
     if found.container and (not words or is_flag(words[0])):
         return ("vllm" if "vllm" in found.container.image.lower() else "llama-server"), words
-    head = words[0].rsplit("/", 1)[-1].removesuffix(".exe")
-    if re.fullmatch(r"python[\d.]*", head) and words[1:2] == ["-m"] and words[2:3] and "vllm" in words[2]:
+    program = words[0].rsplit("/", 1)[-1].removesuffix(".exe")
+    if re.fullmatch(r"python[\d.]*", program) and words[1:2] == ["-m"] and words[2:3] and "vllm" in words[2]:
         return "vllm", words[3:]
-    if head == "vllm":
+    if program == "vllm":
         return "vllm", words[2:] if words[1:2] == ["serve"] else words[1:]
-    if head in _PROGRAMS:
-        return _PROGRAMS[head], words[1:]
+    if program in _PROGRAMS:
+        return _PROGRAMS[program], words[1:]
     raise UsageError(
-        f"{words[0]} is no engine that can be read back",
-        hint="llama-server, llama-bench, llama-sweep-bench or vllm serve",
+        f"the command does not start a supported engine: {words[0]}",
+        hint="use a command of llama-server, llama-bench, llama-sweep-bench or vllm serve",
     )
 
 
@@ -99,7 +99,7 @@ def _engine(found: Unwrapped, program: Program, words: list[str]) -> DialectName
 
 
 def _lenient(flags: FlagSet, engine: DialectName) -> FlagSet:
-    """The flags of related versions, too, so that values of foreign flags are not read as arguments."""
+    """Add the flags of related versions, so that the values of their flags are not parsed as arguments."""
     sisters: tuple[DialectName, ...] = () if engine == "vllm" else ("llama.cpp", "llama.cpp-2025", "ik_llama")
     for sister in sisters:
         flags = flags.union(stored(sister))
@@ -142,7 +142,7 @@ def _read_llama(found: Unwrapped, program: Program, engine: DialectName, options
         repack=_repack(options, engine),
         flash_attention=options.switched_on("--flash-attn", default=True) and not options.has("--no-flash-attn"),
         own_fit=own_fit,
-        fit_margin_bytes=_margins_heeded(options, margins, fork=fork) if own_fit else (),
+        fit_margin_bytes=_applied_margins(options, margins, fork=fork) if own_fit else (),
         ik=_ik_options(options, engine) if fork else None,
         moe_cache_bytes=(options.number("--moe-cache-mib") or 0) * MIB,
         unified=unified or shared == 1,
@@ -180,7 +180,7 @@ def _slots(program: Program, engine: DialectName, options: ProgramOptions) -> tu
         return tokens or 640, 1, False  # defaults of llama-bench: pp512 and tg128
     context = options.number("--ctx-size") or None
     if context is not None and context < 0:
-        raise UsageError(f"--ctx-size {context}: no number of tokens", hint="check the command")
+        raise UsageError(f"--ctx-size must not be negative (got {context})", hint="check the command")
     slots = options.number("--parallel")
     auto = program == "llama-server" and family(engine) != "ik_llama" and (slots is None or slots < 0)
     unified = auto or (options.has("--kv-unified") and not options.has("--no-kv-unified"))
@@ -222,7 +222,7 @@ def _overrides(options: ProgramOptions, program: Program) -> tuple[tuple[str, st
                 regex, equals, device = clause.partition("=")
                 if not equals:
                     raise UsageError(
-                        f"--override-tensor {clause}: no device", hint="write PATTERN=CPU or PATTERN=CUDA0"
+                        f"--override-tensor {clause}: the device is missing", hint="use PATTERN=CPU or PATTERN=CUDA0"
                     )
                 clauses.append((regex, device))
         elif name == "--cpu-moe":
@@ -235,20 +235,20 @@ def _overrides(options: ProgramOptions, program: Program) -> tuple[tuple[str, st
 def _margins(options: ProgramOptions) -> tuple[int, ...]:
     text = options.last("--fit-margin") or options.last("--fit-target") or ""
     if not re.fullmatch(r"[\d,/]*", text):
-        raise UsageError(f"a fit margin of {text} is no number of MiB", hint="check the command")
+        raise UsageError(f"fit margin {text}: not a number of MiB", hint="check the command")
     return tuple(int(part) for part in re.split(r"[,/]+", text) if part)
 
 
-def _margins_heeded(options: ProgramOptions, written: tuple[int, ...], *, fork: bool) -> tuple[int, ...]:
+def _applied_margins(options: ProgramOptions, written: tuple[int, ...], *, fork: bool) -> tuple[int, ...]:
     """Margins that the engine applies: ik_llama.cpp reads one number, and others per GPU from a separate flag."""
     if not fork:
         return tuple(margin * MIB for margin in written)
-    apart = [int(number) for number in re.findall(r"\d+", options.last("--gpu-fit-margin") or "")]
-    if not apart:
+    per_gpu = [int(number) for number in re.findall(r"\d+", options.last("--gpu-fit-margin") or "")]
+    if not per_gpu:
         return tuple(margin * MIB for margin in written[:1])
-    each = [written[0] if written else DEFAULT_MARGIN_MIB] * MOST_GPUS
-    for gpu, margin in zip(apart[::2], apart[1::2], strict=False):
-        each[min(gpu, MOST_GPUS - 1)] = margin
+    each = [written[0] if written else DEFAULT_MARGIN_MIB] * MAX_GPUS
+    for gpu, margin in zip(per_gpu[::2], per_gpu[1::2], strict=False):
+        each[min(gpu, MAX_GPUS - 1)] = margin
     return tuple(margin * MIB for margin in each)
 
 

@@ -34,7 +34,7 @@ def _all(read: ReadCommand, flags: FlagSet, unset: tuple[str, ...]) -> Iterator[
     if read.engine == "vllm":
         return
     yield from _fit(read)
-    yield from _piled_up(read)
+    yield from _uneven_experts(read)
     yield from _batches(read)
     yield from _slots(read)
     yield from _cache(read)
@@ -45,9 +45,9 @@ def _words(read: ReadCommand, flags: FlagSet, unset: tuple[str, ...]) -> Iterato
     for flag in read.unknown:
         yield Finding("error", f"{flags.version} has no flag {flag}", flags.instead_of(flag))
     for name in unset:
-        yield Finding("note", f"the command uses ${name}, which it does not set", f"write {name}=... in front of it")
+        yield Finding("note", f"the command uses ${name}, which it does not set", f"add {name}=... in front of it")
     if read.model is None and not unset:
-        yield Finding("warning", "the command names no model", "name it beside the command")
+        yield Finding("warning", "the command names no model", "pass the model in addition to the command")
 
 
 def _exposed(read: ReadCommand) -> Iterator[Finding]:
@@ -59,8 +59,8 @@ def _exposed(read: ReadCommand) -> Iterator[Finding]:
         if open_ports:
             yield Finding(
                 "warning",
-                f"-p {open_ports[0]} publishes the server on every address, and it asks for no API key",
-                f"-p 127.0.0.1:{open_ports[0]}, or --api-key",
+                f"-p {open_ports[0]} publishes the server on all addresses without an API key",
+                f"use -p 127.0.0.1:{open_ports[0]} or --api-key",
             )
         return
     # vLLM listens on every address by default
@@ -68,8 +68,8 @@ def _exposed(read: ReadCommand) -> Iterator[Finding]:
     if everywhere:
         yield Finding(
             "warning",
-            "the server listens on every address and asks for no API key: anyone who reaches the machine can use it",
-            "--host 127.0.0.1, or --api-key",
+            "the server listens on all addresses without an API key: anyone who can reach the machine can use it",
+            "use --host 127.0.0.1 or --api-key",
         )
 
 
@@ -81,19 +81,20 @@ def _locked(read: ReadCommand) -> Iterator[Finding]:
         if "memlock" not in limits and "privileged" not in dict(read.container.options):
             yield Finding(
                 "warning",
-                "mlock in a container without a memlock limit: the lock fails after loading, with "
-                "nothing but a line in the log",
-                "--ulimit memlock=-1:-1 --cap-add=IPC_LOCK",
+                "mlock in a container without --ulimit memlock: locking fails after loading, reported only in the log",
+                "add --ulimit memlock=-1:-1 --cap-add=IPC_LOCK",
             )
     else:
-        yield Finding("note", "mlock needs an unlimited memlock limit", "ulimit -l unlimited, or LimitMEMLOCK=infinity")
+        yield Finding(
+            "note", "mlock needs an unlimited memlock limit", "set ulimit -l unlimited or LimitMEMLOCK=infinity"
+        )
 
 
 def _fit(read: ReadCommand) -> Iterator[Finding]:
     if read.fork and read.gpu_layers is None and not read.goal.cpu_only:
-        yield Finding("warning", "without -ngl ik_llama.cpp before August 2026 puts nothing on a GPU", "-ngl 999")
+        yield Finding("warning", "without -ngl, ik_llama.cpp before August 2026 does not use the GPU", "add -ngl 999")
     if read.fit:
-        yield from _fit_beside_placement(read)
+        yield from _fit_with_placement(read)
     if not read.fit_margins_mib:
         return
     if read.fit is None and read.fork:
@@ -101,22 +102,22 @@ def _fit(read: ReadCommand) -> Iterator[Finding]:
     if len(read.fit_margins_mib) > 1 and read.fork:
         first = read.fit_margins_mib[0]
         others = len(read.fit_margins_mib) - 1
-        apart = ",".join(f"{gpu},{mib}" for gpu, mib in enumerate(read.fit_margins_mib) if mib != first)
+        per_gpu = ",".join(f"{gpu},{mib}" for gpu, mib in enumerate(read.fit_margins_mib) if mib != first)
         yield Finding(
             "warning",
-            f"--fit-margin takes one number: {first} MiB for every GPU, and the {others} behind its comma are not read",
-            f"--fit-margin {first}" + (f" --gpu-fit-margin {apart} (GPU, MiB; since May 2026)" if apart else ""),
+            f"--fit-margin takes one number: {first} MiB applies to every GPU, the other {others} are ignored",
+            f"use --fit-margin {first}"
+            + (f" --gpu-fit-margin {per_gpu} (GPU, MiB; since May 2026)" if per_gpu else ""),
         )
     yield Finding(
         "note",
-        "the fit margin is kept free while layers are handed out, not after everything is allocated: "
-        "compute buffers that were guessed too small come out of it",
+        "the fit margin applies while layers are placed: compute buffers that are larger than estimated use it up",
     )
 
 
-def _fit_beside_placement(read: ReadCommand) -> Iterator[Finding]:
+def _fit_with_placement(read: ReadCommand) -> Iterator[Finding]:
     moe = read.options.has("--cpu-moe", "--n-cpu-moe")
-    beside = [
+    placing = [
         name
         for name, given in (
             ("-ngl", read.gpu_layers is not None),
@@ -126,36 +127,34 @@ def _fit_beside_placement(read: ReadCommand) -> Iterator[Finding]:
         )
         if given
     ]
-    if not beside:
+    if not placing:
         return
     if not read.fork:
         yield Finding(
             "error",
-            f"--fit on beside {', '.join(beside)}: llama.cpp places nothing itself once any of them "
-            "is given, so fit has no effect",
-            "keep --fit, or keep the placement with --fit off",
+            f"--fit on has no effect with {', '.join(placing)}: llama.cpp then does not place layers itself",
+            "remove one or the other",
         )
     elif read.overrides:
         yield Finding(
             "error",
-            f"--fit beside {' and '.join(name for name in beside if name != '-ngl')}: "
-            "ik_llama.cpp does not take them together",
-            "keep one of them",
+            f"ik_llama.cpp does not accept --fit with {' and '.join(name for name in placing if name != '-ngl')}",
+            "remove one or the other",
         )
     else:
-        yield Finding("note", f"{', '.join(beside)} beside --fit is what ik_llama.cpp expects; llama.cpp would not fit")
+        yield Finding("note", f"ik_llama.cpp expects {', '.join(placing)} with --fit; llama.cpp would ignore --fit")
 
 
-def _piled_up(read: ReadCommand) -> Iterator[Finding]:
+def _uneven_experts(read: ReadCommand) -> Iterator[Finding]:
     layers = read.cpu_moe_layers
     gpus = read.named_gpus
     if layers is None or read.options.has("--cpu-moe") or gpus is None or gpus < 2:
         return
     yield Finding(
         "warning",
-        f"--n-cpu-moe {layers} keeps the experts of the first {layers} layers on the host, so the "
-        f"resident ones pile up on the last of the {gpus} GPUs",
-        "spread them with --override-tensor, or weigh -ts towards the first GPUs",
+        f"--n-cpu-moe {layers} keeps the experts of the first {layers} layers on the host, so all others are on the "
+        f"last of the {gpus} GPUs",
+        "distribute them with --override-tensor, or give the first GPUs more layers with -ts",
     )
 
 
@@ -165,30 +164,28 @@ def _batches(read: ReadCommand) -> Iterator[Finding]:
     if asked is not None and ubatch < asked:
         yield Finding(
             "warning",
-            f"-b {read.goal.batch} is smaller than -ub {asked}: micro-batches are {ubatch} tokens",
-            f"-b {asked} or more",
+            f"-b {read.goal.batch} is smaller than -ub {asked}: micro-batches have {ubatch} tokens",
+            f"use -b {asked} or more",
         )
     may_be_hybrid = read.hybrid or (read.fit is True and not read.goal.cpu_only)
     if may_be_hybrid and ubatch < SMALL_UBATCH:
         yield Finding(
             "warning",
-            f"-ub {ubatch}: a prompt's experts cross PCIe once every {ubatch} tokens, {GOOD_UBATCH // ubatch} times as "
-            f"often as with -ub {GOOD_UBATCH}; one measured card prefilled 98 tok/s at 256, 194 at 512, 530 at 2048",
-            f"-b {GOOD_UBATCH} -ub {SMALL_UBATCH} or more, and give the compute buffer its room",
+            f"-ub {ubatch}: prefill copies the experts over PCIe every {ubatch} tokens, {GOOD_UBATCH // ubatch} times "
+            f"as often as with -ub {GOOD_UBATCH}; measured on one GPU: 98 tok/s at 256, 194 at 512, 530 at 2048",
+            f"use -b {GOOD_UBATCH} -ub {SMALL_UBATCH} or more, which needs a larger compute buffer",
         )
     threshold = read.env.get("GGML_OP_OFFLOAD_MIN_BATCH", "")
     floor = int(threshold) if threshold.isdigit() else 32
     if read.hybrid and not read.fork and read.slots >= CLIFF_SEQUENCES and read.slots >= floor:
-        reach = f"{read.slots} slots reach the batch of {floor} rows from which llama.cpp copies host "
-        moved = f"GGML_OP_OFFLOAD_MIN_BATCH={max(128, 1 << read.slots.bit_length())}"
+        reach = f"with {read.slots} slots, a decode step reaches the {floor} rows from which llama.cpp copies host "
+        moved = f"set GGML_OP_OFFLOAD_MIN_BATCH={max(128, 1 << read.slots.bit_length())}"
         if read.goal.mmap is not False:
-            words = "experts to the GPU at every decoding step; 32 sequences were measured five times slower than 16"
-            yield Finding("warning", reach + words, f"{moved}, or load without mmap")
+            words = "experts to the GPU; 32 sequences were measured five times slower than 16"
+            yield Finding("warning", reach + words, f"{moved}, or use --no-mmap")
         else:
-            words = (
-                "experts to the GPU at every decoding step; from pinned memory that may pay, or not: see the forecast"
-            )
-            yield Finding("note", reach + words, f"{moved} leaves decoding to the processors")
+            words = "experts to the GPU; from pinned memory this may be faster or slower, see the forecast"
+            yield Finding("note", reach + words, f"{moved} to decode on the CPU")
 
 
 def _slots(read: ReadCommand) -> Iterator[Finding]:
@@ -197,34 +194,34 @@ def _slots(read: ReadCommand) -> Iterator[Finding]:
         return
     predict = read.options.number("--predict")
     if predict is not None and predict > 0:
-        yield Finding("warning", f"-n {predict} on a server cuts every answer at {predict} tokens", "leave -n out")
+        yield Finding("warning", f"-n {predict} truncates every answer of the server at {predict} tokens", "remove -n")
     if read.slots > 1 and whole and not read.unified:
         yield Finding(
             "warning",
-            f"-c {whole} is split over {read.slots} slots: {read.slot_tokens} tokens each",
-            f"-c {whole * read.slots} for {whole} each",
+            f"-c {whole} is divided between {read.slots} slots: {read.slot_tokens} tokens each",
+            f"use -c {whole * read.slots} for {whole} each",
         )
     elif read.unified and not read.options.has("--parallel"):
         yield Finding(
             "note",
-            f"without -np llama-server opens {read.slots} slots over one shared cache"
+            f"without -np, llama-server has {read.slots} slots that share one KV cache"
             + (f" of {whole} tokens" if whole else ""),
-            "-np 1 for one sequence",
+            "use -np 1 for one sequence",
         )
     if not whole:
-        yield Finding("note", "without -c the cache is as long as the model's training context", "-c TOKENS")
-    unlimited = read.options.number("--cache-ram")
-    if unlimited is not None and unlimited < 0:
+        yield Finding("note", "without -c, the KV cache has the size of the model's training context", "use -c TOKENS")
+    cache_ram = read.options.number("--cache-ram")
+    if cache_ram is not None and cache_ram < 0:
         yield Finding(
             "warning",
-            "--cache-ram -1 lets the host prompt cache grow without end; one was killed at 222 GB",
-            "--cache-ram MIB",
+            "--cache-ram -1 does not limit the host prompt cache; one server was killed at 222 GB",
+            "use --cache-ram MIB",
         )
-    elif unlimited is None:
+    elif cache_ram is None:
         yield Finding(
             "note",
-            f"without --cache-ram up to {format_bytes(read.goal.cache_ram_bytes)} of host memory cache prompts",
-            "--cache-ram MIB, 0 for none",
+            f"without --cache-ram, the prompt cache takes up to {format_bytes(read.goal.cache_ram_bytes)} of memory",
+            "use --cache-ram MIB; 0 disables it",
         )
 
 
@@ -233,15 +230,17 @@ def _cache(read: ReadCommand) -> Iterator[Finding]:
     k = (read.goal.cache_type_k or "f16").lower()
     v = (read.goal.cache_type_v or "f16").lower()
     if not read.goal.flash_attention and v not in plain:
-        yield Finding("error", f"-ctv {v} needs flash attention: the engine refuses to start", "--flash-attn on")
+        yield Finding("error", f"-ctv {v} needs flash attention: the engine will not start", "add --flash-attn on")
     elif not read.goal.flash_attention and k not in plain:
         yield Finding(
-            "warning", f"-ctk {k} without flash attention saves little: scores are kept in full", "--flash-attn on"
+            "warning",
+            f"-ctk {k} without flash attention saves little, because scores are not quantized",
+            "add --flash-attn on",
         )
     fork_only = {"q6_0", "q8_kv"} & {k, v}
     if fork_only and not read.fork:
         yield Finding(
-            "error", f"llama.cpp has no cache type {', '.join(sorted(fork_only))}", "q8_0, q5_1, q5_0, q4_1, q4_0"
+            "error", f"llama.cpp has no cache type {', '.join(sorted(fork_only))}", "use q8_0, q5_1, q5_0, q4_1 or q4_0"
         )
     narrow = {k, v} - {*plain, "q8_0", "q6_0", "q8_kv"}
     if narrow and read.fork:
@@ -255,14 +254,12 @@ def _loading(read: ReadCommand) -> Iterator[Finding]:
     if on_host and read.goal.repack and read.goal.mmap and not read.fork:
         yield Finding(
             "warning",
-            "weights that llama.cpp repacks for the processor stay resident twice while the file "
-            "is mapped: 25.9 GB instead of 13.9 GB in one report",
-            "--no-repack, or load without mmap",
+            "with mmap, weights that llama.cpp repacks are resident twice: 25.9 GB instead of 13.9 GB in one report",
+            "use --no-repack or --no-mmap",
         )
     if read.options.has("--merge-up-gate-experts"):
         yield Finding(
             "warning",
-            "-muge builds merged copies of the experts while loading: a machine that the model "
-            "nearly fills goes into swap",
-            "leave -muge out",
+            "-muge copies the experts while loading: with little free memory, the machine swaps",
+            "remove -muge",
         )

@@ -27,19 +27,21 @@ def _machine(read: ReadCommand, machine: Machine) -> Iterator[Finding]:
     gpus = _gpu_count(read, machine)
     named = read.named_gpus or 0
     if not read.goal.cpu_only and named > gpus:
-        yield Finding("error", f"the command speaks of {named} GPUs, and {machine.name} has {gpus}", None)
+        yield Finding("error", f"the command uses {named} GPUs, but {machine.name} has {gpus}", None)
     nodes = [node for node in machine.numa if node.cpus]
     bound = read.numactl or read.options.has("--numa") or (read.container and read.container.all_of("cpuset-mems"))
     if len(nodes) > 1 and not bound and (read.goal.cpu_only or read.hybrid):
         yield Finding(
             "warning",
-            f"{machine.name} has {len(nodes)} NUMA nodes and nothing says where memory goes: two sockets without care "
-            "run at a third of what one would",
-            "numactl --interleave=all, or bind to one node that holds the model",
+            f"{machine.name} has {len(nodes)} NUMA nodes, but the command sets no memory policy: two sockets can then "
+            "be three times slower than one",
+            "use numactl --interleave=all, or bind to one node that fits the model",
         )
     limit = machine.limits.memlock_bytes
     if read.goal.mlock and read.container is None and limit is not None:
-        yield Finding("warning", f"the memlock limit is {format_bytes(limit)}: mlock will fail", "ulimit -l unlimited")
+        yield Finding(
+            "warning", f"the memlock limit is {format_bytes(limit)}: mlock will fail", "set ulimit -l unlimited"
+        )
 
 
 def _threads(read: ReadCommand, machine: Machine) -> Iterator[Finding]:
@@ -51,25 +53,27 @@ def _threads(read: ReadCommand, machine: Machine) -> Iterator[Finding]:
         if threads is None or threads <= cores:
             continue
         if threads > cores * per_core:
-            text = f"{flag} {threads} on {cores * per_core} processors: threads wait for each other"
-            yield Finding("warning", text, f"{flag} {cores} or fewer")
+            text = f"{flag} {threads} is more than the {cores * per_core} CPUs: threads wait for each other"
+            yield Finding("warning", text, f"use {flag} {cores} or fewer")
         elif flag == "--threads":
             text = (
-                f"{flag} {threads} on {cores} cores: decoding waits for memory, and second threads of a core add none"
+                f"{flag} {threads} is more than the {cores} cores: decoding is limited by memory bandwidth, not threads"
             )
-            yield Finding("warning", text, f"{flag} {cores} or fewer")
+            yield Finding("warning", text, f"use {flag} {cores} or fewer")
         else:
-            yield Finding("note", f"{flag} {threads} uses both threads of {cores} cores; it may help prefill alone")
+            yield Finding(
+                "note", f"{flag} {threads} uses both threads of {cores} cores, which may only speed up prefill"
+            )
 
 
 def _model(read: ReadCommand, machine: Machine, profile: Profile) -> Iterator[Finding]:
     trained = profile.training_context
     if trained is not None and read.slot_tokens is not None and read.slot_tokens > trained:
         text = f"a slot of {read.slot_tokens} tokens is longer than the {trained} that {profile.name} was trained on"
-        yield Finding("warning", text, f"-c {trained * (1 if read.unified else read.slots)}")
+        yield Finding("warning", text, f"use -c {trained * (1 if read.unified else read.slots)}")
     if read.engine == "vllm" or not read.explicit or read.goal.cpu_only:
         return
-    yield from _dead_clauses(read, profile)
+    yield from _unused_overrides(read, profile)
     count = _gpu_count(read, machine)
     try:
         placement = to_placement(read, profile, count, free_bytes=free_of(read, machine))
@@ -80,7 +84,7 @@ def _model(read: ReadCommand, machine: Machine, profile: Profile) -> Iterator[Fi
     yield from _shorter(read, profile, placement)
 
 
-def _dead_clauses(read: ReadCommand, profile: Profile) -> Iterator[Finding]:
+def _unused_overrides(read: ReadCommand, profile: Profile) -> Iterator[Finding]:
     written = {device for _, device in read.overrides}
     if not read.options.has("--override-tensor") or not written:
         return
@@ -94,8 +98,8 @@ def _dead_clauses(read: ReadCommand, profile: Profile) -> Iterator[Finding]:
         if not reached[index]:
             yield Finding(
                 "warning",
-                f"the override {regex}={device} decides no tensor of {profile.name}",
-                "it matches none, or an earlier one takes them all",
+                f"the override {regex}={device} places no tensor of {profile.name}",
+                "it matches none, or earlier overrides match all of them",
             )
 
 
@@ -111,11 +115,11 @@ def _lopsided(read: ReadCommand, profile: Profile, placement: Placement, count: 
     emptiest = min(held, key=held.__getitem__)
     why = ""
     if read.cpu_moe_layers and not read.options.has("--cpu-moe"):
-        why = f"--n-cpu-moe {read.cpu_moe_layers} frees the first layers, so resident experts pile up: "
+        why = f"--n-cpu-moe {read.cpu_moe_layers} only moves the experts of the first layers: "
     yield Finding(
         "warning",
         f"{why}{fullest} holds {format_bytes(held[fullest])} of weights, {emptiest} {format_bytes(held[emptiest])}",
-        "spread the experts with --override-tensor; tokenmill plan writes the clauses",
+        "distribute the experts with --override-tensor; tokenmill plan writes the clauses",
     )
 
 
@@ -132,7 +136,9 @@ def _shorter(read: ReadCommand, profile: Profile, placement: Placement) -> Itera
     text = ",".join(
         f"{regex}={prefix}{gpus.index(tier)}" if tier in gpus else f"{regex}=CPU" for regex, tier in clauses
     )
-    yield Finding("note", f"{len(read.overrides)} override clauses say what {len(clauses)} would", f"-ot '{text}'")
+    yield Finding(
+        "note", f"{len(clauses)} overrides would replace the {len(read.overrides)} of the command", f"use -ot '{text}'"
+    )
 
 
 def _gpu_count(read: ReadCommand, machine: Machine) -> int:

@@ -99,7 +99,7 @@ class ProgramOptions:
 
 
 def parse(words: Sequence[str], flags: FlagSet) -> ProgramOptions:
-    """Pair flags with their values according to the engine's version; for unknown flags, by the next word."""
+    """Pair flags with their values according to the engine version; unknown flags take the next word as value."""
     given: list[tuple[str, str | None]] = []
     spelled: list[str] = []
     positional: list[str] = []
@@ -137,7 +137,7 @@ def _take(left: list[str], name: str, flags: FlagSet, word: str) -> list[str]:
         return [] if nothing_follows or left[0].lower() not in _SWITCH_WORDS else [left.pop(0)]
     count = flags.values.get(normal(word), 0 if nothing_follows else 1)
     if count and nothing_follows and (not left or flags.has(left[0])):
-        raise UsageError(f"{word} has no value behind it", hint="check the end of that line")
+        raise UsageError(f"{word} needs a value", hint="check the command")
     return [left.pop(0) for _ in range(min(count, len(left)))]
 
 
@@ -189,9 +189,9 @@ class ReadCommand:
 
     @property
     def explicit(self) -> bool:
-        """Whether the command places layers or tensors itself and the engine respects that."""
-        said = self.gpu_layers is not None or bool(self.tensor_split or self.overrides)
-        return said and not self.goal.own_fit
+        """Whether the command places layers or tensors and the engine applies that."""
+        placed = self.gpu_layers is not None or bool(self.tensor_split or self.overrides)
+        return placed and not self.goal.own_fit
 
     @property
     def hybrid(self) -> bool:

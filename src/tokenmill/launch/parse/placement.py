@@ -20,8 +20,8 @@ def to_placement(
     """
     if read.goal.own_fit and gpu_count:
         raise UsageError(
-            "this command leaves the placement to the engine",
-            hint="plan it with the engine's own fit, or add -ngl",
+            "the command lets the engine place the layers",
+            hint="plan with --own-fit, or add -ngl",
         )
     indices = read.goal.gpus if read.goal.gpus is not None else tuple(range(gpu_count))
     gpus = () if read.goal.cpu_only else tuple(f"gpu{index}" for index in indices[:gpu_count])
@@ -53,7 +53,7 @@ def _tier(device: str, gpus: tuple[str, ...], host: str) -> str:
     number = re.search(r"(\d+)$", device)
     if number is None or int(number[1]) >= len(gpus):
         raise UsageError(
-            f"the command puts tensors on {device}, and there are {len(gpus)} GPUs",
-            hint="CUDA0 is the first GPU that the engine sees",
+            f"the command puts tensors on {device}, but there are {len(gpus)} GPUs",
+            hint="CUDA0 is the first GPU that is visible to the engine",
         )
     return gpus[int(number[1])]

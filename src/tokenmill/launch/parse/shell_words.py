@@ -77,13 +77,13 @@ class Unwrapped:
 
 
 def unwrap(text: str) -> Unwrapped:
-    """Find the program in a pasted command; raises UsageError if there is none."""
+    """Find the program in a pasted command; UsageError if there is none."""
     segments = [segment for line in _lines(text) for segment in _segments(line)]
     variables = {name: value for segment in segments for name, value in _assignments(segment)}
     commands = [[_expanded(word, variables) for word in _without_assignments(segment)] for segment in segments]
     words = max(commands, key=lambda words: (any(map(_ENGINE.search, words)), len(words)), default=[])
     if not words:
-        raise UsageError("the command is empty", hint="give the whole line that starts llama-server or vllm")
+        raise UsageError("the command is empty", hint="paste the whole command that starts llama-server or vllm")
     return _peel(words, variables)
 
 
@@ -108,7 +108,7 @@ def _lines(text: str) -> list[list[str]]:
             lines.append(words)
         pending = ""
     if pending:
-        raise UsageError("a quote in the command is never closed", hint="check its quotes")
+        raise UsageError("unclosed quote in the command", hint="check its quotes")
     return lines
 
 
@@ -205,5 +205,5 @@ def _container(tool: str, words: list[str]) -> tuple[Container, list[str]]:
             options.append((name, words[0]))
             words = words[1:]
     if not words:
-        raise UsageError(f"{tool} run names no image", hint="give the command up to its last argument")
+        raise UsageError(f"{tool} run has no image", hint="paste the whole command")
     return Container(tool, words[0], tuple(options)), words[1:]

@@ -90,7 +90,7 @@ def state_bytes(plan: Plan, tokens: int) -> int:
 
 async def _saved_bytes(rig: Rig, units: Units) -> int | None:
     can = rig.engine.capabilities
-    if not can.saves_heads or can.saves_slots:
+    if not can.saves_prefixes or can.saves_slots:
         return None
     with tempfile.TemporaryDirectory(prefix="tokenmill-") as folder:
         path = Path(folder) / "head"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, quantiles
 
-from tokenmill.engine.engine import MOST_LOGPROBS, Engine, Prompt, Request, Sampling, TokenLogprob, answer
+from tokenmill.engine.engine import MAX_LOGPROBS, Engine, Prompt, Request, Sampling, TokenLogprob, answer
 from tokenmill.errors import RequestRefused, UsageError
 from tokenmill.tuner.qualify.tasks import Passage
 
@@ -70,7 +70,7 @@ async def read_texts(
 
     An engine that cannot tokenise uses the tokens of the reading `like`.
     """
-    most = min(MOST_LOGPROBS, engine.capabilities.most_logprobs)
+    most = min(MAX_LOGPROBS, engine.capabilities.max_logprobs)
     if most < 1:
         raise UsageError("the engine gives no probabilities, so agreement cannot be measured")
     tokens = await _tokens(engine, texts)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from tokenmill.engine.loading.process import ProcessMemory, read_memory, this_driver
+from tokenmill.engine.loading.process import ProcessMemory, local_vram, read_memory
 from tokenmill.hardware.disk import parse_mountinfo
 from tokenmill.hardware.host import Host, LocalHost, number
 from tokenmill.hardware.limits import parse_cgroup
@@ -125,7 +125,7 @@ class Gauge:
         self._limit_bytes = limit_bytes
         self._host = host or LocalHost()
         self._gpus = plan.placement.gpus if plan is not None else ()
-        self._vram = vram or (this_driver() if self._gpus else None)
+        self._vram = vram or (local_vram() if self._gpus else None)
         self.tier = host_tier(plan.machine) if plan is not None else HOST_TIERS[0]
         self._droppable = sum(row.bytes for row in plan.ledger.page_cache if row.tier in HOST_TIERS) if plan else 0
 
