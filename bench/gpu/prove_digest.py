@@ -17,7 +17,7 @@ from prove_plans import CARD_12, CARDS, MARGIN, placed
 from prove_rows import Clock, Row
 
 from tokenmill.engine.engine import Engine, Request, Sampling, answer
-from tokenmill.engine.loading.process import this_driver
+from tokenmill.engine.loading.process import local_vram
 from tokenmill.errors import TokenmillError
 from tokenmill.native.worker_config import goal_for
 from tokenmill.planner.draft import capacity, make_draft
@@ -198,7 +198,7 @@ async def _asked(work: Work, shape: Shape, plan: Plan, engine: Engine, clock: Cl
         finally:
             watching.cancel()
         seconds = time.monotonic() - began
-    vram = this_driver()(pids_of(engine)) if plan.placement.gpus else None
+    vram = local_vram()(pids_of(engine)) if plan.placement.gpus else None
     buffers = (engine.runtime.buffers if engine.runtime is not None else None) or ()
     return {
         "sequences": shape.sequences,

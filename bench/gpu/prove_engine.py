@@ -28,7 +28,7 @@ from prove_rows import Clock, Row, Rows
 
 from tokenmill.config import EngineConfig
 from tokenmill.engine.engine import Engine, Request, Sampling, answer
-from tokenmill.engine.loading.process import this_driver
+from tokenmill.engine.loading.process import local_vram
 from tokenmill.engine.process.registry import log_path
 from tokenmill.errors import TokenmillError
 from tokenmill.hardware.identity import machine_id
@@ -229,7 +229,7 @@ async def measured(
         engine, work, bench.how, trial=number, lanes=lanes, ubatch=dials.ubatch, context=dials.context, head_s=head_s
     )
     pids = pids_of(engine)
-    vram = this_driver()(pids) if case.plan.placement.gpus else None
+    vram = local_vram()(pids) if case.plan.placement.gpus else None
     ledger = ledger_at(case.plan, point)
     taken = {
         tier: sum(row.bytes for row in ledger.after_load if row.tier == tier and row.item != "reserve")
