@@ -75,6 +75,11 @@ def format_percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share >= 0.0995 or share == 0 else f"{100 * share:.1f} %"
 
 
+def format_tok_s(rate: float) -> str:
+    """`1,330` or `7.42`: tokens per second, without the unit."""
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
 def format_seconds(seconds: float) -> str:
     """`42 s`, `7 min`, `3.5 h`."""
     if seconds < 120:

@@ -54,7 +54,7 @@ def test_without_a_model_or_a_file_it_is_markdown_about_the_machine(tmp_path: Pa
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (("-o", "report.pdf"), "report.pdf is neither a page nor Markdown"),
+        (("-o", "report.pdf"), "--output must end in .html or .md (got report.pdf)"),
         (("no-such-model", "-o", "x.html"), "no model 'no-such-model'"),
         (("-o", "no/folder/x.html"), "cannot write no/folder/x.html"),
         (("--machine", "no-such-machine"), "no-such-machine"),
@@ -77,5 +77,5 @@ def test_other_files_are_not_overwritten(tmp_path: Path) -> None:
     notes.write_text("# my notes\n")
     done = said(tmp_path, "report", "-o", notes)
     assert (done.returncode, notes.read_text()) == (2, "# my notes\n")
-    assert "exists and is no report" in done.stderr
+    assert f"{notes} exists" in done.stderr
     assert GENERATOR not in done.stderr

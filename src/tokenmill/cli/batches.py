@@ -1,4 +1,4 @@
-"""Which processes work on the batches of a store, for `status` and `cancel`."""
+"""The processes that work on the batches of a store, for `status` and `cancel`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,15 +19,15 @@ from tokenmill.units import number_of
 class Workers:
     """The processes that work on the batches of a store."""
 
-    process: int | None = None  # of a store in a folder
-    runners: tuple[Runner, ...] | None = None  # of a store on a server; None: the store is a folder
+    process: int | None = None  # for a store in a folder
+    runners: tuple[Runner, ...] | None = None  # for a store on a server; None: the store is a folder
 
     def __bool__(self) -> bool:
         return self.process is not None or bool(self.runners)
 
     @property
     def words(self) -> str:
-        """For a terminal."""
+        """A description, such as `process 4711`."""
         if self.runners is None:
             return f"process {self.process}"
         busy = [runner for runner in self.runners if runner.running]
@@ -35,7 +35,7 @@ class Workers:
         return f"{number_of(len(busy), 'runner')}: {each}"
 
     def document(self) -> dict[str, Any]:
-        """As JSON."""
+        """The JSON form."""
         if self.runners is None:
             return {"worker": self.process}
         return {
@@ -69,9 +69,9 @@ def unwritten(reader: StoreReader, batch: Batch) -> str | None:
     last = written_to(batch)
     if last is None or last >= batch.lines:
         return None
-    how_far = f"{last:,} of {number_of(batch.lines, 'line')} are" if last else "no line is"
     return (
-        f"{how_far} written to it yet: to write the rest, run the same tokenmill run command on the host of the output"
+        f"{last:,} of {number_of(batch.lines, 'line')} are in the results file; "
+        "to write the rest, run the same tokenmill run command on its host"
     )
 
 

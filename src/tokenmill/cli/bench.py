@@ -1,4 +1,4 @@
-"""`tokenmill bench`: measures an engine through the path that requests take."""
+"""`tokenmill bench`: measures the speed of an engine through the path that requests take."""
 
 import asyncio
 import os
@@ -26,7 +26,7 @@ from tokenmill.hardware.machine import Machine
 from tokenmill.tuner import history
 from tokenmill.tuner.bench.energy import Price, parse_price
 from tokenmill.tuner.bench.rig import Rig, Tell, pids_of
-from tokenmill.tuner.bench.run import PARTS, Bench, BenchSection, Order
+from tokenmill.tuner.bench.run import PARTS, Bench, BenchOptions, BenchSection
 from tokenmill.tuner.bench.run import bench as measure
 from tokenmill.tuner.bench.served import Prose
 from tokenmill.tuner.bench.sweep import thread_counts as usual_threads
@@ -36,8 +36,8 @@ from tokenmill.tuner.point import PointScope
 
 DEPTH = 2048
 STEP = 512
-LEAST_WRITTEN = 16
-MOST_WRITTEN = 128
+MIN_GENERATED = 16
+MAX_GENERATED = 128
 BenchFormat = Literal["table", "json", "csv", "markdown"]
 
 
@@ -45,52 +45,54 @@ def bench(
     model: str | None = None,
     /,
     *,
-    what: str | None = None,
+    what: Annotated[str | None, Parameter(metavar="LIST")] = None,
     depth: int = DEPTH,
     step: int | None = None,
     tokens: int | None = None,
     repeat: int = 3,
-    thread_counts: str | None = None,
-    sequence_counts: str | None = None,
-    price: str | None = None,
-    watts: float | None = None,
+    thread_counts: Annotated[str | None, Parameter(metavar="LIST")] = None,
+    sequence_counts: Annotated[str | None, Parameter(metavar="LIST")] = None,
+    price: Annotated[str | None, Parameter(metavar="PRICE")] = None,
+    watts: Annotated[float | None, Parameter(metavar="W")] = None,
     format: Annotated[BenchFormat, Parameter(name="--format")] = "table",
     options: EngineFlags = EngineFlags(),  # noqa: B008  frozen
     common: Common = Common(),  # noqa: B008  frozen
 ) -> int:
     """Benchmark an engine by depth, threads and sequences, with a cold and a warm cache.
 
-    Requests take the same path as in production, to an engine that this command starts, a running one (--engine NAME)
-    or a URL. T_PP is the time to the first token, T_TG the time from the first token to the last.
-    Figures are medians, with ± the largest deviation; disturbed runs are repeated. The plan's forecast, if
-    any, is shown in separate columns. Undisturbed results of an engine that this command started are added to
-    `tokenmill history`.
+    Requests take the same path as in production, to an engine that this command starts, to a running one (--engine
+    NAME) or to a URL. T_PP is the time to the first token, T_TG the time from the first token to the last. Figures are
+    medians, ± the largest deviation; disturbed runs are repeated. Forecasts of the plan have columns of their own.
+    Undisturbed results of an engine that this command started are added to `tokenmill history`.
+
+        tokenmill bench kimi.gguf --context 16k
+        tokenmill bench --engine http://localhost:8000 --what sweep,cache --json
 
     Parameters
     ----------
     model:
-        A GGUF file, a folder of safetensors (vLLM), or the name of a pulled model; default: smollm2.
+        GGUF file, safetensors folder (vLLM) or name of a downloaded model. [default: smollm2]
     what:
         Comma-separated parts: first (the first request after start), cache (a prompt cold, repeated, and with a new
-        suffix), sweep (by depth), threads, sequences, energy; default: all.
+        suffix), sweep (by depth), threads, sequences, energy. [default: all]
     depth:
-        Maximum depth of the sweep, in tokens; default: 2048.
+        Maximum depth of the sweep, in tokens.
     step:
-        Tokens between depths; default: the micro-batch, as in llama-sweep-bench.
+        Tokens between depths. [default: the micro-batch size, as in llama-sweep-bench]
     tokens:
-        Tokens generated at each point; default: a quarter of the step, 16 to 128.
+        Tokens generated at each point. [default: a quarter of the step, 16 to 128]
     repeat:
-        Undisturbed runs of each point; default: 3.
+        Undisturbed runs of each point.
     thread_counts:
-        Thread counts to measure, such as 4,8,12; default: several, up to the machine's cores.
+        Thread counts to measure, such as 4,8,12. [default: several, up to the machine's cores]
     sequence_counts:
-        Numbers of concurrent sequences, such as 1,2,4; default: powers of two up to the engine's slots.
+        Numbers of concurrent sequences to measure, such as 1,2,4. [default: powers of two up to the engine's slots]
     price:
-        Price of electricity, such as 0.30/kWh: adds the energy cost of a million tokens.
+        Price of electricity, such as 0.30/kWh, to show the energy cost of a million tokens.
     watts:
-        Power draw under load in watts, from a wall meter, if the machine has no readable energy counters.
+        Power draw under load in watts, read from a wall meter, for machines without readable energy counters.
     format:
-        table, json, csv (one line per point) or markdown.
+        Output format; csv has one line per point.
     """
     parts = _parts(what)
     if depth < 1 or repeat < 1 or (step is not None and step < 1) or (tokens is not None and tokens < 2):
@@ -106,24 +108,24 @@ def bench(
     choice = choose(model, options, common)
     wanted = None
     if not (choice.record or choice.url):
-        wanted = _planned(choice, options, common, parts, depth + (tokens or MOST_WRITTEN))
+        wanted = _planned(choice, options, common, parts, depth + (tokens or MAX_GENERATED))
     elif "first" in parts:
         parts = tuple(part for part in parts if part != "first")
         if what is not None:
             say("skipping part 'first': the engine was already running")
     step = step or (wanted.plan.settings.ubatch if wanted is not None else STEP)
-    order = Order(
+    bench_options = BenchOptions(
         parts,
         depth,
         min(step, depth),
-        tokens or min(MOST_WRITTEN, max(LEAST_WRITTEN, step // 4)),
+        tokens or min(MAX_GENERATED, max(MIN_GENERATED, step // 4)),
         threads or (),
         sequences,
         watts,
     )
     if wanted is not None and "sweep" in parts:
-        _deep_enough(wanted.plan.settings.context, order)
-    done = asyncio.run(_work(choice, wanted, order, repeat, common))
+        _deep_enough(wanted.plan.settings.context, bench_options)
+    done = asyncio.run(_work(choice, wanted, bench_options, repeat, common))
     _tell(done, cost, "json" if common.json else format)
     return 0
 
@@ -139,33 +141,35 @@ def _planned(
     return wanted
 
 
-def _deep_enough(context: int, order: Order) -> None:
+def _deep_enough(context: int, wanted: BenchOptions) -> None:
     """UsageError if the context is too small; called before the model is loaded."""
-    needed = order.depth + order.tokens
+    needed = wanted.depth + wanted.tokens
     if needed > context:
         raise UsageError(
-            f"a sweep to depth {order.depth:,} with {order.tokens} generated tokens needs a context of {needed:,} "
+            f"a sweep to depth {wanted.depth:,} with {wanted.tokens} generated tokens needs a context of {needed:,} "
             f"(got {context:,})",
             hint=f"use --context {needed} or a smaller --depth",
         )
 
 
-async def _work(choice: EngineChoice, wanted: EnginePlan | None, order: Order, repeat: int, common: Common) -> Bench:
+async def _work(
+    choice: EngineChoice, wanted: EnginePlan | None, bench_options: BenchOptions, repeat: int, common: Common
+) -> Bench:
     plan = wanted.plan if wanted is not None else None
     folder = choice.state / "bench" / str(os.getpid())  # names the engine: benchmarks may run concurrently
     async with opened(choice, wanted, folder) as engine:
         here = engine.identity.pid is not None
         machine = plan.machine if plan is not None else find(common.load_config().machine) if here else None
-        if not order.threads:
+        if not bench_options.threads:
             cores = machine.cpu.cores if machine is not None else None
-            order = replace(order, threads=usual_threads(cores or os.cpu_count() or 1))
+            bench_options = replace(bench_options, threads=usual_threads(cores or os.cpu_count() or 1))
         if plan is None:
             say("results are not added to the history: the settings of an engine that was already running are unknown")
         with _shown() as tell:
             rig = Rig(engine, Prose(engine, time.time_ns()), repeat, NoiseMonitor if pids_of(engine) else None, tell)
             return await measure(
                 rig,
-                order,
+                bench_options,
                 place_of(engine, choice, machine),
                 plan=plan,
                 record=lambda speed: history.append(choice.state, speed),

@@ -18,28 +18,30 @@ SHOWN_NAMES = 5
 
 def digest(
     *files: Path,
-    output: Annotated[Path, Parameter(name=("--output", "-o"))],
+    output: Annotated[Path, Parameter(name=("--output", "-o"), metavar="FILE")],
     tokens: int = 8192,
-    model: str | None = None,
+    model: Annotated[str | None, Parameter(metavar="MODEL")] = None,
     force: bool = False,
     common: Common = Common(),  # noqa: B008  frozen
 ) -> int:
-    """Build a digest: a byte-stable context file, of limited size, to put at the start of many prompts.
+    """Build a digest: a byte-stable context file of limited size, to put at the start of many prompts.
 
     Equal content gives equal bytes, wherever the files are and whenever they were modified: names are relative, files
     are sorted, line ends are normalized, and there are no dates. Small files are included whole; large ones share the
     remaining tokens and are truncated, with an outline of the rest.
 
+        tokenmill digest docs/ -o digest.md --tokens 8192
+
     Parameters
     ----------
     files:
-        Files and folders. In folders, only text files are read; hidden and .gitignored files are skipped.
+        Files and folders; in folders, hidden, .gitignored and binary files are skipped.
     output:
-        The file to write.
+        Write the digest to FILE.
     tokens:
-        Maximum size in tokens; default: 8192.
+        Maximum size in tokens.
     model:
-        A GGUF file or the name of a downloaded model whose tokenizer counts tokens; without it, 4 bytes are one token.
+        GGUF file or name of a downloaded model whose tokenizer counts tokens. [default: estimated, 4 bytes per token]
     force:
         Overwrite an existing file with different content.
     """

@@ -1,4 +1,4 @@
-"""`tokenmill distill`: a teacher's answers to a file of prompts, as a training table."""
+"""`tokenmill distill`: writes a teacher model's answers to a file of prompts as a training table."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from tokenmill.cli.export import exported, parse_target, rows_about
-from tokenmill.cli.options import BodyOptions, EngineFlags
+from tokenmill.cli.options import SAMPLING, BodyOptions, EngineFlags
 from tokenmill.cli.output import Common, facts, say, show, show_json
 from tokenmill.cli.recipe_run import (
     RecipeOptions,
@@ -19,10 +19,10 @@ from tokenmill.cli.recipe_run import (
     spent_document,
     summary_rows,
 )
-from tokenmill.engine.engine import MOST_LOGPROBS
+from tokenmill.engine.engine import MAX_LOGPROBS
 from tokenmill.errors import TokenmillError, UsageError
 from tokenmill.recipes.distillation import recipe
-from tokenmill.recipes.distillation.prompts import REFUSED, DistillOptions, DistillPrompts, checked_lines
+from tokenmill.recipes.distillation.prompts import REFUSED, DistillOptions, DistillPrompts, check_prompts
 from tokenmill.recipes.distillation.recipe import Distilled
 from tokenmill.recipes.distillation.rows import Thinking, is_distilled
 from tokenmill.recipes.export import ExportFormat, ExportRequest
@@ -36,45 +36,45 @@ _MOST_SAMPLES = 1000
 _OPTIONS = frozenset(("max_tokens", "max_completion_tokens", "temperature", "top_p", "seed", "stop"))
 
 
-@Parameter(name="*")
+@Parameter(name="*", group=SAMPLING)
 @dataclass(frozen=True, slots=True)
 class Drawing:
     """Sampling of answers; values in a line take precedence."""
 
     samples: int = 1
-    """Answers per prompt, each with its own seed; default: 1."""
+    """Answers per prompt, each with its own seed."""
 
     temperature: float | None = None
-    """Sampling temperature; 0 is greedy. Default: 0 for one sample, 0.7 for several."""
+    """Sampling temperature; 0 is greedy. [default: 0 for one sample, 0.7 for several]"""
 
     top_p: float | None = None
-    """Nucleus sampling: sample from the most likely tokens with this total probability; default: the engine's."""
+    """Nucleus sampling: total probability of the candidates. [default: the engine's]"""
 
     seed: int = 0
-    """Base seed; a different one gives different answers. Default: 0."""
+    """Base seed; a different one gives different answers."""
 
     max_tokens: int = MAX_TOKENS
-    """Maximum tokens per answer, including reasoning; default: 2048."""
+    """Maximum tokens per answer, including reasoning."""
 
     stop: tuple[str, ...] = ()
-    """Stop string that ends an answer and is removed from it; may be given several times."""
+    """Stop string, which ends an answer and is removed from it; may be repeated."""
 
     body: str | None = None
-    """More request fields for every line, as a JSON object such as '{"min_p": 0.1}'."""
+    """Other request fields for every line, as a JSON object such as '{"min_p": 0.1}'."""
 
     top_logprobs: int = TOP_LOGPROBS
-    """Number of most likely tokens stored per position, with log probabilities: 0 to 20; 0 stores only the chosen
-    token. Default: 5."""
+    """Number of most likely tokens stored per position with their log probabilities, 0 to 20; 0 stores the chosen
+    token only."""
 
     no_logprobs: bool = False
-    """Store texts only, without tokens and log probabilities."""
+    """Store texts only, without token ids and log probabilities."""
 
     def ask(self) -> DistillOptions:
         """The settings for every prompt; UsageError if an option is invalid."""
         if not 1 <= self.samples <= _MOST_SAMPLES:
             raise UsageError(f"--samples must be 1-{_MOST_SAMPLES} (got {self.samples})")
-        if not 0 <= self.top_logprobs <= MOST_LOGPROBS:
-            raise UsageError(f"--top-logprobs must be 0-{MOST_LOGPROBS} (got {self.top_logprobs})")
+        if not 0 <= self.top_logprobs <= MAX_LOGPROBS:
+            raise UsageError(f"--top-logprobs must be 0-{MAX_LOGPROBS} (got {self.top_logprobs})")
         if self.samples > 1 and self.temperature == 0:
             raise UsageError(
                 "at temperature 0 all samples of a prompt are equal", hint="use --temperature above 0, or --samples 1"
@@ -97,12 +97,12 @@ def distill(
     prompts: Path,
     /,
     *,
-    output: Annotated[Path, Parameter(name=("--output", "-o"))],
-    model: str | None = None,
+    output: Annotated[Path, Parameter(name=("--output", "-o"), metavar="FILE")],
+    model: Annotated[str | None, Parameter(metavar="MODEL")] = None,
     system: Path | None = None,
     column: str | None = None,
     thinking: Thinking = "auto",
-    export: tuple[str, ...] = (),
+    export: Annotated[tuple[str, ...], Parameter(metavar="FORMAT=FILE")] = (),
     check: bool = False,
     force: bool = False,
     drawing: Drawing = Drawing(),
@@ -117,28 +117,29 @@ def distill(
     After Ctrl-C, a crash or a limit, the same command resumes; no answer is computed twice. `tokenmill export` converts
     the table to trainers' formats; --export does that in the same run.
 
+        tokenmill distill prompts.jsonl -o teacher.parquet --model kimi.gguf --samples 4
+
     Parameters
     ----------
     prompts:
         JSONL (also compressed), CSV, TSV or Parquet with messages or a prompt in each row, or OpenAI batch lines.
     output:
-        The table to write: .parquet, or .jsonl, .jsonl.gz, .jsonl.zst.
+        Write the table to FILE: .parquet, .jsonl, .jsonl.gz or .jsonl.zst.
     model:
-        A GGUF file, a folder of safetensors (vLLM), or the name of a downloaded model; default: smollm2.
+        GGUF file, safetensors folder (vLLM) or name of a downloaded model. [default: smollm2]
     system:
-        A file with the system message for prompts that have none.
+        File with the system message for prompts that have none.
     column:
-        The column with the user's message; default: the first of prompt, text, question and instruction.
+        Column with the user's message. [default: the first of prompt, text, question and instruction]
     thinking:
         How to detect reasoning: auto uses the tags that models write; opened means that the chat template opens the
         thinking block, so that a truncated answer without a tag is all reasoning; off keeps the text as it is.
-        Default: auto.
     export:
-        FORMAT=FILE: also export the finished table, such as messages=train.jsonl; may be given several times.
+        Also export the finished table, such as messages=train.jsonl; may be repeated.
     check:
         Load the exported files with the `datasets` library and compare every row with the table.
     force:
-        Let --export overwrite any file; default: only exports in the same format.
+        Let --export overwrite any file, instead of only exports in the same format.
     """
     ask = drawing.ask()
     check_target(output)
@@ -146,7 +147,7 @@ def distill(
     targets = _targets(export, output, check=check, force=force)
     source = DistillPrompts(prompts, column, None if system is None else _text(system))
     if not limits.dry_run:
-        checked_lines(source, ask)  # before loading the model; a forecast checks it too
+        check_prompts(source, ask)  # before loading the model; a forecast checks it too
         say(_asked(ask))
     done = run_recipe_command(
         partial(_run, prompts=source, ask=ask, output=output, thinking=thinking),
@@ -219,10 +220,10 @@ def _prospect(prompts: DistillPrompts, ask: DistillOptions, _tokens: Tokens) -> 
 
 def _asked(ask: DistillOptions) -> str:
     if ask.samples == 1:
-        how = "greedy" if ask.drawn_at == 0 else f"sampled at temperature {ask.drawn_at:g}"
+        how = "greedy" if ask.effective_temperature == 0 else f"sampled at temperature {ask.effective_temperature:g}"
         return f"one answer per prompt, {how}, up to {ask.max_tokens:,} tokens"
     why = "" if ask.temperature is not None else " (default)"
-    return f"{ask.samples} answers per prompt, sampled at temperature {ask.drawn_at:g}{why}"
+    return f"{ask.samples} answers per prompt, sampled at temperature {ask.effective_temperature:g}{why}"
 
 
 def _check_replaceable(output: Path) -> None:
@@ -247,7 +248,7 @@ def _text(path: Path) -> str:
 
 def _tell(done: RecipeResult[Distilled], made: list[dict[str, Any]], common: Common) -> None:
     found = done.value
-    for failure in found.told:
+    for failure in found.messages:
         say(f"failed: {failure}")
     if common.json:
         show_json(spent_document(done) | asdict(found) | {"exports": made})

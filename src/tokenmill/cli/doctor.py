@@ -44,13 +44,16 @@ def doctor(
 
     Takes about a second and changes nothing. Exit code 0: no problems; 1: at least one problem.
 
+        tokenmill doctor
+        tokenmill doctor kimi.gguf --context 32k
+
     Parameters
     ----------
     model:
-        Also check this model: whether its plan fits the free memory, how long it loads, how much of it is cached in
-        memory. A file, a folder or a name, as for tokenmill plan; the options below are those of tokenmill plan.
+        Also check this model (a file, folder or name, as for `tokenmill plan`): whether its plan fits the free memory,
+        how long it takes to load, and how much of it is in the page cache.
     all:
-        Also list passed checks and checks that could not run.
+        Also list checks that passed and checks that could not run.
     """
     config = common.load_config()
     place, read_model = _model(model, options, config, common)
@@ -152,8 +155,8 @@ def _one_line(finding: CheckResult) -> str:
     if finding.severity == "fine":
         return f"{finding.check}: {finding.seen}"
     why = f"; {finding.why}" if finding.why else ""
-    ways = ", ".join(remedy.command for remedy in finding.remedies)
-    return f"{finding.check}: {finding.seen}{why}" + (f": {ways}" if ways else "")
+    commands = ", ".join(remedy.command for remedy in finding.remedies)
+    return f"{finding.check}: {finding.seen}{why}" + (f": {commands}" if commands else "")
 
 
 def _document(finding: CheckResult) -> dict[str, object]:
@@ -175,9 +178,9 @@ def _model(
 ) -> tuple[Path, Callable[[Machine], ModelNeeds] | None]:
     """The models folder and, if a model was given, its plan."""
     if model is None:
-        said = [field.name for field in fields(options) if getattr(options, field.name) != field.default]
-        if said:
-            raise UsageError(f"--{said[0].replace('_', '-')} requires MODEL", hint="name the model as well")
+        given = [field.name for field in fields(options) if getattr(options, field.name) != field.default]
+        if given:
+            raise UsageError(f"--{given[0].replace('_', '-')} requires MODEL", hint="name the model as well")
         return config.models_path, None
     found = locate(model, common.load_config())
     goal = options.reserving(config.reserve).goal_for("llama.cpp")

@@ -5,19 +5,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
 from rich.table import Table
 
-from tokenmill.cli.options import BodyOptions, EngineFlags
+from tokenmill.cli.options import SAMPLING, BodyOptions, EngineFlags
 from tokenmill.cli.output import Common, facts, show, show_json, show_text
 from tokenmill.cli.recipe_run import RecipeOptions, RecipeResult, run_recipe_command, spent_document, summary_rows
 from tokenmill.errors import UsageError
 from tokenmill.recipes.expansion.forecast import prospect_of
 from tokenmill.recipes.expansion.lines import ExpandPrompts, SamplingOptions
-from tokenmill.recipes.expansion.near_duplicates import Near
-from tokenmill.recipes.expansion.prompts import JUDGE, known_ways, load, write_prompts
+from tokenmill.recipes.expansion.near_duplicates import NearDuplicates
+from tokenmill.recipes.expansion.prompts import JUDGE, expand_methods, load_prompt, write_prompts
 from tokenmill.recipes.expansion.recipe import expand as grow
-from tokenmill.recipes.expansion.request import LEAST_YIELD, Expanded, ExpandRequest, summary_document
+from tokenmill.recipes.expansion.request import MIN_YIELD, Expanded, ExpandRequest, expand_summary
 from tokenmill.recipes.expansion.rows import check_targets
 from tokenmill.recipes.expansion.schema import read_schema
 from tokenmill.recipes.expansion.seeds import read_seeds
@@ -29,97 +29,96 @@ _COUNTS = ("made", "kept", "near_duplicates", "invalid", "judged_too_low", "fail
 _TITLES = ("", "made", "kept", "near-dup", "invalid", "too low", "failed")
 
 
-@Parameter(name="*")
+@Parameter(name="*", group=Group.create_ordered("Generation", sort_key=0))
 @dataclass(frozen=True, slots=True)
 class GrowOptions:
     """What to generate from the seeds."""
 
-    ways: str | None = None
-    """Comma-separated transformations: paraphrase, harder, broader, language, format, instruction (write one for an
-    answer), or the name of a custom file in --prompts. Default: paraphrase,harder,broader, plus language and format
-    if --languages and --formats are given."""
+    ways: Annotated[str | None, Parameter(metavar="LIST")] = None
+    """Comma-separated transformations: paraphrase, harder, broader, language, format, instruction (writes one for an
+    answer), or the name of a file in --prompts. [default: paraphrase,harder,broader, with language and format if
+    --languages and --formats are given]"""
 
-    languages: str | None = None
+    languages: Annotated[str | None, Parameter(metavar="LIST")] = None
     """Comma-separated target languages of the transformation "language": codes or names."""
 
-    formats: str | None = None
-    """Comma-separated target formats of the transformation "format": json,table,email,list,steps or any words."""
+    formats: Annotated[str | None, Parameter(metavar="LIST")] = None
+    """Comma-separated target formats of the transformation "format": json, table, email, list, steps or any words."""
 
     per_seed: int | None = None
-    """New examples per seed and round, cycling through the transformations; default: one for each."""
+    """New examples per seed and round, cycling through the transformations. [default: one per transformation]"""
 
     target: int | None = None
-    """Number of rows to reach, in as many rounds as necessary. Default: one round."""
+    """Number of rows to reach, in as many rounds as necessary. [default: the rows of one round]"""
 
     rounds: int | None = None
-    """Maximum rounds; default: one, unlimited with --target."""
+    """Maximum number of rounds. [default: 1, or unlimited with --target]"""
 
-    least_yield: float = LEAST_YIELD
-    """Stop after a round in which a smaller share of the lines than this was new; small rounds are combined.
-    Default: 0.02."""
+    least_yield: float = MIN_YIELD
+    """Minimum share of new rows in a round; the recipe stops after a round with less. Small rounds are combined."""
 
     evolve: bool = False
     """Let later rounds start from the rows of the round before instead of the seeds."""
 
     prompts: Path | None = None
-    """A folder with custom prompt files; missing ones default to the packaged prompts."""
+    """Folder with custom prompt files; the packaged prompts replace missing ones."""
 
     schema: Path | None = None
-    """A JSON schema for every answer (or for the text, if seeds have one column)."""
+    """JSON schema of every answer (or of the text, if the seeds have one column)."""
 
 
-@Parameter(name="*")
+@Parameter(name="*", group=Group.create_ordered("Seeds", sort_key=0))
 @dataclass(frozen=True, slots=True)
 class SeedOptions:
     """How to read the seeds."""
 
-    column: str | None = None
-    """The column of the instruction, the messages or the text; default: detected from common names."""
+    column: Annotated[str | None, Parameter(metavar="COLUMN")] = None
+    """Column of the instruction, the messages or the text. [default: detected from common names]"""
 
-    answer_column: str | None = None
-    """The column of the answers, in addition to --column."""
+    answer_column: Annotated[str | None, Parameter(metavar="COLUMN")] = None
+    """Column of the answers, in addition to --column."""
 
-    carry: str | None = None
+    carry: Annotated[str | None, Parameter(metavar="LIST")] = None
     """Comma-separated columns that new rows copy from their seed."""
 
     keep_seeds: bool = False
     """Include the seeds in the output, before the new rows."""
 
 
-@Parameter(name="*")
+@Parameter(name="*", group=Group.create_ordered("Filters", sort_key=0))
 @dataclass(frozen=True, slots=True)
 class FilterOptions:
     """Which rows to keep."""
 
     near: float = 0.8
-    """Drop rows whose similarity to a seed or an earlier row is at least this, 0 to 1; default: 0.8."""
+    """Drop rows whose similarity to a seed or an earlier row is at least this value, 0 to 1."""
 
     judge: Annotated[bool, Parameter(negative="--no-judge")] = True
-    """Let the same model score every row from 1 to 5 in a second pass; default: yes."""
+    """Let the same model score every row from 1 to 5 in a second pass."""
 
     least_score: int = 3
-    """Minimum score to keep; default: 3."""
+    """Minimum score of a row to be kept."""
 
-    rejected: Path | None = None
-    """Write dropped rows with the reason to this file."""
+    rejected: Annotated[Path | None, Parameter(metavar="FILE")] = None
+    """Write dropped rows with the reason to FILE."""
 
 
-@Parameter(name="*")
+@Parameter(name="*", group=SAMPLING)
 @dataclass(frozen=True, slots=True)
 class DrawOptions:
     """Sampling of answers."""
 
     max_tokens: int = 512
-    """Maximum tokens of a new example; truncated ones are dropped. Default: 512."""
+    """Maximum tokens of a new example; truncated examples are dropped."""
 
     temperature: float = 0.8
-    """Sampling temperature; default: 0.8."""
+    """Sampling temperature; 0 is greedy."""
 
     top_p: float = 0.95
-    """Nucleus sampling: sample from the most likely tokens with this total probability; default: 0.95."""
+    """Nucleus sampling: total probability of the candidates."""
 
     seed: int = 0
-    """Sampling seed; default: 0."""
+    """Sampling seed."""
 
     def drawing(self) -> SamplingOptions:
         """The recipe's settings; UsageError if an option is invalid."""
@@ -131,8 +130,8 @@ def expand(
     seeds: Path | None = None,
     /,
     *,
-    output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
-    model: str | None = None,
+    output: Annotated[Path | None, Parameter(name=("--output", "-o"), metavar="FILE")] = None,
+    model: Annotated[str | None, Parameter(metavar="MODEL")] = None,
     write_prompts: Path | None = None,
     growing: GrowOptions = GrowOptions(),
     reading: SeedOptions = SeedOptions(),
@@ -149,18 +148,20 @@ def expand(
     and the output is the same as without the interruption. Running again with a larger --target continues from the
     existing rows.
 
+        tokenmill expand seeds.jsonl -o expanded.parquet --model kimi.gguf --target 1000
+
     Parameters
     ----------
     seeds:
-        The examples: JSONL (also compressed), CSV, TSV or Parquet with instruction, input and output; prompt, response;
-        messages; or one column of text.
+        The examples: JSONL (also compressed), CSV, TSV or Parquet with the columns instruction, input and output; or
+        prompt and response; or messages; or one column of text.
     output:
-        The output file, replaced atomically at the end: .parquet, .jsonl, .jsonl.gz or .jsonl.zst.
+        Write the dataset to FILE, replaced atomically at the end: .parquet, .jsonl, .jsonl.gz or .jsonl.zst.
     model:
-        A GGUF file, a folder of safetensors (vLLM), or the name of a downloaded model; default: smollm2. With a server
-        URL: the name of one of its models.
+        GGUF file, safetensors folder (vLLM) or name of a downloaded model; with the URL of a server, one of its models.
+        [default: smollm2]
     write_prompts:
-        Write the packaged prompt files to this folder, to edit for --prompts, and exit.
+        Write the packaged prompt files to this folder, to be edited for --prompts, and exit.
     """
     if write_prompts is not None:
         return _prompts_written(write_prompts, common)
@@ -186,7 +187,7 @@ def expand(
     if isinstance(done, int):
         return done
     if common.json:
-        show_json({**spent_document(done), **summary_document(done.value)})
+        show_json({**spent_document(done), **expand_summary(done.value)})
     else:
         show(*_summary(done, order))
     return done.code
@@ -210,11 +211,11 @@ def _order(
     drawing: SamplingOptions,
 ) -> ExpandRequest:
     """The validated options and seeds."""
-    Near(keeping.near)  # UsageError for an invalid value or if datasketch is not installed
+    NearDuplicates(keeping.near)  # UsageError for an invalid value or if datasketch is not installed
     asked = variants(
-        _listed(growing.ways), _listed(growing.languages), _listed(growing.formats), known_ways(growing.prompts)
+        _listed(growing.ways), _listed(growing.languages), _listed(growing.formats), expand_methods(growing.prompts)
     )
-    prompts = {way: load(way, growing.prompts) for way in dict.fromkeys(variant.way for variant in asked)}
+    prompts = {way: load_prompt(way, growing.prompts) for way in dict.fromkeys(variant.way for variant in asked)}
     schema = None if growing.schema is None else read_schema(growing.schema)
     found = read_seeds(seeds, column=reading.column, answer_column=reading.answer_column, carry=_listed(reading.carry))
     if INSTRUCTION in prompts:
@@ -224,7 +225,7 @@ def _order(
         ExpandPrompts(found.shape, prompts, drawing, schema),
         asked,
         output,
-        judge=load(JUDGE, growing.prompts) if keeping.judge else None,
+        judge=load_prompt(JUDGE, growing.prompts) if keeping.judge else None,
         least_score=keeping.least_score,
         near=keeping.near,
         per_seed=growing.per_seed,
@@ -246,14 +247,14 @@ def _summary(done: RecipeResult[Expanded], order: ExpandRequest) -> list[Any]:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title in _TITLES:
         table.add_column(title, justify="right" if title else "left")
-    counted = summary_document(value)
+    counted = expand_summary(value)
     for name, tally in counted["ways"].items():
         table.add_row(name, *(f"{tally[key]:,}" for key in _COUNTS))
     if len(value.ways) > 1:
         table.add_row("all", *(f"{counted[key]:,}" for key in _COUNTS), style="bold")
     rows = {"rows": _rows_words(value, order), "ended": value.why}
     if value.cut:
-        most = order.prompts.drawing.max_tokens
+        most = order.prompts.sampling.max_tokens
         rows["cut"] = f"{number_of(value.cut, 'answer')} at --max-tokens {most:,}; increase it to keep them"
     if value.waiting:
         rows["waiting"] = f"{number_of(value.waiting, 'line')} without an answer or a score"

@@ -1,4 +1,4 @@
-"""`tokenmill export`: converts a table of `tokenmill distill` to a trainer's format."""
+"""`tokenmill export`: converts a table of `tokenmill distill` to a training format."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +20,7 @@ def export(
     /,
     *,
     to: ExportFormat,
-    output: Annotated[Path, Parameter(name=("--output", "-o"))],
+    output: Annotated[Path, Parameter(name=("--output", "-o"), metavar="FILE")],
     cut_too: bool = False,
     with_reasoning: bool = False,
     check: bool = False,
@@ -31,27 +31,29 @@ def export(
 
     messages, sharegpt and alpaca are JSONL; parquet has the messages as lists of structs, plus the teacher's tokens and
     log probabilities. Every sample is one row. Truncated and empty answers are omitted and counted. The file is written
-    atomically. It may replace an export in the same format, but no other file.
+    atomically, and replaces only an export in the same format.
+
+        tokenmill export teacher.parquet --to messages -o train.jsonl
 
     Parameters
     ----------
     table:
-        A table written by tokenmill distill: Parquet or JSONL.
+        Table written by `tokenmill distill`: Parquet or JSONL.
     to:
-        messages (OpenAI's format, as used by TRL), sharegpt, alpaca or parquet.
+        Format of the export; messages is OpenAI's format, as used by TRL.
     output:
-        The output file: .jsonl, .jsonl.gz or .jsonl.zst; .parquet for parquet.
+        Write the export to FILE: .parquet for parquet, else .jsonl, .jsonl.gz or .jsonl.zst.
     cut_too:
-        Include answers truncated at the token limit; default: finished answers only.
+        Include answers truncated at the token limit.
     with_reasoning:
-        Prepend the reasoning to the answer, in `<think>` tags; default: the answer alone.
+        Put the reasoning before the answer, in `<think>` tags.
     check:
         Load the file with the `datasets` library afterwards and compare every row with the table.
     force:
         Overwrite any existing OUTPUT.
     """
     if not table.is_file():
-        raise UsageError(f"table {table} does not exist", hint="give a table written by tokenmill distill")
+        raise UsageError(f"table {table} does not exist", hint="use a table written by tokenmill distill")
     if output.exists() and output.samefile(table):
         raise UsageError(f"{output} is the input table", hint="choose another output file")
     done = exported(table, output, ExportRequest(to, cut_too, with_reasoning), checked=check, force=force)
@@ -83,7 +85,7 @@ def document(made: Exported, read: Checked | None) -> dict[str, Any]:
 
 
 def rows_about(done: dict[str, Any]) -> dict[str, str]:
-    """An export for a terminal."""
+    """The report of an export as labels and values."""
     rows = {done["format"]: f"{number_of(done['rows'], 'row')} in {done['path']}"}
     left = [f"{done[key]:,} {what}" for key, what in (("cut", "truncated"), ("empty", "empty")) if done[key]]
     if left:
@@ -96,10 +98,13 @@ def rows_about(done: dict[str, Any]) -> dict[str, str]:
 
 
 def parse_target(text: str, *, force: bool) -> tuple[ExportFormat, Path]:
-    """FORMAT=FILE."""
+    """Parse FORMAT=FILE; UsageError if the format is unknown or the file cannot be written."""
     name, equals, path = text.partition("=")
     for known in FORMATS:
         if name == known and equals and path:
             check_output(Path(path), known, force=force)
             return known, Path(path)
-    raise UsageError(f"--export {text} is not FORMAT=FILE", hint=f"--export messages=train.jsonl; {', '.join(FORMATS)}")
+    raise UsageError(
+        f"--export must be FORMAT=FILE (got {text})",
+        hint=f"for example messages=train.jsonl; formats: {', '.join(FORMATS)}",
+    )

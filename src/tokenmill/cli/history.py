@@ -1,4 +1,4 @@
-"""`tokenmill history`: measurements on this machine, next to their predictions."""
+"""`tokenmill history`: lists the measurements of this machine next to their predictions."""
 
 import csv
 import io
@@ -40,25 +40,26 @@ COLUMNS = (
 
 def history(
     *,
-    model: str | None = None,
+    model: Annotated[str | None, Parameter(metavar="MODEL")] = None,
     source: Source | None = None,
     last: int = LAST,
-    export: Annotated[Path | None, Parameter(name="--export")] = None,
+    export: Annotated[Path | None, Parameter(name="--export", metavar="FILE")] = None,
     force: bool = False,
     common: Common = Common(),  # noqa: B008  frozen
 ) -> None:
-    """Show measurements on this machine over time, next to their predictions, with the prediction errors.
+    """Show measurements on this machine over time, with the predictions made for them and their errors.
 
-    Loads, tune, bench and soak add to it; `plan`, `run` and `serve` use it to correct their forecasts.
+    tune, bench, soak and every load of a model add to the history; `plan`, `run` and `serve` use it to correct their
+    forecasts.
 
     Parameters
     ----------
     model:
-        Show only this model: a file, the name of a downloaded model, or part of a name in the history.
+        Show only this model: a file, the name of a downloaded model, or part of a name in the history. [default: all]
     source:
-        Show only measurements of this source: tune, bench, run, soak or load.
+        Show only measurements from this source. [default: all]
     last:
-        Number of individual measurements to list; default: 10.
+        Number of individual measurements to list.
     export:
         Write all selected measurements to this CSV file, regardless of --last.
     force:
@@ -86,7 +87,7 @@ def history(
 
 
 def _of_model(rows: list[HistoryRow], model: str, common: Common) -> list[HistoryRow]:
-    """Match by identity if the files are on this machine, else by name."""
+    """The rows of a model, found by its identity if its files are on this machine, or else by its name."""
     place = locate(model, common.load_config())
     if Path(place).exists():
         known = identity_of(place)

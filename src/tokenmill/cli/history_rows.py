@@ -8,8 +8,8 @@ from tokenmill.engine.load_history import LoadRecord
 from tokenmill.tuner.history import SpeedRecord
 from tokenmill.tuner.point import TrialSettings
 
-USUAL_UBATCH = 512  # the engines' own
-FEW = 10  # first and last predictions whose errors are compared
+DEFAULT_UBATCH = 512  # of the engines
+COMPARED = 10  # number of first and of last predictions whose errors are compared
 UNITS = {
     "decode": "tok/s",
     "prefill": "tok/s",
@@ -98,7 +98,7 @@ def errors(rows: Sequence[HistoryRow]) -> tuple[float | None, float | None, int]
     sizes = [abs(row.error) for row in rows if row.error is not None]
     if not sizes:
         return None, None, 0
-    return median(sizes[:FEW]), median(sizes[-FEW:]), len(sizes)
+    return median(sizes[:COMPARED]), median(sizes[-COMPARED:]), len(sizes)
 
 
 def speeds_in(rows: Sequence[HistoryRow]) -> list[HistoryRow]:
@@ -106,22 +106,26 @@ def speeds_in(rows: Sequence[HistoryRow]) -> list[HistoryRow]:
     return [row for row in rows if row.unit == "tok/s"]
 
 
-def in_words(dials: TrialSettings) -> str:
+def settings_text(settings: TrialSettings) -> str:
     """A short description of the settings: threads, sequences and non-default values."""
-    threads = f"{dials.threads}" if dials.threads == dials.threads_batch else f"{dials.threads}/{dials.threads_batch}"
+    threads = f"{settings.threads}"
+    if settings.threads != settings.threads_batch:
+        threads += f"/{settings.threads_batch}"
     parts = [
         f"{threads} thread{'' if threads == '1' else 's'}",
-        f"{dials.sequences} slot{'' if dials.sequences == 1 else 's'}",
+        f"{settings.sequences} slot{'' if settings.sequences == 1 else 's'}",
     ]
-    usual = TrialSettings(dials.threads, dials.threads_batch, dials.sequences, USUAL_UBATCH, dials.context)
-    if dials.ubatch != usual.ubatch:
-        parts.append(f"ubatch {dials.ubatch}")
-    if (dials.cache_type_k, dials.cache_type_v) != (usual.cache_type_k, usual.cache_type_v):
-        parts.append(f"cache {dials.cache_type_k}/{dials.cache_type_v}")
-    if not dials.flash_attention:
+    default = TrialSettings(
+        settings.threads, settings.threads_batch, settings.sequences, DEFAULT_UBATCH, settings.context
+    )
+    if settings.ubatch != default.ubatch:
+        parts.append(f"ubatch {settings.ubatch}")
+    if (settings.cache_type_k, settings.cache_type_v) != (default.cache_type_k, default.cache_type_v):
+        parts.append(f"cache {settings.cache_type_k}/{settings.cache_type_v}")
+    if not settings.flash_attention:
         parts.append("no flash attention")
-    if dials.placement != usual.placement:
-        parts.append(dials.placement)
+    if settings.placement != default.placement:
+        parts.append(settings.placement)
     return ", ".join(parts)
 
 
@@ -138,7 +142,7 @@ def _of_speed(speed: SpeedRecord) -> Iterator[HistoryRow]:
                 speed.engine,
                 speed.build,
                 speed.source,
-                in_words(speed.dials),
+                settings_text(speed.dials),
                 speed.depth,
                 quantity,
                 measured,

@@ -25,15 +25,17 @@ def inspect(
     tensors: Annotated[bool, Parameter(name="--tensors")] = False,
     common: Common = Common(),  # noqa: B008  frozen
 ) -> None:
-    """Show a model's architecture, size and memory needs, from its header alone; no weights are read.
+    """Show a model's architecture, size and memory needs; reads only its header.
+
+        tokenmill inspect kimi-k2.5:Q4_K_S
 
     Parameters
     ----------
     model:
-        A GGUF file (any one of its splits), an http(s) address of one, a folder of safetensors, a
-        catalogue name with a quant, such as kimi-k2.5:Q4_K_S, or a downloaded model, such as smollm2.
+        GGUF file (any split), its http(s) URL, safetensors folder, catalogue name with a quantisation such as
+        kimi-k2.5:Q4_K_S, or name of a downloaded model such as smollm2.
     layers:
-        Also show the bytes of each tensor class per layer.
+        Also list the bytes of each tensor class by layer.
     tensors:
         Also list every tensor.
     """

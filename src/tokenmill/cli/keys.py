@@ -1,4 +1,4 @@
-"""`tokenmill keys`: the API keys of the gateway."""
+"""`tokenmill keys`: manages the API keys of the gateway."""
 
 from datetime import UTC, datetime
 
@@ -24,19 +24,21 @@ def add(
 ) -> None:
     """Create an API key and print it.
 
-    Only its SHA-256 is stored, so it cannot be shown again. A running gateway accepts it within a second. As soon as
-    there is a key, every request requires one.
+    Only its SHA-256 is stored, so it cannot be shown again. A running gateway accepts it within a second. Once a key
+    exists, every request requires one.
+
+        tokenmill keys add alice --requests-per-minute 60
 
     Parameters
     ----------
     name:
         Name of the key's owner, for logs and routes.
     requests_at_once:
-        Maximum requests in flight; default: from the configuration.
+        Maximum requests in flight. [default: from the configuration]
     requests_per_minute:
-        Maximum requests per minute; default: from the configuration.
+        Maximum requests per minute. [default: from the configuration]
     tokens_per_minute:
-        Maximum prompt and completion tokens per minute; default: from the configuration.
+        Maximum prompt and completion tokens per minute. [default: from the configuration]
     """
     limits = KeyLimits(requests_at_once, requests_per_minute, tokens_per_minute)
     secret = kept.add(common.load_config().state_path, name, limits)

@@ -1,4 +1,4 @@
-"""`tokenmill lint`: what will break the reuse of prompts, before the night is spent."""
+"""`tokenmill lint`: finds differences between prompts that prevent the reuse of shared prefixes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,20 +27,21 @@ from tokenmill.storage.atomic import new_file
 from tokenmill.storage.lines import BadLine, Chunk, split
 from tokenmill.tuner import history
 from tokenmill.tuner.history import SpeedRecord
+from tokenmill.units import format_tok_s
 
 
 @dataclass(frozen=True, slots=True)
 class LintModel:
-    """What a model adds to a look at jobs."""
+    """The properties of a model that `lint` uses."""
 
-    context: int | None = None  # tokens that it was trained for
-    prefill_tok_s: float | None = None  # measured here, or forecast
-    speed: str | None = None  # the same in words, or why there is none
+    context: int | None = None  # training context, in tokens
+    prefill_tok_s: float | None = None  # measured on this machine, or forecast
+    speed: str | None = None  # description of prefill_tok_s, or why it is unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """What was rewritten."""
+    """The result of --fix."""
 
     output: str
     lines: int
@@ -55,42 +56,45 @@ def lint(
     /,
     *,
     fix: bool = False,
-    output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
-    model: str | None = None,
-    machine: str | None = None,
-    context: int | None = None,
+    output: Annotated[Path | None, Parameter(name=("--output", "-o"), metavar="FILE")] = None,
+    model: Annotated[str | None, Parameter(metavar="MODEL")] = None,
+    machine: Annotated[str | None, Parameter(metavar="NAME")] = None,
+    context: Annotated[int | None, Parameter(metavar="N")] = None,
     force: bool = False,
     common: Common = Common(),  # noqa: B008  frozen
 ) -> int:
-    """Find what breaks the reuse of prompts in a file of jobs: dates, ids, blanks, key order, near twins and more.
+    """Find differences that prevent prefix reuse in a job file, such as timestamps, ids, whitespace and key order.
 
-    Each finding has the jobs it is in, both sides of an example and the tokens that it costs when every shared head
-    could be computed once. Exit code 1: something costs more than 1 % of all prompt tokens, or lines cannot be run.
+    Each finding shows the affected jobs, both sides of an example, and the prompt tokens wasted because a prefix could
+    not be shared. Exit code 0: no finding costs more than 1 % of all prompt tokens, and every line is valid; 1:
+    otherwise.
+
+        tokenmill lint jobs.jsonl --model kimi.gguf
+        tokenmill lint jobs.jsonl --fix -o fixed.jsonl
 
     Parameters
     ----------
     jobs:
-        The job file: JSONL, also packed with gzip or zstd, or Parquet; - reads stdin.
+        Job file: JSONL (also gzip or zstd) or Parquet; - reads stdin.
     fix:
-        Write the jobs with what can safely be made alike: the order of keys in tools that are otherwise the same, and
-        line ends and blanks before them in system messages that are otherwise the same, each as most lines have it.
-        Nothing else is touched.
+        Write the jobs to OUTPUT with safe corrections: tools and system messages that differ only in key order, line
+        ends or trailing whitespace get the most common form.
     output:
-        Where --fix writes to.
+        Write the result of --fix to FILE.
     model:
-        A GGUF file or the name of a model: its vocabulary counts tokens, and its speed gives hours: as it was measured
-        on this machine (tokenmill bench, tune), else as forecast.
+        GGUF file or name of a model, to count tokens with its vocabulary and to show costs as hours, at the speed
+        measured on this machine or else forecast. [default: estimated, 4 bytes per token]
     machine:
-        The machine for the forecast: this, a name from tokenmill machines, or a machine file; default: the
-        configuration's, else this.
+        Machine for the forecast: this, a name from `tokenmill machines`, or a machine file. [default: from the
+        configuration, or this]
     context:
-        Tokens that a prompt and its answer may have together; default: what the model was trained for.
+        Maximum tokens of a prompt and its answer. [default: the model's training context]
     force:
-        Let --fix overwrite a file.
+        Let --fix overwrite an existing file.
     """
     _check(jobs, fix=fix, output=output, machine=machine, model=model, context=context)
     known = (
-        LintModel(speed="unknown, so no hours: --model says whose") if model is None else _model(model, machine, common)
+        LintModel(speed="no time estimate: add --model FILE.gguf") if model is None else _model(model, machine, common)
     )
     with tokeniser(model, common.load_config()) as tokens:
         survey = Survey() if fix else None
@@ -123,47 +127,51 @@ def _check(
     jobs: str, *, fix: bool, output: Path | None, machine: str | None, model: str | None, context: int | None
 ) -> None:
     if jobs.startswith("-") and jobs != "-":
-        raise UsageError(f"unknown option: {jobs}", hint="tokenmill lint --help; a file of that name is ./" + jobs)
+        raise UsageError(f"unknown option: {jobs}", hint=f"tokenmill lint --help; for a file of that name: ./{jobs}")
     if fix != (output is not None):
-        raise UsageError("--fix and --output go together", hint="tokenmill lint jobs.jsonl --fix -o fixed.jsonl")
+        raise UsageError("--fix and --output require each other", hint="tokenmill lint jobs.jsonl --fix -o fixed.jsonl")
     if fix and jobs == "-":
-        raise UsageError("--fix reads the jobs three times, and stdin comes once", hint="give the file's path")
+        raise UsageError("--fix cannot read stdin, because it reads the jobs three times", hint="use a file")
     if output is not None and output.exists() and Path(jobs).exists() and output.samefile(jobs):
-        raise UsageError("--fix does not overwrite the file it reads", hint="name another file")
+        raise UsageError(f"--output {output} is the job file itself", hint="choose another output file")
     if machine is not None and model is None:
-        raise UsageError("--machine is for a model's forecast", hint="give --model too")
+        raise UsageError("--machine requires --model", hint="add --model, or omit --machine")
     if context is not None and context < 1:
-        raise UsageError(f"--context must be at least 1, not {context}", hint="tokens of a prompt and its answer")
+        raise UsageError(
+            f"--context must be at least 1 (got {context})", hint="omit it to use the model's training context"
+        )
 
 
 def _model(name: str, machine: str | None, common: Common) -> LintModel:
-    """What the model is and how fast it reads on the machine."""
+    """The model's training context and its prefill speed on the machine, measured or else forecast."""
     place = locate(name, common.load_config())
     config = common.load_config()
     profile = read(place)
     here = find(machine or config.machine)
     measured = _measured(place, here, config.state_path)
     if measured is not None and measured.figures.prefill_tok_s is not None:
-        words = f"{measured.figures.prefill_tok_s:.3g} tok/s, measured {measured.when[:10]} with {measured.build}"
+        words = (
+            f"{format_tok_s(measured.figures.prefill_tok_s)} tok/s, measured {measured.when[:10]} with {measured.build}"
+        )
         return LintModel(profile.training_context, measured.figures.prefill_tok_s, words)
     plan = plan_engine(name, EngineOptions(machine=machine), config, files=False).plan
     if not plan.fits:
-        why = f"no hours: {profile.name} does not fit {here.name} (tokenmill plan says why)"
+        why = f"no time estimate: {profile.name} does not fit {here.name} (see tokenmill plan)"
         return LintModel(profile.training_context, speed=why)
     speed = prefill_speed(
         here, profile, plan.settings, plan.placement, depth=0, prompt=plan.settings.ubatch, calibration=plan.calibration
     )
     if speed is None:
-        why = f"no hours: {here.name} states too little for a forecast (tokenmill probe --measure)"
+        why = f"no time estimate: the bandwidths of {here.name} are unknown (tokenmill probe --measure)"
         return LintModel(profile.training_context, speed=why)
-    words = f"{speed.tok_s:.3g} tok/s, forecast ({speed.confidence}) for {profile.name} on {here.name}"
+    words = f"{format_tok_s(speed.tok_s)} tok/s, forecast ({speed.confidence}) for {profile.name} on {here.name}"
     return LintModel(profile.training_context, speed.tok_s, words)
 
 
 def _measured(place: str, machine: Machine, state: Path) -> SpeedRecord | None:
-    """The newest measurement of how fast a model reads on a machine; None: there is none."""
+    """The newest measurement of a model's prefill speed on a machine, or None."""
     found = [speed for speed in history.read(state, machine_id=machine_id(machine)) if speed.figures.prefill_tok_s]
-    if not found or not Path(place).exists():  # a model's identity takes a look into its files
+    if not found or not Path(place).exists():  # computing a model's identity reads its files
         return None
     model_id = identity_of(place)
     return next((speed for speed in reversed(found) if speed.model_id == model_id), None)
@@ -188,7 +196,7 @@ def _lines(jobs: str, what: str) -> Iterator[tuple[int, str] | BadLine]:
 
 
 def _chunks(jobs: str, what: str) -> Iterator[Chunk | BadLine]:
-    """The file's chunks, with a bar that shows how far we are."""
+    """The file's chunks, with a progress bar."""
     with open_jobs(jobs) as source, byte_progress() as progress:
         task = progress.add_task(what, total=None if jobs == "-" else Path(jobs).stat().st_size)
         for chunk in source.chunks():
@@ -197,7 +205,7 @@ def _chunks(jobs: str, what: str) -> Iterator[Chunk | BadLine]:
 
 
 def _fix(jobs: str, output: Path, survey: Survey, *, force: bool) -> Fixed:
-    """Write the file again with the chosen spellings; every other byte of a line stays."""
+    """Write the file with the chosen spellings; every other byte is kept."""
     choices = survey.choices()
     if choices.wanted:
         for item in _lines(jobs, "read"):
@@ -207,7 +215,7 @@ def _fix(jobs: str, output: Path, survey: Survey, *, force: bool) -> Fixed:
     with new_file(output, force=force) as file:
         for chunk in _chunks(jobs, "write"):
             if isinstance(chunk, BadLine):
-                raise UsageError(f"line {chunk.number} cannot be copied: {chunk.reason}", hint="take it out")
+                raise UsageError(f"line {chunk.number} cannot be copied: {chunk.reason}", hint="remove the line")
             file.write(b"\n".join(_rewritten(raw, choices, counts) for raw in chunk.data.split(b"\n")))
             if not chunk.data.endswith(b"\n"):  # a row of a table, or the last line of a file
                 file.write(b"\n")
@@ -240,13 +248,13 @@ def _more(before: Report, fixed: Fixed | None, known: LintModel) -> dict[str, An
 
 def _tell(fixed: Fixed, before: Report, after: Report) -> None:
     if not fixed.changed_lines:
-        say(f"nothing was to be made alike: {fixed.output} has the same lines")
+        say(f"nothing to correct: {fixed.output} has the same lines")
         return
     say(
         f"{fixed.output}: {fixed.changed_lines:,} of {fixed.lines:,} lines changed; key order of tools in "
         f"{fixed.tools_lines:,}, line ends of system messages in {fixed.system_lines:,}"
     )
     saved = before.tokens(before.compute_bytes - after.compute_bytes)
-    say(f"{max(0, saved):,} tokens less to compute")
+    say(f"saves {max(0, saved):,} prompt tokens")
     if not fixed.complete:
-        say("there were too many different heads to look at all: some were left as they are")
+        say("warning: the file has too many different prefixes to compare all; some were not corrected")

@@ -1,4 +1,4 @@
-"""`tokenmill machines`: the catalogue, and any one machine in full."""
+"""`tokenmill machines`: lists the machine catalogue, or shows one machine in full."""
 
 from collections import Counter
 
@@ -11,7 +11,7 @@ from tokenmill.hardware.machine import Cpu, Gpu, Machine
 from tokenmill.units import format_bytes, format_gb_s
 
 UNKNOWN = "?"
-# What the rest of a processor's name implies; the table has 80 columns.
+# Removed from processor names, because the table has 80 columns.
 _SHORTER = {
     "(R)": "",
     "AMD ": "",
@@ -29,12 +29,12 @@ def machines(
     *,
     common: Common = Common(),  # noqa: B008  frozen
 ) -> None:
-    """List the machines that tokenmill knows by name, or show one in full.
+    """List the machine catalogue, or show one machine in full.
 
     Parameters
     ----------
     name:
-        A catalogue name, a machine file, or this; without it the catalogue is listed.
+        Catalogue name, machine file, or this. [default: list the catalogue]
     """
     if name is not None:
         _show_one(catalog.find(name), as_json=common.json)
@@ -44,7 +44,7 @@ def machines(
         show_json(every)
         return
     show(_table(every))
-    say("GB/s is nominal. tokenmill machines NAME shows one in full, with the source of each figure.")
+    say("GB/s is nominal. tokenmill machines NAME shows a machine in full, with the source of each figure.")
 
 
 def _show_one(machine: Machine, *, as_json: bool) -> None:
@@ -77,7 +77,7 @@ def _cpu(cpu: Cpu) -> str:
 
 
 def _memory(machine: Machine) -> tuple[str, str]:
-    """Size and nominal bandwidth of what the system uses as memory: in Memory Mode the PMem, not its cache."""
+    """Size and nominal bandwidth of the main memory; in Memory Mode that is PMem, and the DRAM is its cache."""
     tier = next(tier for tier in machine.tiers() if tier.kind in ("dram", "pmem"))
     size = UNKNOWN if tier.capacity_bytes is None else format_bytes(tier.capacity_bytes).replace(".0 ", " ")
     rate = UNKNOWN if tier.nominal_gb_s is None else format_gb_s(tier.nominal_gb_s).removesuffix(" GB/s")

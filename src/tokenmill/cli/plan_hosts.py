@@ -12,7 +12,7 @@ from tokenmill.cli.output import Common, show, show_json, show_text
 from tokenmill.cli.views.plan import folded
 from tokenmill.cli.views.plan_hosts import document, explained, render
 from tokenmill.errors import DoesNotFit, UsageError
-from tokenmill.hardware.fleet import WRITTEN, Fleet, fleet_of
+from tokenmill.hardware.fleet import LINK_EXAMPLE, Fleet, fleet_of
 from tokenmill.launch import flags_of, rpc, vllm
 from tokenmill.launch.flag_sets import family, stored
 from tokenmill.launch.rpc import HostCommand
@@ -43,7 +43,9 @@ class HostsOptions:
         found = fleet_of(machine, self.link)
         for name, value in (("layers", self.layers), ("pipeline-parallel", self.pipeline_parallel)):
             if found is None and value is not None:
-                raise UsageError(f"--{name} requires several hosts", hint=f"--machine head,worker --link {WRITTEN}")
+                raise UsageError(
+                    f"--{name} requires several hosts", hint=f"--machine head,worker --link {LINK_EXAMPLE}"
+                )
         return found
 
     def counts(self) -> tuple[int, ...] | None:

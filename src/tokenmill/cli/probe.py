@@ -1,4 +1,4 @@
-"""`tokenmill probe`: what this machine is, and with --measure what it really moves."""
+"""`tokenmill probe`: describes this machine and measures its bandwidths (--measure)."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,22 +25,26 @@ def probe(
     *,
     path: Path | None = None,
     measure: bool = False,
-    output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
-    machine: str | None = None,
+    output: Annotated[Path | None, Parameter(name=("--output", "-o"), metavar="FILE")] = None,
+    machine: Annotated[str | None, Parameter(metavar="NAME")] = None,
     common: Common = Common(),  # noqa: B008  frozen
 ) -> None:
-    """Tell what this machine is: processors, memory, PMem, GPUs, disk and limits. Nothing is guessed.
+    """Describe this machine: processors, memory, PMem, GPUs, disk and limits.
+
+    Guesses nothing: unknown values are shown as unknown, with the command that determines them.
+
+        tokenmill probe --measure -o machine.toml
 
     Parameters
     ----------
     path:
-        Folder whose disk is described; default: where pulled models are kept.
+        Folder whose disk is described. [default: the folder of downloaded models]
     measure:
-        Also measure the bandwidth of memory, disk and GPUs; takes some seconds and loads the machine.
+        Also measure the bandwidth of memory, disk and GPUs, which takes some seconds under full load.
     output:
-        Also write a machine file, to plan for this machine elsewhere or to correct by hand.
+        Also write a machine file, to plan for this machine elsewhere or to correct values by hand.
     machine:
-        Show this catalogue machine or machine file instead of reading the one at hand.
+        Show this catalogue machine or machine file. [default: this machine]
     """
     if output:
         _check_output(output)
@@ -55,7 +59,7 @@ def probe(
 
 
 def render(machine: Machine) -> list[RenderableType]:
-    """The machine as a person reads it, with what is unknown and how to know it at the end."""
+    """The machine as tables, followed by notes on unknown values."""
     first = _sections()
     last = _sections()
     _rows(first, "machine", [machine.name, _where(machine)])
@@ -75,14 +79,14 @@ def render(machine: Machine) -> list[RenderableType]:
 
 
 def _check_output(path: Path) -> None:
-    """A machine file may be written over; a model, or anything else, may not."""
+    """UsageError if `path` exists and is not a machine file."""
     if not path.is_file() or not path.stat().st_size:
         return
     try:
         catalog.read(path)
     except ConfigError as error:
         raise UsageError(
-            f"{path} exists and is not a machine file", hint="name another file, or remove this one first"
+            f"{path} exists and is not a machine file", hint="choose another output file, or remove it first"
         ) from error
 
 
@@ -222,7 +226,7 @@ def _huge_pages(machine: Machine) -> str:
 
 
 def _limits(limits: Limits) -> list[str]:
-    if limits == Limits():  # a machine of the catalogue says nothing of them
+    if limits == Limits():  # a catalogue machine has none
         return ["none known"]
     cpus = "CPUs: all" if limits.cpuset is None else f"CPUs {format_numbers(limits.cpuset)}"
     quota = "" if limits.cgroup_cpus is None else f", time of {limits.cgroup_cpus:g} CPUs"
@@ -232,7 +236,7 @@ def _limits(limits: Limits) -> list[str]:
 
 
 def _measured(machine: Machine, measured: Measurements) -> Table:
-    """Nominal against measured, and how many threads it took."""
+    """Nominal and measured bandwidths, by number of threads."""
     table = Table(
         box=None, padding=(0, 2, 0, 0), pad_edge=False, title=f"measured {measured.when}", title_justify="left"
     )
@@ -258,12 +262,12 @@ def _nominal(machine: Machine) -> Iterator[tuple[str, float | None]]:
 
 
 def _notes(machine: Machine) -> list[RenderableType]:
-    # Once measured, the advice to measure is no news.
+    # After a measurement, the advice to measure is omitted.
     notes = [note for note in machine.notes if not (machine.measured and "probe --measure" in note.text)]
     if not notes:
         return []
     lines = [Padding(Text.assemble((note.about, "bold"), f": {note.text}"), (0, 0, 0, 2)) for note in notes]
-    return [Text(), Text("to know more:"), *lines]
+    return [Text(), Text("notes:"), *lines]
 
 
 def _size(count: int | None) -> str:

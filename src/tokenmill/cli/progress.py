@@ -1,4 +1,4 @@
-"""Progress of long work on stderr: bars in a terminal, a line now and then elsewhere."""
+"""Progress of downloads, loads and batches on stderr: bars on a terminal, occasional lines elsewhere."""
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
@@ -19,12 +19,12 @@ from tokenmill.engine.engine import Engine
 from tokenmill.engine.loading.progress import LoadProgress
 from tokenmill.engine.warm import WarmProgress
 
-_STEP_SAID = 0.1  # without a terminal, a line for each tenth of a load
+_LINE_STEP = 0.1  # without a terminal, one line per tenth of a load
 
 
 @contextmanager
 def shown_progress() -> Iterator[OnProgress]:
-    """A callback that draws every event of `tokenmill.api`; one display at a time."""
+    """A callback that draws the events of `tokenmill.api`, one display at a time."""
     with ExitStack() as stack:
         display = _Display(stack)
         yield display.show
@@ -71,29 +71,29 @@ def _download_bar(stack: ExitStack, model: str) -> Callable[[Event], None]:
 
 @contextmanager
 def load_shown() -> Iterator[Callable[[LoadProgress | WarmProgress], None]]:
-    """A bar for a load and its warm-up on stderr; lines now and then where that is no terminal."""
+    """A callback that draws a bar for a load and its warm-up on stderr, or prints lines if it is not a terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield _noted(_Lines().tell)
+        yield _with_notes(_Lines().print)
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[words]}"))
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("starting", total=None, words="")
-        yield _noted(lambda now: _draw(progress, task, now))
+        yield _with_notes(lambda now: _draw(progress, task, now))
 
 
-def _noted(tell: Callable[[LoadProgress | WarmProgress], None]) -> Callable[[LoadProgress | WarmProgress], None]:
-    """What is said of a start before there are bytes to count stays on the screen, each once."""
-    said: set[str] = set()
+def _with_notes(draw: Callable[[LoadProgress | WarmProgress], None]) -> Callable[[LoadProgress | WarmProgress], None]:
+    """Print each note of a start as a line of its own, once, and draw the other events."""
+    printed: set[str] = set()
 
-    def told(now: LoadProgress | WarmProgress) -> None:
+    def show(now: LoadProgress | WarmProgress) -> None:
         if not isinstance(now, LoadProgress) or now.phase != "starting" or now.bytes_total or now.detail is None:
-            tell(now)
-        elif now.detail not in said:
-            said.add(now.detail)
+            draw(now)
+        elif now.detail not in printed:
+            printed.add(now.detail)
             say(now.detail)
 
-    return told
+    return show
 
 
 def _draw(progress: Progress, task: TaskID, now: LoadProgress | WarmProgress) -> None:
@@ -102,29 +102,29 @@ def _draw(progress: Progress, task: TaskID, now: LoadProgress | WarmProgress) ->
 
 
 class _Lines:
-    """Progress as lines: one for each stage, and one for each tenth of a long one."""
+    """Prints one line per stage, and one per tenth of a long stage."""
 
     def __init__(self) -> None:
         self._title = ""
-        self._said = 0.0
+        self._printed = 0.0
 
-    def tell(self, now: LoadProgress | WarmProgress) -> None:
+    def print(self, now: LoadProgress | WarmProgress) -> None:
         title, share, words = described(now)
-        if title != self._title or (share or 0.0) >= self._said + _STEP_SAID:
+        if title != self._title or (share or 0.0) >= self._printed + _LINE_STEP:
             self._title = title
-            self._said = share or 0.0
+            self._printed = share or 0.0
             say(f"{title} {words}".rstrip())
 
 
 def choose(model: str | None, options: EngineOptions, common: Common) -> EngineChoice:
-    """`api.choose_engine` with a bar for a download."""
+    """`api.choose_engine` with a progress bar for the download."""
     with shown_progress() as on_progress:
         return api.choose_engine(model, options, common.load_config(), on_progress)
 
 
 @asynccontextmanager
 async def opened(choice: EngineChoice, planned: EnginePlan | None, folder: Path) -> AsyncIterator[Engine]:
-    """`api.open_engine` with a bar for the load."""
+    """`api.open_engine` with a progress bar for the load."""
     async with AsyncExitStack() as stack:
         with shown_progress() as on_progress:
             engine = await stack.enter_async_context(api.open_engine(choice, planned, folder, on_progress))

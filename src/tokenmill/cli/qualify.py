@@ -1,17 +1,18 @@
-"""`tokenmill qualify`: whether a quantisation is good enough to use."""
+"""`tokenmill qualify`: tests whether a quantisation is good enough to use."""
 
 import asyncio
-import re
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from cyclopts import Parameter
 
 from tokenmill import measurements
 from tokenmill.api.engines import EngineChoice, plan_for
 from tokenmill.api.planning import EnginePlan
-from tokenmill.cli.options import EngineFlags
+from tokenmill.cli.options import EngineFlags, parse_tokens
 from tokenmill.cli.output import Common, jsonable, say, show, show_json
 from tokenmill.cli.progress import choose, opened
 from tokenmill.cli.views.qualify import rendered, steps_shown
@@ -34,41 +35,43 @@ from tokenmill.tuner.qualify.run import (
 )
 from tokenmill.tuner.qualify.tasks import asks
 
-LANES = 4  # of an engine that is started for this
+SLOTS = 4  # of an engine that this command starts
+MIN_DEPTH = 256
 
 
 def qualify(
     model: str | None = None,
     /,
     *,
-    against: str | None = None,
-    depths: str | None = None,
+    against: Annotated[str | None, Parameter(metavar="MODEL")] = None,
+    depths: Annotated[str | None, Parameter(metavar="LIST")] = None,
     quick: bool = False,
     strict: bool = False,
     options: EngineFlags = EngineFlags(),  # noqa: B008  frozen
     common: Common = Common(),  # noqa: B008  frozen
 ) -> int:
-    """Say whether a quantisation is good enough to use, and for what.
+    """Test whether a quantisation is good enough to use, and for which tasks.
 
-    Asks for numbers hidden in long texts, for JSON without a grammar, for code, and for the same answer again; with
-    --against, also how far what it says next agrees with a better quantisation of the same model. Small models fail
-    some of it: that is a result, and the exit code is 0; with --strict it is 1. The result is kept for
-    `tokenmill report`.
+    Checks retrieval of numbers from long texts, JSON without a grammar, code, and repeatability; with --against, also
+    the agreement of token probabilities with a better quantisation of the same model. Small models fail some checks:
+    the exit code is still 0, unless --strict is given. The result is saved for `tokenmill report`.
+
+        tokenmill qualify kimi-q4.gguf --against kimi-q8.gguf
 
     Parameters
     ----------
     model:
-        A GGUF file, a folder of safetensors (vLLM), or the name of a pulled model; default: smollm2. With the URL of a
-        server that has several: which of them.
+        GGUF file, safetensors folder (vLLM) or name of a downloaded model; with the URL of a server, one of its models.
+        [default: smollm2]
     against:
-        The reference: a model file or name (in a better quantisation), or the URL of an engine that runs it. It is
-        loaded after the model has been let go.
+        Reference: a file or name of the same model in a better quantisation, or the URL of an engine that runs it. It
+        is loaded after the first model is unloaded.
     depths:
-        How deep the hidden numbers lie, in tokens, such as 1K,4K,16K; default: as many of those as the context holds.
+        Depths of the hidden numbers, in tokens, such as 1K,4K,16K. [default: up to the context]
     quick:
-        Ask less: one depth, half of the tasks, fewer positions.
+        Run fewer checks: one depth, half of the tasks, fewer positions.
     strict:
-        Exit with 1 if any check falls short.
+        Exit with code 1 if a check fails.
     """
     wanted_depths = _depths(depths) if depths is not None else QUICK_DEPTHS if quick else DEPTHS
     choice = choose(model, options, common)
@@ -76,12 +79,11 @@ def qualify(
     if reference is not None:
         _check_alike(choice, reference)
     plans: list[EnginePlan | None] = []
-    for each, own in ((choice, options), (reference, _beside(options))):
-        wanted = _plan(each, own, wanted_depths, common, said=depths is not None) if each is not None else None
-        plans.append(wanted)
+    for each, own in ((choice, options), (reference, _reference_options(options))):
+        plans.append(_plan(each, own, wanted_depths, common, given=depths is not None) if each is not None else None)
     with steps_shown() if not common.json else nullcontext(lambda step: None) as tell:
         identity, checks = asyncio.run(
-            _all(choice, reference, plans, wanted_depths, quick=quick, said=depths is not None, tell=tell)
+            _all(choice, reference, plans, wanted_depths, quick=quick, given=depths is not None, tell=tell)
         )
     found = _document(identity, checks, choice, reference, options, common)
     kept = _keep(found, choice)
@@ -89,7 +91,7 @@ def qualify(
         show_json(found)
     else:
         show(*rendered(found, checks))
-        say(f"kept in {kept}")
+        say(f"saved to {kept}")
     return 1 if strict and not all(check.good for check in checks) else 0
 
 
@@ -100,14 +102,14 @@ async def _all(
     depths: tuple[int, ...],
     *,
     quick: bool,
-    said: bool,
+    given: bool,
     tell: Tell,
 ) -> tuple[Identity, list[Check]]:
     folder = choice.state / "qualified"
     checks: list[Check] = []
     async with opened(choice, plans[0], folder) as engine:
         identity = engine.identity
-        async for check in ask_all(engine, depths=_held(depths, identity, said), quick=quick, tell=tell):
+        async for check in ask_all(engine, depths=_held(depths, identity, given), quick=quick, tell=tell):
             checks.append(check)
         mine = await _read(engine, quick, "the model", tell) if reference is not None else None
     if reference is not None and mine is not None:
@@ -128,58 +130,58 @@ async def _read(engine: Engine, quick: bool, who: str, tell: Tell, *, like: Text
     return await read_texts(engine, texts, positions, like=like, tell=told)
 
 
-def _held(depths: tuple[int, ...], identity: Identity, said: bool) -> tuple[int, ...]:
-    """Depths that the engine has room for; what it has none for is told."""
+def _held(depths: tuple[int, ...], identity: Identity, given: bool) -> tuple[int, ...]:
+    """The depths that fit the engine's context; reports the others if the user chose them."""
     kept = fitting(depths, identity.context)
-    if said and kept != tuple(sorted(depths)):
+    if given and kept != tuple(sorted(depths)):
         shown = ", ".join(f"{depth:,}" for depth in kept) or "none"
-        say(f"the engine has {identity.context:,} tokens of context: depths asked at are {shown}")
+        say(f"the engine's context is {identity.context:,} tokens; using depths {shown}")
     return kept
 
 
 def _reference(against: str, options: EngineFlags, common: Common) -> EngineChoice:
     if "://" in against:
-        return choose(None, replace(_beside(options), engine=against), common)
-    return choose(against, _beside(options), common)
+        return choose(None, replace(_reference_options(options), engine=against), common)
+    return choose(against, _reference_options(options), common)
 
 
 def _check_alike(choice: EngineChoice, reference: EngineChoice) -> None:
-    """Refuse what could not be compared, before anything is loaded; equal sizes are looked at more closely later."""
+    """UsageError if the vocabularies have different sizes, before a model is loaded."""
     sizes = [read(str(each.path)).vocabulary for each in (choice, reference) if each.path is not None]
     if len(sizes) == 2 and None not in sizes and sizes[0] != sizes[1]:
         raise UsageError(
-            f"the two have different vocabularies, of {sizes[0]:,} and {sizes[1]:,} tokens",
-            hint="--against wants the same model in another quantisation",
+            f"the model and the reference have different vocabularies ({sizes[0]:,} and {sizes[1]:,} tokens)",
+            hint="--against requires the same model in another quantisation",
         )
 
 
-def _beside(options: EngineFlags) -> EngineFlags:
-    """Options for the reference: those of the model, but for where it runs."""
+def _reference_options(options: EngineFlags) -> EngineFlags:
+    """The options for the reference: those of the model, without a URL."""
     foreign = options.engine is not None and "://" in options.engine
     return replace(options, engine=None) if foreign else options
 
 
 def _plan(
-    choice: EngineChoice, options: EngineFlags, depths: tuple[int, ...], common: Common, *, said: bool
+    choice: EngineChoice, options: EngineFlags, depths: tuple[int, ...], common: Common, *, given: bool
 ) -> EnginePlan | None:
-    """A plan with room for the deepest question; by default no deeper than the model was trained for."""
+    """A plan whose context holds the deepest text; without --depths, at most the training context."""
     if choice.record is not None or choice.url is not None:
         return None
     if options.context is None:
         context = room_for(max(depths))
         trained = read(str(choice.path)).training_context
-        if trained is not None and not said:
+        if trained is not None and not given:
             context = min(context, trained)
         options = replace(options, context=context)
-    return plan_for(choice, replace(options, sequences=options.sequences or LANES), common.load_config())
+    return plan_for(choice, replace(options, sequences=options.sequences or SLOTS), common.load_config())
 
 
 def _depths(text: str) -> tuple[int, ...]:
     found = []
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)\s*([kK]?)\s*", part)
-        if match is None or not 256 <= (depth := int(match[1]) * (1024 if match[2] else 1)) <= 1 << 24:
-            raise UsageError(f"--depths: {part.strip()!r} is no depth", hint="tokens, at least 256: 1K,4K,16384")
+        depth = parse_tokens(part, "--depths")
+        if not MIN_DEPTH <= depth <= 1 << 24:
+            raise UsageError(f"--depths must be at least {MIN_DEPTH} tokens (got {part.strip()!r})", hint="1K,4K,16384")
         found.append(depth)
     return tuple(sorted(set(found)))
 
@@ -211,6 +213,6 @@ def _document(
 
 
 def _keep(found: dict[str, Any], choice: EngineChoice) -> Path:
-    """Store the result where `tokenmill report` looks for it."""
+    """Save the result for `tokenmill report`; return the file."""
     measurements.replace(choice.state, "qualification", found)
     return measurements.journal_path(choice.state)

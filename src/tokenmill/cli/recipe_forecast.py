@@ -1,4 +1,4 @@
-"""--dry-run: what a recipe will cost, from what is known without starting anything and without storing anything."""
+"""--dry-run of recipes: estimates jobs, tokens, time and cost without starting or storing anything."""
 
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -20,15 +20,15 @@ from tokenmill.recipes.history import Lengths, lengths, settled_lines
 from tokenmill.recipes.run import planned_origin
 from tokenmill.recipes.runner import AnswerOrigin, Budget, Prospect, StageProspect
 from tokenmill.recipes.speeds import speeds_for
-from tokenmill.units import format_seconds, number_of
+from tokenmill.units import format_seconds, format_tok_s, number_of
 
 _NO_SPEED = (
-    "no speed was measured here yet. What helps at once: tokenmill probe --measure -o machine.toml, and this again "
-    "with --machine machine.toml. tokenmill bench measures the model itself, and so does every run of a recipe"
+    "no speed measured on this machine. Measure its bandwidths (10 s): tokenmill probe --measure -o machine.toml, then "
+    "add --machine machine.toml; tokenmill bench measures the model itself"
 )
-_NO_SPEED_THERE = "the speed of an engine that is not started for this was not measured here yet"
+_NO_SPEED_THERE = "the speed of this running engine has not been measured yet"
 Tokens = Callable[[str], int] | None
-"""Counts the tokens of a text with the model's own vocabulary; None: it cannot be had without the engine."""
+"""Counts the tokens of a text with the model's vocabulary; None if only the engine can read the vocabulary."""
 
 
 def forecast_shown(
@@ -40,7 +40,7 @@ def forecast_shown(
     called: str,
     common: Common,
 ) -> None:
-    """Print the forecast, for a person or as JSON."""
+    """Print the forecast as text or JSON."""
     config = common.load_config()
     origin = planned_origin(choice, wanted)
     machine = wanted.plan.machine.name if wanted is not None else None
@@ -66,7 +66,7 @@ def _seen(
         return lengths(reader, model_id, [stage.stage for stage in stages]), settled
 
 
-# -- for people --------------------------------------------------------------------------------------------------------
+# -- text --------------------------------------------------------------------------------------------------------------
 
 
 def render(
@@ -80,7 +80,7 @@ def render(
     per_hour: float | None,
 ) -> list[RenderableType]:
     """The forecast at 80 columns."""
-    rows = {"forecast": f"{called}; nothing was started, nothing is stored"}
+    rows = {"forecast": f"{called} (dry run: nothing started or stored)"}
     if not found.total.jobs:
         return [facts(rows), "", Text(_nothing(found)), *_remarks(found)]
     if found.rows is not None:
@@ -88,9 +88,9 @@ def render(
     below = _time(found, own=machine is not None)
     if found.cost is not None and per_hour is not None:
         expected = "" if found.expected_cost is None else f", {found.expected_cost:,.2f} expected"
-        below["cost"] = f"{found.cost:,.2f} {currency} at most{expected}, at {per_hour:,.2f} an hour"
+        below["cost"] = f"at most {found.cost:,.2f} {currency}{expected}, at {per_hour:,.2f} per hour"
     elif per_hour is not None:
-        below["cost"] = f"unknown, as the time is; an hour costs {per_hour:,.2f} {currency}"
+        below["cost"] = f"unknown, because the time is; {per_hour:,.2f} {currency} per hour"
     if (runs := _runs(found, budget)) is not None:
         below["runs"] = runs
     below |= _basis(found, tokens)
@@ -101,7 +101,7 @@ def render(
 
 
 def _nothing(found: RecipeForecast) -> str:
-    return "Nothing is left to compute" + (": all answers are there already." if found.total.answered else ".")
+    return "Nothing to compute" + (": all answers are in the store." if found.total.answered else ".")
 
 
 def _remarks(found: RecipeForecast) -> list[RenderableType]:
@@ -110,15 +110,15 @@ def _remarks(found: RecipeForecast) -> list[RenderableType]:
 
 
 def _runs(found: RecipeForecast, budget: Budget) -> str | None:
-    """What a budget divides it into; None: there is no budget."""
+    """The number of runs that the budget divides the recipe into; None without a budget."""
     limits = _limits(budget)
     if found.runs is not None:
-        return f"{found.runs:,} at most, of {limits} each" if found.runs > 1 else f"one of {limits} is enough"
+        return f"at most {found.runs:,} of {limits} each" if found.runs > 1 else f"one of {limits} is enough"
     if budget.seconds is None:
         return None
     if found.seconds is None:
-        return f"unknown: without a speed, nothing can be held against the {budget.seconds / 3600:g} h of --max-hours"
-    return f"none would do: loading alone takes the {budget.seconds / 3600:g} h of --max-hours"
+        return f"unknown: --max-hours {budget.seconds / 3600:g} requires a known speed"
+    return f"none: loading alone takes longer than --max-hours {budget.seconds / 3600:g}"
 
 
 def _table(found: RecipeForecast) -> Table:
@@ -141,18 +141,18 @@ def _numbers(stage: StageForecast) -> tuple[int, int, int, int]:
 
 
 def _time(found: RecipeForecast, *, own: bool) -> dict[str, str]:
-    """`own`: the engine is started for the recipe, on a machine that is known."""
+    """Rows on the time; `own`: the recipe starts the engine, on a known machine."""
     rows = dict[str, str]()
     speeds = found.speeds
     if found.total.answered:
-        rows["answered"] = f"{number_of(found.total.answered, 'job')} more, which cost nothing"
+        rows["answered"] = f"{number_of(found.total.answered, 'more job')} in the store, at no cost"
     if found.seconds is None:
         rows["time"] = f"unknown: {_NO_SPEED if own else _NO_SPEED_THERE}"
         return rows
     expected = "" if found.expected_s is None else f", {format_seconds(found.expected_s)} expected"
     load_s = speeds.load_s if speeds is not None and found.total.jobs else None
-    load = f"; {format_seconds(load_s)} of it loading" if load_s is not None else "; without loading"
-    rows["time"] = f"{format_seconds(found.seconds)} at most{expected}{load}"
+    load = f"; including {format_seconds(load_s)} of loading" if load_s is not None else "; without loading"
+    rows["time"] = f"at most {format_seconds(found.seconds)}{expected}{load}"
     return rows
 
 
@@ -162,27 +162,23 @@ def _basis(found: RecipeForecast, tokens: Tokeniser) -> dict[str, str]:
     if speeds is not None:
         decode = speeds.rates.decode_at(speeds.width)
         rates = [
-            f"{_rate(rate)} tok/s of {what}"
-            for rate, what in ((speeds.rates.prefill_tok_s, "prompts"), (decode, "answers"))
+            f"{what} {format_tok_s(rate)} tok/s"
+            for rate, what in ((speeds.rates.prefill_tok_s, "prefill"), (decode, "decode"))
             if rate is not None
         ]
-        rows["speed"] = f"{', '.join(rates)}, {speeds.width} at once; {speeds.words}"
+        rows["speed"] = f"{', '.join(rates)} with {number_of(speeds.width, 'sequence')}; {speeds.source}"
     size = f"{found.bytes_per_token:.2f} bytes each"
     why = f"; {tokens.why_not}" if tokens.why_not else ""
     rows["tokens"] = f"{size}, counted with the model's vocabulary" if found.counted else f"{size}, estimated{why}"
-    rows["tokens"] += "; what the chat template adds is not in it"
+    rows["tokens"] += "; without the chat template"
     known = {stage.lengths for stage in found.stages if stage.jobs and stage.lengths is not None}
     if len(known) == 1:
         (same,) = known
-        of = "the same stage" if same.alike else "this model"
-        rows["expected"] = f"{same.share:.0%} of what answers may have, as {same.answers:,} of {of} had"
+        of = "the same stage" if same.same_stage else "this model"
+        rows["expected"] = f"{same.share:.0%} of the maximum length, as {same.answers:,} answers of {of}"
     elif known:
         rows["expected"] = _by_stage(found.stages)
     return rows
-
-
-def _rate(tok_s: float) -> str:
-    return f"{tok_s:,.0f}" if tok_s >= 100 else f"{tok_s:.3g}"
 
 
 def _by_stage(stages: Iterable[StageForecast]) -> str:
@@ -191,7 +187,7 @@ def _by_stage(stages: Iterable[StageForecast]) -> str:
         for stage in stages
         if stage.jobs and stage.lengths is not None
     ]
-    return f"of what they may have, as answers were here: {', '.join(parts)}"
+    return f"of the maximum length, as earlier answers: {', '.join(parts)}"
 
 
 def _limits(budget: Budget) -> str:
@@ -203,11 +199,11 @@ def _limits(budget: Budget) -> str:
     return " and ".join(parts)
 
 
-# -- for programs ------------------------------------------------------------------------------------------------------
+# -- JSON --------------------------------------------------------------------------------------------------------------
 
 
 def document(found: RecipeForecast, origin: AnswerOrigin, machine: str | None, currency: str) -> dict[str, Any]:
-    """The same as data."""
+    """The forecast as JSON."""
     speeds = found.speeds
     return {
         "dry_run": True,
@@ -226,7 +222,7 @@ def document(found: RecipeForecast, origin: AnswerOrigin, machine: str | None, c
         else {
             "measured": speeds.measured,
             "confidence": speeds.confidence,
-            "words": speeds.words,
+            "words": speeds.source,
             "prefill_tok_s": speeds.rates.prefill_tok_s,
             "decode_tok_s": speeds.rates.decode_at(speeds.width),
             "sequences": speeds.width,

@@ -1,4 +1,4 @@
-"""What the commands of recipes share: an engine that is brought up when there is work, budgets, signals, the end.
+"""Runs the recipe of a command: options, engine, limits, signals and exit code.
 
 The forecast of --dry-run is in recipe_forecast.py, the summary in views/recipe.py. Nothing here is specific to one
 recipe.
@@ -6,9 +6,9 @@ recipe.
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
 
 from tokenmill.api.batch_engine import EngineSetup
 from tokenmill.api.engines import choose_engine
@@ -29,40 +29,40 @@ __all__ = ["RecipeOptions", "RecipeResult", "Tokens", "run_recipe_command", "spe
 T = TypeVar("T")
 
 
-@Parameter(name="*")
+@Parameter(name="*", group=Group.create_ordered("Limits", sort_key=1))
 @dataclass(frozen=True, slots=True)
 class RecipeOptions:
-    """How far a recipe may go, and what it would cost."""
+    """Limits, priority and store of a recipe, and its dry run."""
 
     dry_run: bool = False
-    """Say how many jobs, tokens and hours it will take, and what that costs; nothing is started or stored."""
+    """Estimate jobs, tokens, time and cost; start and store nothing."""
 
-    max_tokens_total: int | None = None
-    """Stop when so many tokens have been computed, prompts and answers together; the same command goes on from
-    there, with as many again."""
+    max_tokens_total: Annotated[int | None, Parameter(metavar="N")] = None
+    """Stop after N prompt and answer tokens have been computed; the same command resumes, with N more. [default: no
+    limit]"""
 
-    max_hours: float | None = None
-    """Stop after so many hours, loading included; the same command goes on from there, with as many again."""
+    max_hours: Annotated[float | None, Parameter(metavar="HOURS")] = None
+    """Stop after HOURS, including loading; the same command resumes, with as many more. [default: no limit]"""
 
-    store: str | None = None
-    """The folder of batches, or postgresql://...; default: store in the configuration, or batches in the state
-    folder."""
+    store: Annotated[str | None, Parameter(metavar="STORE")] = None
+    """Batch store: a folder, or postgresql://USER@HOST/DATABASE. [default: from the configuration, or batches in the
+    state folder]"""
 
-    priority: int | None = None
-    """Of the jobs; higher goes first where batches share an engine; default: 0, or as it was."""
+    priority: Annotated[int | None, Parameter(metavar="N")] = None
+    """Priority of the jobs; higher runs first if batches share an engine. [default: 0, or as before]"""
 
     def check(self) -> None:
-        """UsageError where a limit cannot be meant."""
+        """UsageError if a value is out of range."""
         if self.max_tokens_total is not None and self.max_tokens_total < 1:
-            raise UsageError(f"--max-tokens-total must be at least 1, not {self.max_tokens_total}")
+            raise UsageError(f"--max-tokens-total must be at least 1 (got {self.max_tokens_total})")
         if self.max_hours is not None and not 0 < self.max_hours < float("inf"):
-            raise UsageError(f"--max-hours must be more than 0, not {self.max_hours:g}", hint="half an hour is 0.5")
+            raise UsageError(f"--max-hours must be more than 0 (got {self.max_hours:g})", hint="0.5 is half an hour")
         if self.priority is not None and abs(self.priority) > HIGHEST_PRIORITY:
-            raise UsageError(f"--priority must be from -{HIGHEST_PRIORITY} to {HIGHEST_PRIORITY}, not {self.priority}")
+            raise UsageError(f"--priority must be -{HIGHEST_PRIORITY} to {HIGHEST_PRIORITY} (got {self.priority})")
 
     @property
     def budget(self) -> Budget:
-        """As a mill takes it."""
+        """The limits of a run."""
         return Budget(self.max_tokens_total, None if self.max_hours is None else self.max_hours * 3600)
 
 
@@ -76,11 +76,11 @@ def run_recipe_command(
     options: EngineFlags,
     common: Common,
 ) -> RecipeResult[T] | int:
-    """Run a recipe on the engine that the options choose; an exit code where there is nothing to tell of.
+    """Run a recipe on the engine chosen by the options; return its result, or the exit code after --dry-run.
 
-    With --dry-run the forecast is printed instead, and nothing is started or stored. `called`: what batches are said
-    to be from. The engine is started with the first stage that has work; after a signal or a used-up budget the recipe
-    still ends in its own way, with what there is.
+    --dry-run prints the forecast, and starts and stores nothing. `called` is recorded as the source of the batches. The
+    engine is started with the first stage that has work. After a signal or at a limit the recipe still writes the
+    output it has.
     """
     limits.check()
     config = common.load_config()

@@ -1,4 +1,4 @@
-"""`tokenmill report`: all that is known of a machine and a model, as one page."""
+"""`tokenmill report`: writes a page on a machine and a model."""
 
 from pathlib import Path
 from typing import Annotated
@@ -23,25 +23,28 @@ def report(
     model: str | None = None,
     /,
     *,
-    output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
+    output: Annotated[Path | None, Parameter(name=("--output", "-o"), metavar="FILE")] = None,
     options: EngineFlags = EngineFlags(),  # noqa: B008  frozen
-    store: str | None = None,
+    store: Annotated[str | None, Parameter(metavar="STORE")] = None,
     common: Common = Common(),  # noqa: B008  frozen
 ) -> None:
-    """Put all that is known of a machine and a model on one page: the plan, what was measured, what to run.
+    """Write a page on a machine and a model: the plan, the measurements and the commands to run.
 
-    Loads and measures nothing. Every figure says whether it was measured (where, with which build, when) or predicted;
-    what is not known yet names the command that would tell. The page needs no network and no script.
+    Loads and measures nothing. Every figure is marked as predicted, or as measured with its machine, build and date;
+    unknown figures name the command that measures them. The page needs no network and no scripts.
+
+        tokenmill report kimi.gguf -o report.html
 
     Parameters
     ----------
     model:
-        A GGUF file, a folder of safetensors, a catalogue name or the name of a pulled model; default: the pulled model
-        that was measured last, else smollm2 where it was pulled, else the machine alone.
+        GGUF file, safetensors folder, catalogue name or name of a downloaded model. [default: the downloaded model that
+        was measured last, or smollm2 if downloaded, or only the machine]
     output:
-        The file to write: .html for a page, .md for Markdown; default: Markdown on stdout.
+        Write to FILE: .html for a web page, .md for Markdown. [default: Markdown on stdout]
     store:
-        The folder of batches; default: batches in the state folder.
+        Batch store: a folder, or postgresql://USER@HOST/DATABASE. [default: from the configuration, or batches in the
+        state folder]
     """
     if output is not None:
         _check(output)
@@ -62,15 +65,15 @@ def report(
 
 
 def _check(output: Path) -> None:
-    """A report may be written over; nothing else may."""
+    """UsageError unless `output` is a new file or an existing report."""
     if output.suffix.lower() not in (*_HTML, *_MARKDOWN):
-        raise UsageError(f"{output} is neither a page nor Markdown", hint="name it report.html or report.md")
+        raise UsageError(f"--output must end in .html or .md (got {output})", hint="for example report.html")
     if not output.is_file() or not output.stat().st_size:
         return
     with output.open("rb") as file:
         start = file.read(4096)
     if GENERATOR.encode() not in start and MARK.encode() not in start:
-        raise UsageError(f"{output} exists and is no report", hint="name another file, or remove this one first")
+        raise UsageError(f"{output} exists and is not a report", hint="choose another output file, or remove it first")
 
 
 def _written(found: ReportPage, output: Path) -> str:

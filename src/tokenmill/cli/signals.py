@@ -1,8 +1,8 @@
 """Signals that end a command: SIGINT, SIGTERM, SIGHUP and SIGQUIT.
 
-A command that runs for long handles them in its event loop (`on_stop_signals`) and stops in an orderly way. Everywhere
-else they raise `Signalled`, as Ctrl-C raises KeyboardInterrupt. The exit code is 128 plus the signal's number. SIGHUP
-and SIGQUIT stay ignored where they were when the command started: `nohup` does that, and a shell for background jobs.
+Long-running commands handle them in their event loop (`on_stop_signals`) and shut down gracefully. Elsewhere they raise
+`Signalled`, as Ctrl-C raises KeyboardInterrupt. The exit code is 128 plus the signal's number. SIGHUP and SIGQUIT stay
+ignored if they were ignored when the command started: nohup does that, and shells do it for background jobs.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from tokenmill.cli.output import say
 
 _ALWAYS = (signal.SIGINT, signal.SIGTERM)
 _UNLESS_IGNORED = (signal.SIGHUP, signal.SIGQUIT)
-_left = False  # a terminal that was gone
+_left = False  # whether a terminal was gone
 
 
 class Signalled(KeyboardInterrupt):
@@ -66,8 +66,8 @@ def served_code(code: int | None) -> int:
 
 
 def leave_lost_terminal() -> bool:
-    """Send output to a terminal that is gone nowhere, because every write to it fails; whether there was such."""
-    global _left  # noqa: PLW0603  as the streams are
+    """Discard output to a terminal that is gone, because every write to it fails; return whether one was gone."""
+    global _left  # noqa: PLW0603  the streams are global too
     for stream in (1, 2):
         try:
             os.write(stream, b"")
@@ -88,7 +88,7 @@ _SHOW_CURSOR = "\x1b[?25h"
 
 
 class SignalStop(Stop):
-    """A stop that signals request; `code` is the exit code then. The second signal ends the process immediately."""
+    """A stop requested by a signal, which sets `code`, the exit code. A second signal ends the process immediately."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -105,19 +105,19 @@ class SignalStop(Stop):
                 os.write(sys.stderr.fileno(), _SHOW_CURSOR.encode())
             os._exit(exit_code(number))
         self.code = exit_code(number)
-        say(f"stopping ({number.name}); a second signal ends it immediately")
+        say(f"stopping ({number.name}); press Ctrl-C again to quit immediately")
         self.request(self.code)
 
 
 class CancelOnSignals:
-    """Cancels a task when a signal asks the command to end; `code` is the exit code then."""
+    """Cancels a task on a signal, which sets `code`, the exit code."""
 
     def __init__(self) -> None:
         self.code: int | None = None
         self._task: asyncio.Task[object] | None = None
 
     def begin(self) -> None:
-        """From now on signals cancel the current task."""
+        """Make signals cancel the current task from now on."""
         self._task = asyncio.current_task()
         on_stop_signals(self._received)
 

@@ -1,9 +1,12 @@
-"""`tokenmill soak`: how much context can really be used, found before the crash."""
+"""`tokenmill soak`: finds the largest usable context by filling it step by step."""
 
 import asyncio
 import os
 import time
 from dataclasses import dataclass, replace
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from tokenmill.api.engines import EngineChoice, plan_for
 from tokenmill.api.planning import EnginePlan
@@ -34,11 +37,11 @@ STEP = 512
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What was asked for."""
+    """The options of a soak."""
 
     depth: int | None
     step: int | None
-    lanes: bool
+    all_slots: bool
     memory_limit: int | None
     keep_free: int
     gpu_margin: int
@@ -48,41 +51,43 @@ def soak(
     model: str | None = None,
     /,
     *,
-    depth: int | None = None,
-    step: int | None = None,
+    depth: Annotated[int | None, Parameter(metavar="N")] = None,
+    step: Annotated[int | None, Parameter(metavar="N")] = None,
     lanes: bool = False,
     memory_limit: Size | None = None,
     keep_free: Size | None = None,
     options: EngineFlags = EngineFlags(),  # noqa: B008  frozen
     common: Common = Common(),  # noqa: B008  frozen
 ) -> int:
-    """Fill a context step by step and say how much of it can be used, before memory runs out.
+    """Find the largest usable context: fill it step by step, and stop before memory runs out.
 
-    After each step: the depth, both speeds, and for every memory what the plan's ledger says, what the engine holds and
-    what is left. The growth so far tells whether the next step is safe; if it is not, the soak stops and says how far
-    one can go. The result is kept for this machine and model. Exit code 0: all of the goal can be used; 3: less of it;
-    1: the engine died.
+    Each step reports the depth, both speeds, and the predicted, measured and free bytes of every memory. The growth so
+    far predicts whether the next step is safe. The result is saved for this machine and model. Exit code 0: the whole
+    context is usable; 3: only part of it; 1: the engine crashed.
+
+        tokenmill soak kimi.gguf --context 90k
 
     Parameters
     ----------
     model:
-        A GGUF file, a folder of safetensors (vLLM), or the name of a pulled model; default: smollm2.
+        GGUF file, safetensors folder (vLLM) or name of a downloaded model. [default: smollm2]
     depth:
-        Tokens to fill a sequence to; default: the engine's whole context (--context).
+        Tokens to fill. [default: the engine's whole context]
     step:
-        Tokens from one depth to the next; default: a sixteenth of the goal, in whole micro-batches.
+        Tokens per step. [default: a sixteenth of the depth, in whole micro-batches]
     lanes:
-        When one sequence has been filled, fill all lanes at once.
+        After one slot is full, also fill all slots concurrently.
     memory_limit:
-        Host memory that the engine may use, such as "12 GiB", to see what a smaller machine or control group would do;
-        default: what there is.
+        Host memory that the engine may use, such as "12 GiB", to simulate a smaller machine or cgroup. [default: all]
     keep_free:
-        Host memory that must stay free; default: 512 MiB, or a twentieth of the limit where that is less. For GPUs it
-        is --margin.
+        Host memory that must stay free; --margin is the same for GPUs. [default: 512 MiB, or 5 % of --memory-limit if
+        less]
     """
     for name, value in (("depth", depth), ("step", step)):
         if value is not None and value <= TOKENS:
-            raise UsageError(f"--{name} must be more than {TOKENS}: so many tokens are written at each step")
+            raise UsageError(
+                f"--{name} must be more than {TOKENS} (got {value}), because each step generates {TOKENS} tokens"
+            )
     choice = choose(model, options, common)
     wanted = None
     if not (choice.record or choice.url):
@@ -90,8 +95,8 @@ def soak(
         wanted = plan_for(choice, asked, common.load_config())
         if depth is not None and depth > wanted.plan.settings.context:
             raise UsageError(
-                f"--depth {depth} is more than the context of {wanted.plan.settings.context:,} tokens",
-                hint=f"--context {depth}, or less --depth",
+                f"--depth {depth} exceeds the context of {wanted.plan.settings.context:,} tokens",
+                hint=f"use --context {depth}, or a smaller --depth",
             )
     keep = keep_free if keep_free is not None else min(KEEP_FREE, round(KEEP_SHARE * (memory_limit or 1 << 62)))
     result = asyncio.run(_work(choice, wanted, _Asked(depth, step, lanes, memory_limit, keep, options.margin), common))
@@ -101,52 +106,52 @@ def soak(
     else:
         show(*render(result))
     if path is not None:
-        say(f"kept in {path}")
+        say(f"saved to {path}")
     elif memory_limit is not None:
-        say("not kept: with --memory-limit it is no result of this machine")
+        say("not saved: with --memory-limit the result does not describe this machine")
     return 1 if result.ended == "died" else 0 if result.ended == "goal" else DoesNotFit.exit_code
 
 
 async def _work(choice: EngineChoice, wanted: EnginePlan | None, asked: _Asked, common: Common) -> SoakResult:
     plan = wanted.plan if wanted is not None else None
-    folder = choice.state / "soak" / str(os.getpid())  # names the engine: two soaks may run at once
+    folder = choice.state / "soak" / str(os.getpid())  # names the engine: several soaks may run concurrently
     async with opened(choice, wanted, folder) as engine:
         here = engine.identity.pid is not None
         machine = plan.machine if plan is not None else find(common.load_config().machine) if here else None
         if not here:
-            say("the engine's process is not known here: its memory cannot be watched, only whether it dies")
+            say("memory is not measured: the engine's process is not on this machine")
         rig = Rig(engine, Prose(engine, time.time_ns()), repeat=1, quiet=NoiseMonitor if here else None)
         gauge = Gauge(lambda: pids_of(engine), plan, limit_bytes=asked.memory_limit)
         await rig.prose.learn()
         limit = _limit(rig, plan, gauge.tier, asked)
         if plan is not None and (spare := plan.ledger.of(gauge.tier, "runtime")):
-            say(f"predicted holds {size(spare)} for the engine's process itself, which is an estimate")
+            say(f"predicted figures include an estimated {size(spare)} for the engine's process itself")
         place = place_of(engine, choice, machine)
         fillings = [await _filled(rig, limit, gauge, 1, plan, place, choice)]
-        lanes = engine.identity.lanes or 1
-        if asked.lanes and lanes > 1 and fillings[0].ended == "goal":
-            fillings.append(await _filled(rig, limit, gauge, lanes, plan, place, choice))
+        slots = engine.identity.slots or 1
+        if asked.all_slots and slots > 1 and fillings[0].ended == "goal":
+            fillings.append(await _filled(rig, limit, gauge, slots, plan, place, choice))
         return _result(place, limit, fillings, asked)
 
 
 def _limit(rig: Rig, plan: Plan | None, tier: str, asked: _Asked) -> Limit:
     goal = asked.depth or rig.room
     if goal is None:
-        raise UsageError("this engine does not say how long its context is", hint="say how far to go: --depth N")
+        raise UsageError("the engine does not report its context length", hint="use --depth N")
     step = asked.step or default_step(goal, plan.settings.ubatch if plan is not None else STEP)
     gpus = plan.placement.gpus if plan is not None else ()
     return Limit(goal, min(step, goal), ((tier, asked.keep_free), *((gpu, asked.gpu_margin) for gpu in gpus)))
 
 
 async def _filled(
-    rig: Rig, limit: Limit, gauge: Gauge, lanes: int, plan: Plan | None, place: PointScope, choice: EngineChoice
+    rig: Rig, limit: Limit, gauge: Gauge, sequences: int, plan: Plan | None, place: PointScope, choice: EngineChoice
 ) -> Filled:
     def tell(step: SoakStep) -> None:
         say(progress(step, limit))
         if plan is not None and step.whole and step.disturbed is None:
             history.append(choice.state, speed_of(step, place, plan, now()))
 
-    return await fill(rig, limit, gauge.read, sequences=lanes, tell=tell)
+    return await fill(rig, limit, gauge.read, sequences=sequences, tell=tell)
 
 
 def _result(place: PointScope, limit: Limit, fillings: list[Filled], asked: _Asked) -> SoakResult:

@@ -132,7 +132,7 @@ def _one(
         "running": counts.running,
         "pending": counts.pending,
         "failed": counts.failed,
-        "quarantined": counts.set_aside,
+        "quarantined": counts.quarantined,
         "cancelled": counts.cancelled,
     }
     rows = {

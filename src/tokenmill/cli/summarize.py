@@ -1,4 +1,4 @@
-"""`tokenmill summarize`: a summary for every document, and the next night only for what has changed."""
+"""`tokenmill summarize`: summarizes documents incrementally; later runs process only new and changed ones."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -27,30 +27,30 @@ from tokenmill.jobs.store.open import has_batches
 from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.recipes.history import stored_answer
 from tokenmill.recipes.runner import BatchRunner, Prospect
-from tokenmill.recipes.summarization.documents import FoundDocuments, ReadOptions, gather
+from tokenmill.recipes.summarization.documents import DocumentOptions, FoundDocuments, gather_documents
 from tokenmill.recipes.summarization.forecast import prospect
 from tokenmill.recipes.summarization.manifest import MANIFEST, read_manifest
-from tokenmill.recipes.summarization.prompts import prompts_for, write_packaged
+from tokenmill.recipes.summarization.prompts import summary_prompts, write_packaged
 from tokenmill.recipes.summarization.recipe import Summarized, SummarizeRequest, nothing_to_do
 from tokenmill.recipes.summarization.recipe import summarize as summarize_documents
 from tokenmill.units import number_of
 
 MAX_TOKENS = 512
-SHOWN = 5  # names of each kind
+MAX_NAMES = 5  # shown per category
 
 
 def summarize(
     *docs: Path,
-    output: Annotated[Path | None, Parameter(name=("--output", "-o"))] = None,
-    model: str | None = None,
+    output: Annotated[Path | None, Parameter(name=("--output", "-o"), metavar="FOLDER")] = None,
+    model: Annotated[str | None, Parameter(metavar="MODEL")] = None,
     digest: Path | None = None,
     max_tokens: int = MAX_TOKENS,
     language: str | None = None,
     prompts: Path | None = None,
     write_prompts: Path | None = None,
-    glob: tuple[str, ...] = (),
-    text_column: str | None = None,
-    id_column: str | None = None,
+    glob: Annotated[tuple[str, ...], Parameter(metavar="PATTERN")] = (),
+    text_column: Annotated[str | None, Parameter(metavar="COLUMN")] = None,
+    id_column: Annotated[str | None, Parameter(metavar="COLUMN")] = None,
     overlap: int = 0,
     temperature: float = 0.0,
     seed: int | None = None,
@@ -62,64 +62,66 @@ def summarize(
     options: EngineFlags = EngineFlags(),  # noqa: B008  frozen
     common: Common = Common(),  # noqa: B008  frozen
 ) -> int:
-    """Summarize documents into a folder, each once: run nightly, and only what is new or changed is done.
+    """Summarize documents into a folder; later runs process only new and changed documents.
 
-    A document that fits the context is summarized in one go; a longer one is cut at headings, paragraphs or sentences,
-    and the notes on its pieces are reduced to one summary. OUTPUT gets a file PATH.md for each document and
-    manifest.jsonl, which says what every summary was made of and by. A summary that somebody edited is not overwritten.
-    After Ctrl-C, a crash or a budget the same command goes on where it stopped. Exit code 0: no document failed.
+    A document that fits the context is summarized at once; a longer one is split at headings, paragraphs or sentences,
+    and the notes on its pieces are reduced to one summary. OUTPUT gets a file PATH.md per document, and manifest.jsonl
+    with the origin of every summary. Summaries edited by hand are not overwritten. After Ctrl-C, a crash or a limit,
+    the same command resumes. Exit code 0: no document failed.
+
+        tokenmill summarize docs/ -o summaries/ --model kimi.gguf --max-hours 8
 
     Parameters
     ----------
     docs:
         Files and folders: text, Markdown, reST, HTML, or tables with a text in each row (JSON, JSONL, CSV, TSV,
-        Parquet). Hidden files are left out; what is not text is named and skipped.
+        Parquet). Hidden files are ignored; other files are skipped and reported.
     output:
-        The folder for the summaries; made where it is not there.
+        Write the summaries to FOLDER, which is created if necessary.
     model:
-        A GGUF file, a folder of safetensors (vLLM), or the name of a pulled model; default: smollm2.
+        GGUF file, safetensors folder (vLLM) or name of a downloaded model. [default: smollm2]
     digest:
-        A text that stands in front of every prompt: a glossary, house style, what `tokenmill digest` makes. It is
-        computed once and stays warm.
+        File with a text for the start of every prompt, such as a glossary, a style guide or the output of `tokenmill
+        digest`. It is computed once and stays cached.
     max_tokens:
-        Tokens of a summary at most; default: 512.
+        Maximum tokens per summary.
     language:
-        To write in, such as German; default: the language of the document.
+        Language of the summaries, such as German. [default: the language of the document]
     prompts:
-        A folder with document.md, piece.md or reduce.md in place of the packaged prompts.
+        Folder with document.md, piece.md or reduce.md, which replace the packaged prompts.
     write_prompts:
-        Write the packaged prompts into this folder, to be edited, and do nothing else.
+        Write the packaged prompt files to this folder, to be edited for --prompts, and exit.
     glob:
-        Of folders take only files like this, such as `*.md` or `guide/**/*.txt`; may be given several times.
+        In folders, read only files that match a pattern such as `*.md` or `guide/**/*.txt`; may be repeated.
     text_column:
-        The column of a table that holds the text; default: text.
+        Column with the text, for tables. [default: text]
     id_column:
-        The column of a table that names its rows; default: they are numbered.
+        Column with the name of each row, for tables. [default: rows are numbered]
     overlap:
-        Tokens that a piece repeats of the one before; default: none.
+        Tokens that a piece repeats from the previous one.
     temperature:
-        0, the default, always takes the likeliest token.
+        Sampling temperature; 0 is greedy.
     seed:
-        Of the draws.
+        Sampling seed. [default: the engine's]
     body:
-        More for every request, a JSON object with keys of OpenAI's bodies, such as '{"reasoning_effort": "none"}'.
+        Other request fields, as a JSON object such as '{"reasoning_effort": "none"}'.
     strict:
-        Refuse to begin if anything had to be skipped.
+        Exit with an error if a file would be skipped.
     force:
-        Overwrite summaries that somebody edited, and with --write-prompts prompts that are there.
+        Overwrite summaries edited by hand; with --write-prompts, overwrite existing prompt files.
     prune:
-        Remove summaries whose documents are gone; default: they are kept.
+        Remove the summaries of documents that no longer exist.
     """
     if write_prompts is not None:
         return _written(write_prompts, common, force=force)
     if output is None or not docs:
-        what = "documents" if output is not None else "an output folder"
-        raise UsageError(f"{what} must be given", hint="for example: tokenmill summarize docs/ -o summaries/")
+        missing = "documents" if output is not None else "--output"
+        raise UsageError(f"no {missing} given", hint="for example: tokenmill summarize docs/ -o summaries/")
     if max_tokens < 1 or overlap < 0:
-        raise UsageError("--max-tokens must be at least 1, and --overlap 0 or more")
+        raise UsageError(f"--max-tokens must be at least 1, and --overlap at least 0 (got {max_tokens} and {overlap})")
     given = BodyOptions(max_tokens=max_tokens, temperature=temperature, seed=seed, body=body)
-    texts = prompts_for(prompts, digest, max_tokens=max_tokens, language=language)
-    found = gather(docs, ReadOptions(glob, text_column, id_column, leave_out=output))
+    texts = summary_prompts(prompts, digest, max_tokens=max_tokens, language=language)
+    found = gather_documents(docs, DocumentOptions(glob, text_column, id_column, leave_out=output))
     _check_found(found, output, strict=strict)
     order = SummarizeRequest(
         found, output, texts, given.defaults(), overlap=overlap, context=options.context, force=force, prune=prune
@@ -131,8 +133,8 @@ def summarize(
     known = choice.model if model is None and choice.path is not None else model
     with tokeniser(str(choice.path) if choice.path is not None else None, common.load_config()) as counting:
         if counting.count is None:
-            why = counting.why_not if choice.path is not None else "the vocabulary of a running engine is not at hand"
-            say(f"tokens are estimated, 4 bytes each, and a quarter of the context is kept free: {why}")
+            why = counting.why_not if choice.path is not None else "the vocabulary of a running engine is unknown"
+            say(f"tokens are estimated at 4 bytes each, and a quarter of the context is kept free: {why}")
         came = run_recipe_command(
             _recipe(order, counting.count),
             _prospect(order, choice, limits, options, common),
@@ -170,7 +172,7 @@ def _prospect(
 
 
 async def _context_of(choice: EngineChoice) -> int | None:
-    """Of an engine that runs already."""
+    """The context length of a running engine."""
     async with opened(choice, None, choice.state) as engine:
         return engine.identity.context
 
@@ -186,26 +188,26 @@ def _written(folder: Path, common: Common, *, force: bool) -> int:
 
 
 def _check_found(found: FoundDocuments, output: Path, *, strict: bool) -> None:
-    """Say what is no document; UsageError where that is too much."""
+    """Report skipped files; UsageError if no document is left, or with --strict if any file is skipped."""
     skipped = found.skipped
     words = [f"{each.name}: {each.reason}" for each in skipped]
     if not found.documents and found.beside:
-        beside = f"there is no text in what was given beside the output folder {output}, which is never read"
-        raise UsageError("\n".join((beside, *words[:SHOWN])), hint="name a folder for --output without documents in it")
+        outside = f"no documents outside the output folder {output}, which is not read"
+        raise UsageError("\n".join((outside, *words[:MAX_NAMES])), hint="choose an --output folder without documents")
     if not found.documents:
         raise UsageError(
-            "\n".join(("there is no text in what was given", *words[:SHOWN])),
+            "\n".join(("no documents found", *words[:MAX_NAMES])),
             hint="text, Markdown, reST, HTML, JSON, JSONL, CSV, TSV and Parquet are read",
         )
     if skipped and strict:
         raise UsageError(
-            "\n".join((f"--strict: {len(skipped):,} of them cannot be read", *words[:SHOWN])),
-            hint="convert or remove them, or leave --strict out: they are skipped then",
+            "\n".join((f"--strict: {number_of(len(skipped), 'file')} cannot be read", *words[:MAX_NAMES])),
+            hint="convert or remove them, or omit --strict to skip them",
         )
-    for word in words[:SHOWN]:
+    for word in words[:MAX_NAMES]:
         say(f"skipped {word}")
-    if len(words) > SHOWN:
-        say(f"skipped {len(words) - SHOWN:,} more; --json names all")
+    if len(words) > MAX_NAMES:
+        say(f"skipped {len(words) - MAX_NAMES:,} more; --json lists all")
 
 
 def _told(ended: Summarized, output: Path, run: RecipeResult[Summarized] | None, common: Common) -> int:
@@ -214,7 +216,7 @@ def _told(ended: Summarized, output: Path, run: RecipeResult[Summarized] | None,
     else:
         _show(ended, output, run)
     if ended.failed:
-        say("the same command tries those again that failed")
+        say("run the same command again to retry the failed documents")
     if run is not None and run.code:
         return run.code
     return 1 if ended.failed else 0
@@ -223,10 +225,10 @@ def _told(ended: Summarized, output: Path, run: RecipeResult[Summarized] | None,
 def _show(ended: Summarized, output: Path, run: RecipeResult[Summarized] | None) -> None:
     rows = {
         "documents": _documents(ended),
-        "left": f"{ended.left:,} for the next run" if ended.left else "",
+        "remaining": f"{ended.left:,} for the next run" if ended.left else "",
         "failed": _names([f"{name} ({failure.message})" for name, failure in ended.failed]),
         "kept": f"{_names(list(ended.edited))}; edited by hand, --force overwrites" if ended.edited else "",
-        "cut": f"{_names(list(ended.cut))}; ended by --max-tokens" if ended.cut else "",
+        "cut": f"{_names(list(ended.cut))}; truncated at --max-tokens" if ended.cut else "",
         "skipped": f"{len(ended.skipped):,}" if ended.skipped else "",
         "gone": _gone(ended),
         "summaries": f"{output}, {output / MANIFEST}",
@@ -247,15 +249,15 @@ def _gone(ended: Summarized) -> str:
     if not ended.vanished:
         return ""
     if ended.pruned:
-        return f"{number_of(ended.pruned, 'summary', 'summaries')} of documents that are gone removed"
-    return f"{_names(list(ended.vanished))}; their summaries are kept, --prune removes them"
+        return f"removed {number_of(ended.pruned, 'summary', 'summaries')} of deleted documents"
+    return f"{_names(list(ended.vanished))}; --prune removes their summaries"
 
 
 def _names(names: list[str]) -> str:
     if not names:
         return ""
-    more = f", and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
-    return f"{len(names):,}: {', '.join(names[:SHOWN])}{more}"
+    more = f", and {len(names) - MAX_NAMES:,} more" if len(names) > MAX_NAMES else ""
+    return f"{len(names):,}: {', '.join(names[:MAX_NAMES])}{more}"
 
 
 def _document(ended: Summarized, output: Path, run: RecipeResult[Summarized] | None) -> dict[str, Any]:

@@ -1,6 +1,9 @@
-"""`tokenmill tune`: parses the options, runs the tuning of `tokenmill.api.tuning`, and shows the operating point."""
+"""`tokenmill tune`: finds the best engine settings by measurement and shows the operating point."""
 
 import asyncio
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from tokenmill.api.tune_options import TuneOptions
 from tokenmill.api.tuning import Tuning, prepare_tuning
@@ -19,53 +22,58 @@ def tune(
     /,
     *,
     aim: AimKind = "throughput",
-    first_token: str | None = None,
-    within: str = "10%",
-    jobs: str | None = None,
+    first_token: Annotated[str | None, Parameter(metavar="TIME")] = None,
+    within: Annotated[str, Parameter(metavar="SHARE")] = "10%",
+    jobs: Annotated[str | None, Parameter(metavar="FILE")] = None,
     head_tokens: int = 512,
     tail_tokens: int = 64,
     output_tokens: int = 64,
     trials: int | None = None,
-    trial_seconds: float = 5.0,
+    trial_seconds: Annotated[float, Parameter(metavar="SECONDS")] = 5.0,
     fresh: bool = False,
     busy: bool = False,
     options: EngineFlags = EngineFlags(),  # noqa: B008  frozen
     common: Common = Common(),  # noqa: B008  frozen
 ) -> int:
-    """Find the best settings for a model on this machine by measuring, in one load where the engine allows.
+    """Find the best settings for a model on this machine by measurement, and save them as its operating point.
 
-    Threads, sequences, micro-batch, cache types, flash attention and context are turned on the running native engine;
-    servers are started again, as seldom as can be. What is given as an option stays as it is. The point is saved, and
-    plan, run and serve use it for what they are not told otherwise. Ctrl-C keeps every trial: the same command goes on.
+    The native engine changes threads, sequences, micro-batch size, cache types, flash attention and context without
+    reloading the model; servers are restarted as rarely as possible. Settings given as options are kept as they are.
+    plan, run and serve use the operating point for settings that are not given. Safe to interrupt: trials are kept, and
+    the same command resumes.
+
+        tokenmill tune kimi.gguf --jobs jobs.jsonl
+        tokenmill tune kimi.gguf --aim latency --first-token 2s
 
     Parameters
     ----------
     model:
-        A GGUF file, a folder of safetensors (vLLM), or the name of a pulled model, such as smollm2.
+        GGUF file, safetensors folder (vLLM) or name of a downloaded model such as smollm2.
     aim:
-        What is best: throughput (most tokens of a batch), latency (the same while an interactive request's first token
-        comes within --first-token), cores (fewest threads within --within of the best), context (most context within
-        --within of the best), or energy (least for each token).
+        Objective: throughput (of a batch), latency (throughput with the first token of interactive requests within
+        --first-token), cores (fewest threads within --within of the best), context (longest context within --within of
+        the best) or energy (per token).
     first_token:
-        With --aim latency: the most that an interactive request may wait beside a batch, such as 2s or 500ms.
+        With --aim latency: maximum time to the first token of an interactive request during a batch, such as 2s or
+        500ms.
     within:
-        With --aim cores and context: the share of the best throughput that may be given up; default: 10%.
+        With --aim cores or context: share of the best throughput that may be lost.
     jobs:
-        A file of jobs like those to come, to measure with; default: prompts drawn from the model's vocabulary.
+        Job file with typical jobs to measure. [default: random prompts from the model's vocabulary]
     head_tokens:
-        Of drawn prompts: tokens at the beginning that all jobs share; default: 512.
+        Tokens of the prefix that all random prompts share.
     tail_tokens:
-        Tokens of a prompt that are its own; default: 64.
+        Tokens of a random prompt after the shared prefix.
     output_tokens:
-        Tokens of an answer; default: 64.
+        Tokens generated per random prompt.
     trials:
-        At most so many; default: as many as it takes, within a share of what trying everything would.
+        Maximum number of trials. [default: as many as needed, up to a share of all combinations]
     trial_seconds:
-        How long each trial measures; default: 5.
+        Duration of each trial.
     fresh:
-        Forget trials of the same model, machine and build; default: they count, and are not made again.
+        Ignore earlier trials of the same model, machine and build.
     busy:
-        Count trials although other processes use the machine: for one that is never quiet.
+        Accept trials that were disturbed by other processes, for machines that are never idle.
     """
     asked = TuneOptions(
         aim=aim,

@@ -51,7 +51,7 @@ def shown(machine: Machine) -> str:
             "pmem-app-direct",
             [
                 "namespace0.0: fsdax, 496.1 GiB, /dev/pmem0, mounted at /mnt/pmem0",
-                "to know more:",
+                "notes:",
                 "sudo dmidecode -t 17",
             ],
         ),

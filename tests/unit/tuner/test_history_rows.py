@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.cli.history_rows import FEW, HistoryRow, errors, in_words, rows_of, trends
+from tokenmill.cli.history_rows import COMPARED, HistoryRow, errors, rows_of, settings_text, trends
 from tokenmill.cli.views.history import CURVE, curve
 from tokenmill.engine.load_history import LoadRecord
 from tokenmill.engine.reconcile import ReconciledItem as Held
@@ -67,7 +67,7 @@ def test_a_load_without_a_forecast_has_no_error() -> None:
 
 def test_errors_are_of_the_first_and_of_the_last_predictions() -> None:
     speeds = [
-        replace(SPEED, when=f"2026-11-{day:02}", figures=Figures(10.0), predicted=Figures(20.0 if day <= FEW else 10.5))
+        replace(SPEED, when=f"2026-11-{day:02}", figures=Figures(10.0), predicted=Figures(20.0 if day <= COMPARED else 10.5))
         for day in range(1, 26)
     ]
     first, last, count = errors(rows_of(speeds, []))
@@ -101,8 +101,8 @@ def test_a_model_is_one_under_whatever_name_and_called_what_it_was_called_last()
         ),
     ],
 )
-def test_dials_in_words(dials: TrialSettings, words: str) -> None:
-    assert in_words(dials) == words
+def test_settings_text(dials: TrialSettings, words: str) -> None:
+    assert settings_text(dials) == words
 
 
 def test_a_curve_rises_where_values_do() -> None:

@@ -1,4 +1,4 @@
-"""`tokenmill engines`: the engines that run on this machine."""
+"""`tokenmill engines`: lists, inspects and stops the engines on this machine."""
 
 from cyclopts import App
 

@@ -1,4 +1,4 @@
-"""`tokenmill engines list`: the running engines and their state."""
+"""`tokenmill engines list`: lists the running engines and their state."""
 
 import asyncio
 import time
@@ -24,16 +24,18 @@ def list_engines(
 ) -> None:
     """List the engines that run on this machine, with their state and requests in flight.
 
-    An engine that does not respond within five seconds is shown as silent.
+    An engine that does not respond within 15 seconds is shown as not responding.
     """
     state = common.load_config().state_path
     found = registry.listed(state)
     asked = asyncio.run(_ask_all(state, found))
     if common.json:
-        show_json([{**jsonable(record), "status": _told(how)} for record, how in zip(found, asked, strict=True)])
+        show_json(
+            [{**jsonable(record), "status": _status_document(how)} for record, how in zip(found, asked, strict=True)]
+        )
         return
     if not found:
-        show(f"no engines are running (looked in {state})", "to start one: tokenmill serve --engine-only smollm2")
+        show(f"no engines are running (state folder: {state})", "to start one: tokenmill serve --engine-only smollm2")
         return
     table = Table(box=None, pad_edge=False)
     for column in ("name", "kind", "model", "state", "up", "address"):
@@ -60,7 +62,7 @@ async def _ask(state: Path, record: Record) -> EngineStatus | str:
             finally:
                 await engine.close()
     except TimeoutError:
-        return "silent"
+        return "not responding"
     except TokenmillError as error:
         return error.message
 
@@ -74,5 +76,5 @@ def _state(how: EngineStatus | str) -> str:
     return how.state + busy + (f", {waiting} waiting" if waiting else "")
 
 
-def _told(how: EngineStatus | str) -> Any:
+def _status_document(how: EngineStatus | str) -> Any:
     return {"state": None, "detail": how} if isinstance(how, str) else how

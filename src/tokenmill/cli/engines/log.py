@@ -1,4 +1,4 @@
-"""`tokenmill engines log`: the end of an engine's log."""
+"""`tokenmill engines log`: shows the end of an engine's log."""
 
 from tokenmill.cli.output import Common, harmless, show_json, show_text
 from tokenmill.engine.process import registry
@@ -18,14 +18,14 @@ def log(
     Parameters
     ----------
     name:
-        The engine's name.
+        Name of the engine.
     lines:
-        Number of lines; default: 40.
+        Number of lines to show.
     """
     path = registry.log_path(common.load_config().state_path, name)
     found = last_lines(path, lines)
     if not path.is_file():
-        raise UsageError(f"no log of an engine named {name}", hint=f"looked for {path}")
+        raise UsageError(f"no log of an engine named {name}", hint=f"expected at {path}")
     if common.json:
         show_json({"log": path, "lines": found})
     else:

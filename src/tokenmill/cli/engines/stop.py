@@ -21,7 +21,7 @@ def stop(
     Parameters
     ----------
     name:
-        The engine's name, as shown by `tokenmill engines list`.
+        Name of the engine, as shown by `tokenmill engines list`.
     """
     state = common.load_config().state_path
     asyncio.run(_stop(state, name))

@@ -1,8 +1,8 @@
-"""`tokenmill models`: what is in the catalogue and the cache, and how to get or make more."""
+"""`tokenmill models`: lists, downloads, verifies and generates model files."""
 
 from cyclopts import App
 
-app = App(name="models", help="List, pull, verify and make model files.")
+app = App(name="models", help="List, download, verify and generate model files.")
 app.command("tokenmill.cli.models.list:list_models", name="list")
 app.command("tokenmill.cli.models.ghost:ghost")
 app.command("tokenmill.cli.models.synth:synth")

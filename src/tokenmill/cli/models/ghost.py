@@ -1,4 +1,4 @@
-"""`tokenmill models ghost`: a file that is a giant model to everything that reads headers."""
+"""`tokenmill models ghost`: writes a header-only GGUF file."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,29 +15,31 @@ def ghost(
     model: str | None = None,
     /,
     *,
-    output: Annotated[Path, Parameter(alias="-o")],
-    source: Annotated[str | None, Parameter(name="--from")] = None,
+    output: Annotated[Path, Parameter(alias="-o", metavar="FILE")],
+    source: Annotated[str | None, Parameter(name="--from", metavar="FILE")] = None,
     force: bool = False,
     common: Common = Common(),  # noqa: B008  frozen
 ) -> None:
-    """Write a GGUF with a model's true header and a hole in place of its weights.
+    """Write a header-only GGUF file: real metadata, no weights.
 
-    It takes a few megabytes of disk whatever the model's size; planners and
-    llama.cpp's dry runs take it for the model. It cannot be loaded.
+    It takes a few megabytes of disk for a model of any size. `tokenmill plan`, `tokenmill inspect` and llama.cpp's dry
+    runs treat it as the model. It cannot be loaded.
+
+        tokenmill models ghost kimi-k2.5:Q4_K_S -o kimi.gguf
 
     Parameters
     ----------
     model
-        A catalogue name with a quant, such as kimi-k2.5:Q4_K_S; its vocabulary is a placeholder.
+        Catalogue name with a quantisation, such as kimi-k2.5:Q4_K_S; the vocabulary is a placeholder.
     output
-        The file to write.
+        Write to FILE.
     source
-        Copy the header of this GGUF instead, vocabulary and all; any split of it or an http(s) address will do.
+        Copy the header of this GGUF file instead, including its vocabulary; any split or an http(s) URL.
     force
         Overwrite an existing file.
     """
     if (model is None) == (source is None):
-        raise UsageError("give either a catalogue name or --from FILE", hint="tokenmill models list shows the names")
+        raise UsageError("give either a catalogue name or --from FILE", hint="tokenmill models list lists the names")
     written = ghosts.write(model or source or "", output, force=force)
     if common.json:
         show_json(written)

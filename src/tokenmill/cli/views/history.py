@@ -7,7 +7,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tokenmill.cli.history_rows import FEW, HistoryRow, Trend, errors, speeds_in, trends
+from tokenmill.cli.history_rows import COMPARED, HistoryRow, Trend, errors, speeds_in, trends
 from tokenmill.units import format_bytes, format_seconds, number_of
 
 CURVE = 12  # maximum characters
@@ -86,7 +86,7 @@ def _forecast_error(rows: Sequence[HistoryRow]) -> str:
     if first is None or last is None:
         return "no speeds were predicted; tokenmill probe --measure measures the bandwidths that forecasts need"
     predictions = number_of(count, "speed prediction")
-    if count <= FEW:
+    if count <= COMPARED:
         return f"{predictions}, median error {last:.0%}"
     return f"{predictions}, median error {first:.0%} of the first ten, {last:.0%} of the last ten"
 
@@ -94,7 +94,7 @@ def _forecast_error(rows: Sequence[HistoryRow]) -> str:
 def _first_and_now(trend: Trend) -> str:
     if trend.first_error is None or trend.last_error is None:
         return ""
-    if trend.predictions <= FEW:
+    if trend.predictions <= COMPARED:
         return f"{trend.last_error:.0%}"
     return f"{trend.first_error:.0%} → {trend.last_error:.0%}"
 
