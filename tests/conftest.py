@@ -1,7 +1,10 @@
 """What tests of every kind share."""
 
+import atexit
 import os
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,15 @@ from tokenmill.units import GIB
 # Many tests start processes of ours; each would compile all of the source again, which takes longer than the rest.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# Builds of llama.cpp in the user's data folder must not change what is tested. TOKENMILL_TEST_BUILD=FOLDER tests with
+# that one: tests/integration/native, and everything that starts the native engine or llama-server as configured.
+_data = Path(tempfile.mkdtemp(prefix="tokenmill-tests-"))
+atexit.register(shutil.rmtree, _data, ignore_errors=True)
+os.environ["XDG_DATA_HOME"] = str(_data)
+if _build := os.environ.get("TOKENMILL_TEST_BUILD"):
+    (_data / "tokenmill" / "engines").mkdir(parents=True)
+    (_data / "tokenmill" / "engines" / Path(_build).name).symlink_to(Path(_build).absolute())
 
 # The machine may be busy, so no test depends on speed. A landing tries the same examples every time, so that it fails
 # only because of the change; every other run draws new ones.

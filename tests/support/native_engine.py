@@ -8,11 +8,12 @@ from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
-from tokenmill.config import EngineConfig
+from tokenmill.config import Config, EngineConfig
 from tokenmill.engine.engine import Chat, Request, Sampling
 from tokenmill.hardware.machine import Machine
 from tokenmill.hardware.probe import probe
 from tokenmill.model.read import read
+from tokenmill.native.builds.finished import with_build
 from tokenmill.native.client import NativeEngine
 from tokenmill.native.start import start
 from tokenmill.native.worker_config import goal_for
@@ -41,9 +42,8 @@ async def native(
     model: Path, state: Path, *, plan: Plan | None = None, config: EngineConfig | None = None, name: str = "test"
 ) -> AsyncIterator[NativeEngine]:
     """A started engine that is gone afterwards, whatever happened to it."""
-    engine = await start(
-        plan or plan_for(model), model_path=model, config=config or EngineConfig(), state=state, name=name
-    )
+    used = with_build(config or EngineConfig(), Config().engines_path)  # a build only with TOKENMILL_TEST_BUILD
+    engine = await start(plan or plan_for(model), model_path=model, config=used, state=state, name=name)
     try:
         yield engine
     finally:

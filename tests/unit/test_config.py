@@ -93,7 +93,7 @@ def test_sizes_may_be_written_with_units(tmp_path: Path) -> None:
         (
             "zzz = 1",
             "'zzz'",
-            "costs, digests, engine, engines, gateway, machine, models_dir, pull, reserve, routes, state_dir, store",
+            "costs, digests, engine, engines, engines_dir, gateway, machine, models_dir, pull, reserve, routes, state_dir, store",
         ),
         ("machine = 3", "machine:", None),
         ("[pull]\nkeep_free_bytes = '2 gigs'", "pull.keep_free_bytes: '2 gigs'", None),

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from support.native import loaded
+from support.native import loaded, open_library
 from support.odd_models import chunked, recurrent, windowed
 from tokenmill.errors import EngineError
 from tokenmill.model.synthetic import generate
 from tokenmill.native.llama.context import LlamaContext, most_sequences
-from tokenmill.native.llama.library import Library, open_running
+from tokenmill.native.llama.library import Library
 from tokenmill.native.llama.log import LlamaLog
 from tokenmill.native.llama.model import LlamaModel
 from tokenmill.native.llama.settings import ContextSettings, ModelSettings
@@ -17,7 +17,7 @@ from tokenmill.native.llama.settings import ContextSettings, ModelSettings
 
 @pytest.fixture(scope="module")
 def library() -> Library:
-    return open_running()
+    return open_library()
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def test_other_kinds_of_memory(tmp_path: Path, make: object, window: int | None,
         assert model.facts.window == window
         assert model.facts.shares == (why_not is None)
         assert (why_not or "") in (model.facts.why_not or "")
-        assert most_sequences(model) == (255 if window is None else 127)
+        assert most_sequences(model) == model.library.max_sequences // (1 if window is None else 2) - 1
 
 
 @pytest.mark.parametrize(

@@ -176,10 +176,9 @@ class _Builder:
     def _command(self, argv: Sequence[str]) -> None:
         """Run a command with its output in the log; EngineError with the end of the log if it fails."""
         environment = os.environ | {"NINJA_STATUS": "[%f/%t] ", "LC_ALL": "C.UTF-8"}
-        with self.log.open("a", encoding="utf-8") as log:
+        with self.log.open("a", encoding="utf-8", buffering=1) as log:
             log.write(f"$ {' '.join(argv)}\n")
-            log.flush()
-            process = subprocess.Popen(
+            with subprocess.Popen(
                 argv,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -187,16 +186,16 @@ class _Builder:
                 stderr=subprocess.STDOUT,
                 text=True,
                 errors="replace",
-            )
-            try:
-                for line in process.stdout or ():
-                    log.write(line)
-                    if match := _STATUS.match(line):
-                        self.report(BuildProgress("compile", int(match[1]), int(match[2]), match[3]))
+            ) as process:
+                try:
+                    for line in process.stdout or ():
+                        log.write(line)
+                        if match := _STATUS.match(line):
+                            self.report(BuildProgress("compile", int(match[1]), int(match[2]), match[3]))
+                except BaseException:
+                    _stop(process)
+                    raise
                 code = process.wait()
-            except BaseException:
-                _stop(process)
-                raise
         if code:
             lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]
             raise EngineError(

@@ -85,6 +85,8 @@ def library() -> llama_library.Library:
 def test_the_wheels_library_passes_every_check(library: llama_library.Library) -> None:
     assert library.path == llama_library.wheel_library()
     assert library.version == llama_library.LLAMA_VERSION
+    assert library.max_sequences == 256
+    assert not hasattr(library.lib, "llama_max_parallel_sequences")  # or it should be asked
     assert "CPU" in library.devices()
     assert "AVX2 = 1" in library.text(library.lib.llama_print_system_info())
 

@@ -1,0 +1,153 @@
+"""Finished builds: which one an engine uses, and what removes them."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tokenmill.config import EngineConfig
+from tokenmill.errors import UsageError
+from tokenmill.native.builds import finished
+from tokenmill.native.builds.finished import Build, Host, chosen, max_sequences, name_of, remove, with_build
+from tokenmill.native.builds.toolchain import Processor
+from tokenmill.native.llama.library import LLAMA_VERSION, WHEEL_MAX_SEQUENCES, WHEEL_VERSION
+
+HERE = Host(Processor("A CPU", ("avx2", "avx512f")), (), gpu_wheel=False)
+
+
+def write(engines: Path, **changes: object) -> Build:
+    """A finished build in a folder."""
+    values = {
+        "xllamacpp": WHEEL_VERSION,
+        "llama_version": LLAMA_VERSION,
+        "max_sequences": 4096,
+        "cuda_architectures": (),
+        "cpu": "A CPU",
+        "cpu_isa": ("avx2",),
+        "source_sha256": "0" * 64,
+        "library_sha256": "1" * 64,
+        "options": ("GGML_NATIVE=ON",),
+        "compiler": "c++ 12",
+        "nvcc": None,
+        "cmake": "3.25",
+        "verified": True,
+        "built_at": "2026-11-18T12:00:00+00:00",
+        "duration_s": 60.0,
+        "bytes": 1000,
+        **changes,
+    }
+    values.setdefault("name", name_of(values["cuda_architectures"], values["max_sequences"]))
+    made = Build(**values, folder=engines / str(values["name"]))  # type: ignore[arg-type]
+    (made.folder / "bin").mkdir(parents=True)
+    for path in (made.library, made.header, made.server):
+        path.touch()
+    made.write()
+    return made
+
+
+@pytest.fixture(autouse=True)
+def on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finished, "this_host", lambda: HERE)
+
+
+def test_a_build_is_read_back(tmp_path: Path) -> None:
+    made = write(tmp_path)
+    assert finished.finished(tmp_path) == (made,)
+    assert "folder" not in json.loads((made.folder / "build.json").read_text())
+
+
+def test_unfinished_and_damaged_builds_are_left_out(tmp_path: Path) -> None:
+    write(tmp_path, name=".building-x")
+    write(tmp_path, name="without-library").library.unlink()
+    (write(tmp_path, name="cut").folder / "build.json").write_text("{")
+    (write(tmp_path, name="list").folder / "build.json").write_text("[]")
+    assert finished.finished(tmp_path) == ()
+    assert finished.finished(tmp_path / "missing") == ()
+
+
+def test_the_newest_suitable_build_is_used(tmp_path: Path) -> None:
+    write(tmp_path, max_sequences=512)
+    newer = write(tmp_path, max_sequences=1024, built_at="2026-11-19T12:00:00+00:00")
+    write(tmp_path, cuda_architectures=("90",), built_at="2026-11-20T12:00:00+00:00")
+    assert chosen(tmp_path) == newer
+    assert chosen(tmp_path / "missing") is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "host", "suits"),
+    [
+        ({}, HERE, True),
+        ({"xllamacpp": "2025.1.1"}, HERE, False),
+        ({"llama_version": "0.5.0"}, HERE, False),
+        ({"cpu": "Another CPU"}, HERE, False),
+        ({"cpu_isa": ("avx2", "amx_int8")}, HERE, False),
+        ({"cuda_architectures": ("90",)}, HERE, False),
+        ({}, replace(HERE, gpu_wheel=True), False),
+        ({}, replace(HERE, cuda_architectures=("90",)), False),
+        ({"cuda_architectures": ("90",)}, replace(HERE, cuda_architectures=("90",)), True),
+        ({"cuda_architectures": ("90",)}, replace(HERE, cuda_architectures=("90",), gpu_wheel=True), True),
+        ({"cuda_architectures": ("86", "90")}, replace(HERE, cuda_architectures=("90",)), True),
+        ({"cuda_architectures": ("86",)}, replace(HERE, cuda_architectures=("90",)), False),
+        ({"cuda_architectures": ("90",)}, replace(HERE, cuda_architectures=("86", "90")), False),
+    ],
+)
+def test_a_build_suits_the_machine_that_it_was_made_for(
+    changes: dict[str, object], host: Host, suits: bool, tmp_path: Path
+) -> None:
+    assert (finished.unsuitable(write(tmp_path, **changes), host) is None) is suits
+
+
+def test_an_engine_uses_the_build(tmp_path: Path) -> None:
+    made = write(tmp_path)
+    native = with_build(EngineConfig(), tmp_path)
+    assert (native.library, native.header) == (str(made.library), str(made.header))
+    assert with_build(EngineConfig(kind="llama-server"), tmp_path).binary == str(made.server)
+    assert max_sequences(native) == 4096
+    assert finished.build_of(native) == made
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        EngineConfig(library="/opt/libllama.so", header="/opt/llama.h"),
+        EngineConfig(kind="llama-server", binary="/opt/llama-server"),
+        EngineConfig(kind="llama-server", container="localhost/llama.cpp"),
+        EngineConfig(kind="ik_llama"),
+        EngineConfig(kind="vllm"),
+        EngineConfig(kind="http://127.0.0.1:8080"),
+    ],
+)
+def test_other_engines_are_left_alone(config: EngineConfig, tmp_path: Path) -> None:
+    write(tmp_path)
+    assert with_build(config, tmp_path) == config
+    assert finished.library_decisions(config, tmp_path) == ()
+
+
+@pytest.mark.parametrize("kind", ["native", "llama-server"])
+def test_the_wheel_can_be_asked_for(kind: str, tmp_path: Path) -> None:
+    write(tmp_path)
+    config = with_build(EngineConfig(kind=kind, library="wheel"), tmp_path)
+    assert config == EngineConfig(kind=kind)
+    assert max_sequences(config) == WHEEL_MAX_SEQUENCES
+
+
+def test_a_plan_says_which_library_is_used(tmp_path: Path) -> None:
+    assert finished.library_decisions(with_build(EngineConfig(), tmp_path), tmp_path) == ()
+    old = write(tmp_path, xllamacpp="2025.1.1", name="old")
+    (decision,) = finished.library_decisions(with_build(EngineConfig(), tmp_path), tmp_path)
+    assert WHEEL_VERSION in decision.value
+    assert old.name in decision.reason
+    made = write(tmp_path)
+    (decision,) = finished.library_decisions(with_build(EngineConfig(), tmp_path), tmp_path)
+    assert decision.value == made.name
+    assert "4096" in decision.reason
+
+
+def test_a_build_is_removed(tmp_path: Path) -> None:
+    made = write(tmp_path)
+    with pytest.raises(UsageError) as caught:
+        remove(tmp_path, "another")
+    assert made.name in (caught.value.hint or "")
+    remove(tmp_path, made.name)
+    assert list(tmp_path.iterdir()) == []
