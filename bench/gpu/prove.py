@@ -129,7 +129,7 @@ def about(proof: Proof, machine: Machine) -> None:
         "dram_bytes": machine.dram.total_bytes,
         "gpus": [{"name": gpu.name, "vram_bytes": gpu.vram_bytes} for gpu in machine.gpus],
         "driver": driver,
-        "nvcc": _said([str(prove_build.CUDA_BIN / "nvcc"), "--version"]),
+        "nvcc": _said(["nvcc", "--version"]),
         "python": platform.python_version(),
     }
     proof.rows.add("build", "about", **facts)
@@ -169,12 +169,10 @@ def stage_build(proof: Proof, clock: Clock) -> None:
         return
     if proof.given.source is None:
         raise TokenmillError("nothing to build from", hint="--source: xllamacpp's source distribution")
-    source = prove_build.source_in(proof.given.source, proof.state / "source")
-    cuda = prove_build.architecture()
-    built, seconds = prove_build.build(source, folder, clock, cuda=cuda, log=proof.logs / "build.log")
+    built, seconds, cuda = prove_build.make(proof.given.source, proof.state, clock, cuda=not proof.given.cpu)
     version = _said([str(built.server), "--version"])
-    proof.rows.add("build", "build", seconds=seconds, cuda=cuda, version=version)
-    say(f"build: {seconds:.0f} s, sm_{cuda}")
+    proof.rows.add("build", "build", seconds=seconds, cuda=",".join(cuda) or None, version=version)
+    say(f"build: {seconds:.0f} s, {', '.join(f'sm_{number}' for number in cuda) or 'without CUDA'}")
     if proof.given.out is not None:
         say(f"build: packed in {prove_build.pack(folder, proof.given.out)} parts")
 

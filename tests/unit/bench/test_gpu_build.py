@@ -1,63 +1,22 @@
-"""What the proof builds from and on: the source that is needed, a build in parts, and a slice with Kimi's dimensions."""
+"""What the proof runs on: the source that it needs, a build in parts, and a slice with Kimi's dimensions."""
 
-import tarfile
 from pathlib import Path
 
 import numpy as np
-import pytest
-from prove_build import PART_BYTES, configuration, found, is_needed, pack, slim, source_in, unpack
+from prove_build import PART_BYTES, found, pack, slim, unpack
 from prove_slice import LAYERS, head, values, write
 
-from tokenmill.errors import TokenmillError
+from support.llama_source import write_archive
 from tokenmill.model.describe import describe
 from tokenmill.model.gguf import read_headers
 from tokenmill.model.gguf_write import encode
+from tokenmill.native.builds.source import source_files
 from tokenmill.units import GIB
 
 
-@pytest.mark.parametrize(
-    ("name", "needed"),
-    [
-        ("CMakeLists.txt", True),
-        ("src/llama.cpp", True),
-        ("ggml/src/ggml.c", True),
-        ("ggml/src/ggml-backend.cpp", True),
-        ("ggml/src/ggml-cuda/ggml-cuda.cu", True),
-        ("ggml/src/ggml-cuda/template-instances/mmf-instance-ncols_8.cu", True),
-        ("ggml/src/ggml-vulkan/ggml-vulkan.cpp", False),
-        ("tools/server/server.cpp", True),
-        ("tools/server/tests/unit/test_basic.py", False),
-        ("tools/ui/ui.cpp.in", True),
-        ("tools/ui/src/app.css", False),
-        ("tools/mtmd/test-3.mp4", False),
-        ("examples/simple/simple.cpp", False),
-        ("gguf-py/gguf/lazy.py", False),
-    ],
-)
-def test_what_of_the_source_is_needed(name: str, needed: bool) -> None:
-    assert is_needed(name) is needed
-
-
-def source(folder: Path) -> Path:
-    inner = folder / "xllamacpp-1" / "thirdparty" / "llama.cpp"
-    for name in ("CMakeLists.txt", "include/llama.h", "src/llama.cpp", "tests/test.cpp"):
-        (inner / name).parent.mkdir(parents=True, exist_ok=True)
-        (inner / name).write_text(name)
-    return inner
-
-
-def test_the_source_is_found_in_a_distribution_and_in_what_is_left_of_it(tmp_path: Path) -> None:
-    inner = source(tmp_path / "whole")
-    assert source_in(tmp_path / "whole", tmp_path / "unused") == inner
-    with tarfile.open(tmp_path / "sdist.tar.gz", "w:gz") as tar:
-        tar.add(tmp_path / "whole" / "xllamacpp-1", arcname="xllamacpp-1")
-    assert slim(tmp_path / "sdist.tar.gz", tmp_path / "slim.tar.gz") > 0
-    cut = source_in(tmp_path / "slim.tar.gz", tmp_path / "cut")
-    assert cut == tmp_path / "cut" / "llama.cpp"
-    assert (cut / "src" / "llama.cpp").is_file()
-    assert not (cut / "tests").exists()
-    with pytest.raises(TokenmillError, match="holds no llama"):
-        source_in(tmp_path / "cut" / "llama.cpp" / "src", tmp_path / "unused")
+def test_a_slim_archive_holds_the_same_source(tmp_path: Path) -> None:
+    assert slim(write_archive(tmp_path), tmp_path / "slim.tar.gz") > 0
+    assert dict(source_files(tmp_path / "slim.tar.gz")) == dict(source_files(tmp_path / "unpacked"))
 
 
 def test_a_build_is_carried_in_parts(tmp_path: Path) -> None:
@@ -77,13 +36,6 @@ def test_a_build_is_carried_in_parts(tmp_path: Path) -> None:
     assert back.library is not None
     assert back.library.read_bytes() == noise
     assert unpack(tmp_path / "made", tmp_path / "nothing") is None
-
-
-def test_cuda_is_built_for_the_card_that_is_there() -> None:
-    words = configuration(Path("/s"), Path("/b"), "90")
-    assert "-DCMAKE_CUDA_ARCHITECTURES=90" in words
-    assert "-DGGML_CUDA=ON" in words
-    assert not any("CUDA=ON" in word for word in configuration(Path("/s"), Path("/b"), None))
 
 
 def test_the_slice_has_the_dimensions_of_the_whole() -> None:
