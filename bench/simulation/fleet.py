@@ -239,7 +239,7 @@ class Fleet:
         seat.unread = [work for work in seat.unread if work.number not in numbers]
         read = [number for number in numbers if number in seat.hand]
         seat.at_hand -= sum(seat.hand.pop(number).jobs for number in read)
-        seat.scheduler.withdrawn(read)
+        seat.scheduler.withdraw(read)
         if instead:
             self._available(seat, instead, more=None)
 
@@ -274,7 +274,7 @@ class Fleet:
             seat.again_s, seat.asks_again = now_s, self._pending(seat) < 1
             seat.more = True
             seat.fed = False
-            seat.scheduler.again()
+            seat.scheduler.reopen_stream()
 
     def _pending(self, seat: _Seat) -> float:
         """Jobs at hand that would not be with the engine if each were sent by itself."""

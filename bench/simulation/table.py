@@ -15,7 +15,7 @@ from zlib import crc32
 from bench.simulation.engine import Path, Work
 from bench.simulation.loads import SIZE, SPREAD, Kind, Piece
 
-from tokenmill.jobs.ingest.identity import ENDS, KEY_BYTES, head_of
+from tokenmill.jobs.ingest.identity import ENDS, KEY_BYTES, stored_prefix_key
 from tokenmill.jobs.models import JobId, Waiting
 from tokenmill.jobs.scheduler.prefix_groups import Pending
 
@@ -94,7 +94,7 @@ class Table:
         """For a scheduler; lengths: its answer's is known beforehand, which is so only where works are of several."""
         row = self.row(work.first)
         tokens = work.output_tokens if lengths else None
-        return Pending(work.number, head_of(row.place), row.prompt_bytes, tokens, 0, None, None)
+        return Pending(work.number, stored_prefix_key(row.place), row.prompt_bytes, tokens, 0, None, None)
 
     def tokens(self, work: Work) -> int:
         """Of the prompt of a single job."""

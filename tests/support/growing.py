@@ -62,9 +62,9 @@ async def worked(
             engine,
             shape,
             outputs={} if ingest.output is None else {batch.id: ingest.output},
-            options=replace(QUICK, count_least=False),
+            options=replace(QUICK, count_minimum=False),
             stop=stop,
-            tell=tell,
+            on_snapshot=tell,
             shards=store.shards(shape.width),
             ingest=ingest,
         )

@@ -12,7 +12,7 @@ from itertools import count, islice
 from typing import Literal
 
 from tokenmill.engine.engine import Usage
-from tokenmill.jobs.ingest.identity import head_key
+from tokenmill.jobs.ingest.identity import prefix_key_of
 from tokenmill.jobs.models import JobId
 from tokenmill.jobs.scheduler.decisions import Dispatch, Fetch, Wait
 from tokenmill.jobs.scheduler.prefix_groups import Pending, common_length
@@ -37,7 +37,7 @@ class Work:
     def record(self) -> Pending:
         tokens = self.output if self.expected else None
         return Pending(
-            self.job, head_key(self.prompt), len(self.prompt), tokens, self.priority, self.deadline_s, tokens
+            self.job, prefix_key_of(self.prompt), len(self.prompt), tokens, self.priority, self.deadline_s, tokens
         )
 
 
@@ -52,7 +52,7 @@ class Event:
 @dataclass(slots=True)
 class _Request:
     work: Work
-    lane: int | None
+    slot: int | None
     found: int = 0
 
 
@@ -63,13 +63,13 @@ class Engine:
         self.now_s = 0.0
         self.computed = 0
         self.found: dict[int, int] = {}
-        self.lanes_used: set[int] = set()
+        self.slots_used: set[int] = set()
         self._numbers = count()
         self._events: list[tuple[float, int, Event]] = []
         self._running: dict[int, _Request] = {}
 
-    def send(self, work: Work, lane: int | None) -> None:
-        self._begin(_Request(work, lane))
+    def send(self, work: Work, slot: int | None) -> None:
+        self._begin(_Request(work, slot))
 
     def drop(self, job: int) -> None:
         """A stream was closed."""
@@ -126,27 +126,27 @@ class SlotEngine(Engine):
         super().die()
         self._left = [b""] * len(self._left)
 
-    def overwrite(self, lane: int) -> None:
+    def overwrite(self, slot: int) -> None:
         """Somebody else's request."""
-        self._left[lane] = b"\0"
+        self._left[slot] = b"\0"
 
     def _look(self, request: _Request) -> int:
-        if request.lane is None:
-            request.lane = self._choose(request.work.prompt)
-        busy = {other.lane for other in self._running.values()}
-        assert request.lane not in busy, f"slot {request.lane} is busy"
-        found = common_length(self._left[request.lane], request.work.prompt)
-        self._left[request.lane] = request.work.prompt
-        self._used[request.lane] = next(self._numbers)
-        self.lanes_used.add(request.lane)
+        if request.slot is None:
+            request.slot = self._choose(request.work.prompt)
+        busy = {other.slot for other in self._running.values()}
+        assert request.slot not in busy, f"slot {request.slot} is busy"
+        found = common_length(self._left[request.slot], request.work.prompt)
+        self._left[request.slot] = request.work.prompt
+        self._used[request.slot] = next(self._numbers)
+        self.slots_used.add(request.slot)
         return found
 
     def _choose(self, prompt: bytes) -> int:
-        busy = {other.lane for other in self._running.values()}
-        free = [lane for lane in range(len(self._left)) if lane not in busy]
-        similar = {lane: common_length(self._left[lane], prompt) / len(prompt) for lane in free}
-        best = max(free, key=lambda lane: similar[lane])
-        return best if similar[best] > SIMILARITY else min(free, key=lambda lane: self._used[lane])
+        busy = {other.slot for other in self._running.values()}
+        free = [slot for slot in range(len(self._left)) if slot not in busy]
+        similar = {slot: common_length(self._left[slot], prompt) / len(prompt) for slot in free}
+        best = max(free, key=lambda slot: similar[slot])
+        return best if similar[best] > SIMILARITY else min(free, key=lambda slot: self._used[slot])
 
 
 class CachingEngine(Engine):
@@ -188,13 +188,13 @@ class CachingEngine(Engine):
 class SharingEngine(CachingEngine):
     """The native engine: more may be sent than run, and one whose head is being computed waits for it."""
 
-    def __init__(self, lanes: int, cells: int | None = None) -> None:
+    def __init__(self, slots: int, cells: int | None = None) -> None:
         super().__init__(cells)
-        self._lanes = lanes
+        self._slots = slots
         self._queue: list[_Request] = []
 
-    def send(self, work: Work, lane: int | None) -> None:
-        self._queue.append(_Request(work, lane))
+    def send(self, work: Work, slot: int | None) -> None:
+        self._queue.append(_Request(work, slot))
         self._admit()
 
     def drop(self, job: int) -> None:
@@ -213,7 +213,7 @@ class SharingEngine(CachingEngine):
 
     def _admit(self) -> None:
         for request in tuple(self._queue):
-            if len(self._running) < self._lanes and not self._must_wait(request):
+            if len(self._running) < self._slots and not self._must_wait(request):
                 self._queue.remove(request)
                 self._begin(request)
 
@@ -282,7 +282,7 @@ class Night:
                 elif isinstance(decision, Dispatch):
                     self.order.append(decision.job)
                     self.sent[decision.job] = decision
-                    self.engine.send(self.by_job[decision.job], decision.lane)
+                    self.engine.send(self.by_job[decision.job], decision.slot)
                     self.scheduler.started(decision.job)
             self.most_in_flight = max(self.most_in_flight, len(self.scheduler.in_flight))
             if isinstance(decisions[-1], Wait):

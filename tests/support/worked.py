@@ -15,7 +15,7 @@ from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.worker.loop import WorkOptions, work
 from tokenmill.jobs.worker.progress import RunReport, Snapshot
 
-QUICK = WorkOptions(first_delay_s=0.01, tick_s=0.05, job_timeout_s=200.0, count_least=True)
+QUICK = WorkOptions(first_delay_s=0.01, tick_s=0.05, job_timeout_s=200.0, count_minimum=True)
 LIMIT_S = 200.0
 
 
@@ -33,7 +33,7 @@ async def worked(
     with Output(store, batch) as output:
         async with asyncio.timeout(LIMIT_S):
             return await work(
-                store, [batch], engine, shape, outputs={batch.id: output}, options=options, stop=stop, tell=tell
+                store, [batch], engine, shape, outputs={batch.id: output}, options=options, stop=stop, on_snapshot=tell
             )
 
 

@@ -219,7 +219,7 @@ class _Work:
                     outputs=self._outputs(),
                     options=self.options.worker_options(),
                     stop=self.stop.event,
-                    tell=self.on_progress,
+                    on_snapshot=self.on_progress,
                     ingest=self.ingest,
                 )
         except asyncio.CancelledError:
@@ -294,7 +294,7 @@ def counts_text(counts: Counts) -> str:
     text = number_of(counts.total, "job")
     if counts.done:
         text += f", {counts.done:,} already answered"
-    failed = counts.failed + counts.set_aside
+    failed = counts.failed + counts.quarantined
     return text + (f", {failed:,} failed" if failed else "")
 
 

@@ -44,12 +44,12 @@ class State(IntEnum):
     DONE = 2
     FAILED = 3
     CANCELLED = 4
-    SET_ASIDE = 5  # in flight during too many engine crashes
+    QUARANTINED = 5  # in flight during too many engine crashes
 
     @property
     def word(self) -> str:
         """The state as displayed to users."""
-        return self.name.lower().replace("_", " ")
+        return self.name.lower()
 
     @property
     def final(self) -> bool:
@@ -143,7 +143,7 @@ class Counts:
     done: int = 0
     failed: int = 0
     cancelled: int = 0
-    set_aside: int = 0
+    quarantined: int = field(default=0, metadata={"json": "set_aside"})
 
     @property
     def total(self) -> int:
@@ -153,7 +153,7 @@ class Counts:
     @property
     def final(self) -> int:
         """Those that need nothing more."""
-        return self.done + self.failed + self.cancelled + self.set_aside
+        return self.done + self.failed + self.cancelled + self.quarantined
 
 
 @dataclass(frozen=True, slots=True)

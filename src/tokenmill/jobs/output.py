@@ -176,7 +176,7 @@ class Output:
 
         Other lines never change: answers are final, and resuming cancelled jobs requires the claim on the output.
         """
-        if not self._store.shared or result.state not in (State.FAILED, State.SET_ASIDE):
+        if not self._store.shared or result.state not in (State.FAILED, State.QUARANTINED):
             return 0
         return int.from_bytes(hashlib.blake2b(line, digest_size=16).digest())
 

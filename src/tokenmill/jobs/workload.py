@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 
 from tokenmill.engine.engine import Engine, Request
 from tokenmill.errors import EngineError, RequestRefused
-from tokenmill.jobs.ingest.identity import head_of
+from tokenmill.jobs.ingest.identity import stored_prefix_key
 from tokenmill.jobs.ingest.line import call_of
 from tokenmill.jobs.models import Batch, Waiting
 from tokenmill.jobs.scheduler.prefix_groups import Minimum, Pending, common_length, minimum_bytes
@@ -66,11 +66,11 @@ async def prefix_sharing(engine: Engine, store: StoreReader, batch: Batch) -> Pr
         output_tokens += MAX_OUTPUT_TOKENS if row.max_tokens is None else min(MAX_OUTPUT_TOKENS, row.max_tokens)
     if len(prompts) < 2:
         return None
-    computed = Minimum()
+    minimum = Minimum()
     for prompt in prompts:
-        computed.add(prompt)
-    mean = computed.units / len(prompts)
-    shared_in_sample = (computed.units - computed.least) / (len(prompts) - 1)
+        minimum.add(prompt)
+    mean = minimum.units / len(prompts)
+    shared_in_sample = (minimum.units - minimum.computed) / (len(prompts) - 1)
     shared = max(shared_in_sample, _shared_part(rows) * mean)
     common = min(common_length(prompts[0][:-1], prompt) for prompt in prompts)
     kept_by_slots = common if common <= SLOT_PREFIX_TOKENS else 0
@@ -94,7 +94,7 @@ async def _tokenized(
 def _shared_part(rows: Sequence[Waiting]) -> float:
     """The part of all prompt bytes that prefixes in whole chunks save."""
     total = sum(row.prompt_bytes for row in rows)
-    pending = (Pending(row.id, head_of(row.place), row.prompt_bytes) for row in rows)
+    pending = (Pending(row.id, stored_prefix_key(row.place), row.prompt_bytes) for row in rows)
     return 1 - minimum_bytes(pending) / total if total else 0.0
 
 

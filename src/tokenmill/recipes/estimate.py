@@ -13,11 +13,11 @@ from typing import Any
 from tokenmill.jobs.lint.report import BYTES_PER_TOKEN, Report
 from tokenmill.jobs.lint.run import Lint
 from tokenmill.jobs.lint.tokens import TokenCount
-from tokenmill.jobs.scheduler.estimates import Left, MeasuredRates, eta_s
+from tokenmill.jobs.scheduler.estimates import MeasuredRates, RemainingWork, eta_s
 from tokenmill.recipes.history import Lengths
 from tokenmill.recipes.runner import Budget, Line, Prospect, StageProspect
 
-_SAMPLE = 64  # lines that the bytes per token are measured on if no job remains
+_SAMPLE = 64  # lines on which bytes per token are counted if no job remains
 _BLOCKS, _BLOCK = 64, 64  # sample of a long stage: blocks of adjacent lines, which share most
 
 
@@ -43,9 +43,9 @@ class EngineSpeeds:
     """Speeds of an engine and their source."""
 
     rates: MeasuredRates
-    width: int  # concurrent jobs
+    width: int  # number of slots
     measured: bool
-    words: str  # source of the figures, for the user
+    source: str  # source of the figures, for the user
     confidence: str  # measured, calibrated, estimated
     load_s: float | None = None  # predicted; None: unknown, or the engine runs already
 
@@ -71,7 +71,7 @@ class RecipeForecast:
 
 @dataclass(frozen=True, slots=True)
 class KnownCosts:
-    """Known facts besides the recipe."""
+    """Facts that an estimate uses in addition to the recipe."""
 
     count: TokenCount | None = None
     context: int | None = None  # tokens per sequence
@@ -83,16 +83,16 @@ class KnownCosts:
 
 def forecast(prospect: Prospect, speeds: Callable[[int], EngineSpeeds | None], known: KnownCosts) -> RecipeForecast:
     """Estimate tokens, hours and cost; `speeds` is called with the mean tokens per sequence during an answer."""
-    looks = [_look(stage, known) for stage in prospect.stages]
-    size = next((look.bytes_per_token for look in looks if look.bytes_per_token is not None), None)
-    counted = [_stage(stage, look, size, known) for stage, look in zip(prospect.stages, looks, strict=True)]
+    summaries = [_summarize(stage, known) for stage in prospect.stages]
+    size = next((one.bytes_per_token for one in summaries if one.bytes_per_token is not None), None)
+    counted = [_stage(stage, one, size, known) for stage, one in zip(prospect.stages, summaries, strict=True)]
     at = speeds(_depth(counted))
     stages = tuple(_timed(stage, at) for stage in counted)
     total = _total(stages)
     load_s = at.load_s or 0.0 if at is not None and total.jobs else 0.0
-    most_s, expected_s = (None if work_s is None else work_s + load_s for work_s in (total.seconds, total.expected_s))
+    max_s, expected_s = (None if work_s is None else work_s + load_s for work_s in (total.seconds, total.expected_s))
     assumed = [f"{stage.stage}: {stage.assumed}" for stage in stages if stage.assumed]
-    notes = [note for look in looks for note in look.notes]
+    notes = [note for one in summaries for note in one.notes]
     return RecipeForecast(
         stages,
         total,
@@ -100,9 +100,9 @@ def forecast(prospect: Prospect, speeds: Callable[[int], EngineSpeeds | None], k
         size or BYTES_PER_TOKEN,
         size is not None,
         at,
-        most_s,
+        max_s,
         expected_s,
-        _cost(most_s, known.per_hour),
+        _cost(max_s, known.per_hour),
         _cost(expected_s, known.per_hour),
         _runs(total, at, known.budget),
         tuple(assumed),
@@ -115,47 +115,47 @@ def _cost(seconds: float | None, per_hour: float | None) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _StageSummary:
     """Summary of a stage's lines."""
 
     jobs: int  # remaining jobs
     answered: int
-    report: Report | None  # None: there are no lines, or all have their outcome
+    report: Report | None  # None: no lines, or all have an outcome
     bytes_per_token: float | None  # counted; None: not counted
     compute_bytes: int = 0  # total of all jobs
     output_tokens: int | None = None  # maximum total of all jobs
     notes: tuple[str, ...] = ()
 
 
-def _look(stage: StageProspect, known: KnownCosts) -> _Look:
+def _summarize(stage: StageProspect, known: KnownCosts) -> _StageSummary:
     settled = (known.settled or {}).get(stage.stage, frozenset())
     lines = [line for number, line in enumerate(stage.lines) if number not in settled]
     notes = list[str]()
     answered = len(settled)
     if settled and len(stage.lines) != stage.jobs:
         answered = round(stage.jobs * len(settled) / len(stage.lines))
-        notes.append(f"{stage.stage}: how many jobs are answered already is told from {len(stage.lines):,} lines")
+        notes.append(f"{stage.stage}: the number of answered jobs is estimated from {len(stage.lines):,} lines")
     jobs = stage.jobs - answered
     if not lines or not jobs:
         sample = Lint(count=known.count)
         for number, line in enumerate(stage.lines[:_SAMPLE], 1):
             sample.add(number, json.dumps(line))
-        return _Look(jobs, answered, None, _counted(sample.report()), notes=tuple(notes))
-    written = sum(_most(line, stage.output_tokens) for line in lines) / len(lines)
-    lines = _some(lines[:jobs])  # `jobs` is smaller if it is a guess
-    look = Lint(context=known.context, count=known.count)
+        return _StageSummary(jobs, answered, None, _counted(sample.report()), notes=tuple(notes))
+    written = sum(_max_tokens(line, stage.output_tokens) for line in lines) / len(lines)
+    lines = _some(lines[:jobs])  # `jobs` may be an estimate and smaller
+    lint = Lint(context=known.context, count=known.count)
     half = len(lines) // 2
     first_half = 0
     for number, line in enumerate(lines, 1):
-        look.add(number, json.dumps(line))
+        lint.add(number, json.dumps(line))
         if number == half:
-            first_half = look.report().compute_bytes
-    report = look.report()
+            first_half = lint.report().compute_bytes
+    report = lint.report()
     compute = report.compute_bytes
     if jobs > len(lines):  # extrapolate from the second half of the sample
         compute += round((compute - first_half) / (len(lines) - half) * (jobs - len(lines)))
     notes += [f"{stage.stage}: {finding.title}; {finding.detail}" for finding in report.findings if finding.fatal]
-    return _Look(jobs, answered, report, _counted(report), compute, round(written * jobs), tuple(notes))
+    return _StageSummary(jobs, answered, report, _counted(report), compute, round(written * jobs), tuple(notes))
 
 
 def _some(lines: list[Line]) -> list[Line]:
@@ -170,30 +170,30 @@ def _counted(report: Report) -> float | None:
     return report.bytes_per_token if report.counted else None
 
 
-def _most(line: Line, otherwise: int) -> int:
+def _max_tokens(line: Line, otherwise: int) -> int:
     body: Mapping[str, Any] = line.get("body") or line
-    most = body.get("max_completion_tokens") or body.get("max_tokens")
-    return most if isinstance(most, int) else otherwise
+    maximum = body.get("max_completion_tokens") or body.get("max_tokens")
+    return maximum if isinstance(maximum, int) else otherwise
 
 
-def _stage(stage: StageProspect, look: _Look, size: float | None, known: KnownCosts) -> StageForecast:
+def _stage(stage: StageProspect, summary: _StageSummary, size: float | None, known: KnownCosts) -> StageForecast:
     """Tokens of a stage; `size`: bytes per token, None: not counted."""
     per_token = size or BYTES_PER_TOKEN
-    if look.report is not None:
-        per_token = look.report.bytes_per_token
-        scale = look.jobs / look.report.jobs if look.report.jobs else 0.0
-        prompt = look.report.prompt_bytes * scale
-        compute = look.compute_bytes
+    if summary.report is not None:
+        per_token = summary.report.bytes_per_token
+        scale = summary.jobs / summary.report.jobs if summary.report.jobs else 0.0
+        prompt = summary.report.prompt_bytes * scale
+        compute = summary.compute_bytes
     else:
-        left = look.jobs / stage.jobs if stage.jobs else 0.0
+        left = summary.jobs / stage.jobs if stage.jobs else 0.0
         prompt = (stage.prompt_bytes or 0) * left
-        compute = round(max(0.0, prompt - stage.shared_bytes * max(0, look.jobs - 1)))
-    output = look.jobs * stage.output_tokens if look.output_tokens is None else look.output_tokens
+        compute = round(max(0.0, prompt - stage.shared_bytes * max(0, summary.jobs - 1)))
+    output = summary.jobs * stage.output_tokens if summary.output_tokens is None else summary.output_tokens
     lengths = (known.lengths or {}).get(stage.stage)
     return StageForecast(
         stage.stage,
-        look.jobs,
-        look.answered,
+        summary.jobs,
+        summary.answered,
         round(prompt / per_token),
         round(compute / per_token),
         output,
@@ -215,12 +215,12 @@ def _timed(stage: StageForecast, speeds: EngineSpeeds | None) -> StageForecast:
         return replace(stage, seconds=0.0, expected_s=0.0)
     if speeds is None:
         return stage
-    lanes = max(1, min(speeds.width, stage.jobs))
+    slots = max(1, min(speeds.width, stage.jobs))
 
-    def taken(output: float | None) -> float | None:
-        return None if output is None else eta_s(Left(stage.computed_tokens, output), speeds.rates, lanes)
+    def duration_s(output: float | None) -> float | None:
+        return None if output is None else eta_s(RemainingWork(stage.computed_tokens, output), speeds.rates, slots)
 
-    return replace(stage, seconds=taken(stage.output_tokens), expected_s=taken(stage.expected_output_tokens))
+    return replace(stage, seconds=duration_s(stage.output_tokens), expected_s=duration_s(stage.expected_output_tokens))
 
 
 def _total(stages: Sequence[StageForecast]) -> StageForecast:

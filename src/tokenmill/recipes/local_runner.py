@@ -1,7 +1,7 @@
-"""Runs recipes on this machine: each stage is a batch of the store, worked until it is done or a budget ends.
+"""Runs recipes on this machine: each stage is a batch of the store, run until it is done or a limit is reached.
 
-A stage without work needs no engine, so the engine is opened on first use. Lines that were submitted before are the
-same batch: finished answers are there immediately, the rest is resumed. Stopping loses only answers in flight.
+The engine is opened for the first stage that has jobs to compute. Lines that were submitted before are the same batch,
+so finished answers are reused and the rest is resumed. Stopping loses only answers in flight.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ Watch = Callable[[str, Batch], AbstractContextManager[OnSnapshot]]
 
 
 class EngineProvider(Protocol):
-    """Opens the engine of a runner when it is needed."""
+    """Opens the engine of a runner when the first stage needs it."""
 
     @property
     def origin(self) -> AnswerOrigin:
@@ -51,11 +51,11 @@ class OpenEngine:
 
     @property
     def origin(self) -> AnswerOrigin:
-        """As the engine says."""
+        """The model and engine that answer."""
         return origin_of(self._engine.identity)
 
     async def ready(self, _batch: Batch) -> tuple[Engine, EngineShape]:
-        """Return it."""
+        """Return the engine and its settings."""
         return self._engine, self._shape
 
 
@@ -71,7 +71,7 @@ class Stage:
     end: RecipeEnd
     total: int
     store: Store
-    batch: int | None  # None: the stage had no lines
+    batch: int | None  # None: the stage has no lines
 
     def answers(self) -> Iterator[Answered]:
         """Every line with an outcome, in line order."""
@@ -124,7 +124,7 @@ class LocalRunner:
 
     @property
     def origin(self) -> AnswerOrigin:
-        """Who answers."""
+        """The model and engine that answer."""
         return self._engines.origin
 
     @property
@@ -160,7 +160,7 @@ class LocalRunner:
         return Stage(end, counts.total, self._store, batch.id)
 
     async def _submitted(self, stage: str, lines: Iterable[Line]) -> Batch | None:
-        """The batch of these lines. Their file is anonymous, so that a kill leaves nothing behind."""
+        """The batch of these lines; None: no lines. Their file is anonymous, so that a kill leaves nothing behind."""
         self._folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=self._folder, buffering=1 << 20) as file:
             for line in lines:
@@ -175,7 +175,7 @@ class LocalRunner:
 
     async def _worked(self, stage: str, batch: Batch) -> RecipeEnd:
         """Run the batch until it is done or a limit is reached."""
-        # Announced before the load, which takes a while, so that other workers do not fail jobs too long for them.
+        # Announced before the load, so that other workers leave jobs that are too long for them to this one.
         await asyncio.to_thread(self._store.announce, WorkerSpec(batch.model_id, None, (batch.id,)))
         found = await self._unless_stopped(self._engines.ready(batch))
         if found is None:
@@ -185,7 +185,7 @@ class LocalRunner:
         live_prompts = 0
         with self._options.watch(stage, batch) as shown:
 
-            def told(now: Snapshot) -> None:
+            def on_snapshot(now: Snapshot) -> None:
                 nonlocal live_prompts
                 live_prompts = now.prompt_tokens_live if self._options.exclusive else now.tokens.computed
                 if self._over(live_prompts + now.tokens.generated) is not None:
@@ -194,7 +194,13 @@ class LocalRunner:
 
             async with self._halting(halt):
                 report = await work(
-                    self._store, [batch], engine, shape, options=self._options.worker, stop=halt, tell=told
+                    self._store,
+                    [batch],
+                    engine,
+                    shape,
+                    options=self._options.worker,
+                    stop=halt,
+                    on_snapshot=on_snapshot,
                 )
         self._book(report, live_prompts)
         self._options.on_stage_end(report)
@@ -228,15 +234,15 @@ class LocalRunner:
     async def _halting(self, halt: asyncio.Event) -> AsyncIterator[None]:
         """Set the event when a stop is requested or time is up."""
 
-        def time_up() -> None:  # stored, because a timer may fire slightly early
+        def time_up() -> None:  # sets a flag, because a timer may fire slightly early
             self._time_up = True
             halt.set()
 
-        async def asked() -> None:
+        async def wait_for_stop() -> None:
             await self._stop.wait()
             halt.set()
 
-        task = asyncio.create_task(asked())
+        task = asyncio.create_task(wait_for_stop())
         timer = None if self._ends_s is None else self._loop.call_at(self._ends_s, time_up)
         try:
             yield

@@ -1,7 +1,7 @@
-"""Speeds that an estimate assumes: measured by tune or bench, measured by earlier recipes, or forecast by the plan.
+"""Speeds for an estimate: measured by tune or bench, measured by earlier recipes, or forecast by the plan.
 
-The speed of every stage that ran here is kept for the next estimate. It is separate from the history of benchmarks: a
-recipe runs whatever it was asked to, perhaps next to other programs, and must not correct the forecasts of plans.
+The speed of every stage is stored for the next estimate. It is kept apart from the history of benchmarks, because a
+recipe may run next to other programs, and its speed must not correct the forecasts of plans.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +20,7 @@ from tokenmill.hardware.machine import Machine
 from tokenmill.jobs.scheduler.estimates import MeasuredRates
 from tokenmill.jobs.worker.progress import RunReport
 from tokenmill.planner.plan import Plan
-from tokenmill.planner.speed.forecast import TOGETHER, decode_speed, prefill_speed
+from tokenmill.planner.speed.forecast import SEQUENCES, decode_speed, prefill_speed
 from tokenmill.recipes.estimate import EngineSpeeds
 from tokenmill.recipes.runner import AnswerOrigin
 from tokenmill.tuner import history
@@ -28,13 +28,13 @@ from tokenmill.tuner.history import SpeedRecord
 from tokenmill.tuner.point import OperatingPoint
 from tokenmill.units import number_of
 
-LEAST_TOKENS = 64  # minimum computed and generated tokens for a rate
-MOST_STAGES = 16  # newest stages used for a rate
+MIN_TOKENS = 64  # computed and generated tokens that a stage needs for a rate
+MAX_STAGES = 16  # newest stages used for a rate
 
 
 @dataclass(frozen=True, slots=True)
 class StagePace:
-    """Speed of one stage."""
+    """Measured speed of one stage, as stored in the measurement journal."""
 
     when: str  # ISO 8601, UTC
     machine_id: str
@@ -49,12 +49,12 @@ class StagePace:
     decode_tok_s: float  # total of all slots
 
 
-def pace_of(report: RunReport, origin: AnswerOrigin, machine: Machine, when: datetime) -> StagePace | None:
-    """The speed of a stage; None: too little data."""
+def stage_pace(report: RunReport, origin: AnswerOrigin, machine: Machine, when: datetime) -> StagePace | None:
+    """The speed of a stage; None: too few tokens."""
     rates = report.rates
     tokens = report.tokens
     decode = rates.decode_at(1)  # a report has one rate, at its final number of slots
-    if not rates.prefill_tok_s or not decode or min(tokens.computed, tokens.generated) < LEAST_TOKENS:
+    if not rates.prefill_tok_s or not decode or min(tokens.computed, tokens.generated) < MIN_TOKENS:
         return None
     return StagePace(
         when.astimezone(UTC).isoformat(timespec="seconds"),
@@ -63,7 +63,7 @@ def pace_of(report: RunReport, origin: AnswerOrigin, machine: Machine, when: dat
         origin.engine,
         origin.build,
         report.answers,
-        round(report.lanes, 3),
+        round(report.busy_slots, 3),
         tokens.computed,
         rates.prefill_tok_s,
         tokens.generated,
@@ -72,10 +72,10 @@ def pace_of(report: RunReport, origin: AnswerOrigin, machine: Machine, when: dat
 
 
 def keeper(state: Path, machine: Machine, origin: Callable[[], AnswerOrigin]) -> Callable[[RunReport], None]:
-    """Return a function that stores the speeds of a stage; a full disk does not end the recipe."""
+    """Return a function that stores the speed of a stage; a failed write does not end the recipe."""
 
     def keep(report: RunReport) -> None:
-        pace = pace_of(report, origin(), machine, datetime.now(UTC))
+        pace = stage_pace(report, origin(), machine, datetime.now(UTC))
         if pace is not None:
             with suppress(TokenmillError):
                 measurements.append(state, "stage", pace)
@@ -91,42 +91,46 @@ def paces(state: Path, *, machine: Machine, model_id: str, engine: str, build: s
     return [pace for pace in found if pace.build == last]
 
 
-def from_paces(found: Sequence[StagePace]) -> EngineSpeeds | None:
+def speeds_of_paces(found: Sequence[StagePace]) -> EngineSpeeds | None:
     """Mean speeds of the newest stages; None: no stages."""
-    newest = found[-MOST_STAGES:]
+    newest = found[-MAX_STAGES:]
     if not newest:
         return None
     computed = sum(pace.computed_tokens for pace in newest)
     written = sum(pace.written_tokens for pace in newest)
     prefill_s = sum(pace.computed_tokens / pace.prefill_tok_s for pace in newest)
     decode_s = sum(pace.written_tokens / pace.decode_tok_s for pace in newest)
-    lanes = max(1, round(sum(pace.lanes * pace.written_tokens for pace in newest) / written))
+    slots = max(1, round(sum(pace.lanes * pace.written_tokens for pace in newest) / written))
     rate = written / decode_s
     answers = number_of(sum(pace.answers for pace in newest), "answer")
-    words = f"measured by {answers} here up to {newest[-1].when[:10]} with {newest[-1].build}"
+    source = f"measured by earlier recipes here: {answers} up to {newest[-1].when[:10]} with {newest[-1].build}"
     # A single slot is at least as fast as its share.
-    points = ((1, rate),) if lanes == 1 else ((1, rate / lanes), (lanes, rate))
+    points = ((1, rate),) if slots == 1 else ((1, rate / slots), (slots, rate))
     return EngineSpeeds(
-        MeasuredRates(computed / prefill_s, points), lanes, measured=True, words=words, confidence="measured"
+        MeasuredRates(computed / prefill_s, points), slots, measured=True, source=source, confidence="measured"
     )
 
 
-Asked = Callable[[int], EngineSpeeds | None]
+SpeedsAtDepth = Callable[[int], EngineSpeeds | None]
 """Speeds at a number of tokens per sequence; None: unknown."""
 
 
-def speeds_for(choice: EngineChoice, wanted: EnginePlan | None, machine: str) -> Asked:
-    """Known speeds of an engine without starting it; `machine`: the configured one."""
+def speeds_for(choice: EngineChoice, wanted: EnginePlan | None, machine: str) -> SpeedsAtDepth:
+    """Speeds of an engine without starting it; `machine`: the configured machine."""
     if wanted is not None:
         plan = wanted.plan
         found = _of_point(choice, wanted) or _of_history(choice, plan.machine, plan.settings.sequences)
         load_s = plan.forecast.load_cold_s
-        worked = None
+        recipe_speeds = None
         if found is None:
-            worked = _of_paces(choice, plan.machine, build_here(wanted))
+            recipe_speeds = _of_paces(choice, plan.machine, build_here(wanted))
             # For many more sequences than in earlier recipes the forecast is better, if there is one.
-            found = worked if worked is not None and plan.settings.sequences <= 2 * worked.width else None
-        return lambda depth: _loading(found, load_s) or _predicted(plan, depth) or _loading(worked, load_s)
+            found = (
+                recipe_speeds
+                if recipe_speeds is not None and plan.settings.sequences <= 2 * recipe_speeds.width
+                else None
+            )
+        return lambda depth: _loading(found, load_s) or _predicted(plan, depth) or _loading(recipe_speeds, load_s)
     if choice.record is not None:
         here = find(machine)
         measured = _of_history(choice, here, None) or _of_paces(choice, here, choice.record.build)
@@ -135,12 +139,12 @@ def speeds_for(choice: EngineChoice, wanted: EnginePlan | None, machine: str) ->
 
 
 def build_here(wanted: EnginePlan) -> str | None:
-    """The engine's build; None if only starting it can tell."""
+    """The engine's build; None if it is only known after starting it."""
     from tokenmill.tuner.point_scope import build_of  # noqa: PLC0415  engines, which not every command needs
 
     try:
         return build_of(wanted.config)
-    except TokenmillError:  # not installed or unknown: starting it reports more
+    except TokenmillError:  # not installed or unknown: starting it raises a better error
         return None
 
 
@@ -149,10 +153,10 @@ def _loading(speeds: EngineSpeeds | None, load_s: float | None) -> EngineSpeeds 
 
 
 def _of_point(choice: EngineChoice, wanted: EnginePlan) -> EngineSpeeds | None:
-    """Speeds of the operating point in force."""
+    """Speeds of the operating point that the plan uses."""
     if not wanted.tuned:
         return None
-    from tokenmill.tuner.point_scope import place_here  # noqa: PLC0415  engines
+    from tokenmill.tuner.point_scope import place_here  # noqa: PLC0415  imports engines
     from tokenmill.tuner.point_store import load_point  # noqa: PLC0415
 
     plan = wanted.plan
@@ -168,39 +172,41 @@ def _from_point(point: OperatingPoint) -> EngineSpeeds | None:
     width = point.dials.sequences
     if figures.decode_tok_s is None or figures.prefill_tok_s is None:
         return None
-    words = f"measured {point.when[:10]} by tokenmill tune with {point.place.build}"
-    rates = MeasuredRates(figures.prefill_tok_s, with_narrow([(width, figures.decode_tok_s)]))
-    return EngineSpeeds(rates, width, measured=True, words=words, confidence="measured")
+    source = f"measured {point.when[:10]} by tokenmill tune with {point.place.build}"
+    rates = MeasuredRates(figures.prefill_tok_s, with_one_slot([(width, figures.decode_tok_s)]))
+    return EngineSpeeds(rates, width, measured=True, source=source, confidence="measured")
 
 
 def _of_history(choice: EngineChoice, machine: Machine, width: int | None) -> EngineSpeeds | None:
-    """Newest measurements of this model with this kind of engine; `width` None: the most sequences measured."""
+    """Newest measurements of this model with this engine; `width` None: the largest measured number of slots."""
     kind = choice.record.kind if choice.record is not None else choice.config.kind
     found = history.read(choice.state, machine_id=machine_id(machine), model_id=choice.model_id, engine=kind)
-    return from_history(found, width)
+    return speeds_of_history(found, width)
 
 
 def _of_paces(choice: EngineChoice, machine: Machine, build: str | None) -> EngineSpeeds | None:
     """Speeds of earlier recipes here."""
     kind = choice.record.kind if choice.record is not None else choice.config.kind
-    return from_paces(paces(choice.state, machine=machine, model_id=choice.model_id, engine=kind, build=build))
+    return speeds_of_paces(paces(choice.state, machine=machine, model_id=choice.model_id, engine=kind, build=build))
 
 
-def from_history(found: Iterable[SpeedRecord], width: int | None) -> EngineSpeeds | None:
+def speeds_of_history(found: Iterable[SpeedRecord], width: int | None) -> EngineSpeeds | None:
     """Rates of the newest measured build; None if decode or prefill is missing."""
     speeds = list(found)
     build = next((speed.build for speed in reversed(speeds)), None)
     same = [speed for speed in speeds if speed.build == build]
-    decode = {speed.dials.sequences: rate for speed in same if (rate := speed.figures.decode_tok_s)}  # the last holds
+    decode = {
+        speed.dials.sequences: rate for speed in same if (rate := speed.figures.decode_tok_s)
+    }  # the newest one counts
     prefill = next((rate for speed in reversed(same) if (rate := speed.figures.prefill_tok_s)), None)
     if not decode or prefill is None or (width is not None and width > 2 * max(decode)):
         return None
-    rates = MeasuredRates(prefill, with_narrow(decode.items()))
-    words = f"measured {same[-1].when[:10]} with {build}"
-    return EngineSpeeds(rates, width or max(decode), measured=True, words=words, confidence="measured")
+    rates = MeasuredRates(prefill, with_one_slot(decode.items()))
+    source = f"measured {same[-1].when[:10]} with {build}"
+    return EngineSpeeds(rates, width or max(decode), measured=True, source=source, confidence="measured")
 
 
-def with_narrow(points: Iterable[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+def with_one_slot(points: Iterable[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
     """Rates by number of slots, with one slot added: it is at least as fast as its share of the smallest number."""
     given = sorted(points)
     width, rate = given[0]
@@ -213,7 +219,7 @@ def _predicted(plan: Plan, depth: int) -> EngineSpeeds | None:
     depth = min(depth, plan.settings.context - 1)
     width = plan.settings.sequences
     prefill = prefill_speed(*common, depth=0, prompt=plan.settings.ubatch, calibration=plan.calibration)
-    widths = sorted({*(number for number in TOGETHER if number < width), width})
+    widths = sorted({*(number for number in SEQUENCES if number < width), width})
     decode = [
         (number, decode_speed(*common, depth=depth, sequences=number, calibration=plan.calibration))
         for number in widths
@@ -222,13 +228,13 @@ def _predicted(plan: Plan, depth: int) -> EngineSpeeds | None:
     last = decode[-1][1]
     if prefill is None or last is None:
         return None
-    sure = "estimated" if "estimated" in (prefill.confidence, last.confidence) else last.confidence
-    words = f"predicted ({sure}); tokenmill bench or tune measures it"
+    confidence = "estimated" if "estimated" in (prefill.confidence, last.confidence) else last.confidence
+    source = f"predicted ({confidence}); tokenmill bench or tune measures it"
     return EngineSpeeds(
-        MeasuredRates(prefill.tok_s, with_narrow(points)),
+        MeasuredRates(prefill.tok_s, with_one_slot(points)),
         width,
         measured=False,
-        words=words,
-        confidence=sure,
+        source=source,
+        confidence=confidence,
         load_s=plan.forecast.load_cold_s,
     )

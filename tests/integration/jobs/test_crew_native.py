@@ -78,7 +78,7 @@ def test_each_head_is_computed_on_one_of_two_engines(moe: Path, tmp_path: Path) 
         report = run(work)
         now = store.batch(batch.id)
     assert now.finished
-    assert now.counts.done == now.totals.computed == report.whole.answers == HEADS * JOBS
+    assert now.counts.done == now.totals.computed == report.total.answers == HEADS * JOBS
     lines = [json.loads(line) for line in (tmp_path / "jobs.out").read_text().splitlines()]
     assert [line["custom_id"] for line in lines] == [f"{at}-{prompt}"[:500] for at, prompt in enumerate(prompts, 1)]
     heads = [{prompt.partition(".")[0] for prompt in engine.prompts} for engine in engines]
@@ -87,5 +87,5 @@ def test_each_head_is_computed_on_one_of_two_engines(moe: Path, tmp_path: Path) 
     assert all(heads)
     for each in report.members:
         assert each.report is not None
-        assert each.report.least is not None
-        assert each.report.least.tokens <= each.report.tokens.computed <= 1.05 * each.report.least.tokens
+        assert each.report.minimum is not None
+        assert each.report.minimum.tokens <= each.report.tokens.computed <= 1.05 * each.report.minimum.tokens

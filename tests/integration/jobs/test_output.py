@@ -52,8 +52,8 @@ def test_the_form_of_a_line() -> None:
         "error": {"code": "invalid_line", "message": "not JSON\n", "line": 4},
     }
     assert output_line("batch_0f", failed).count(b"\n") == 1
-    aside = json.loads(output_line("batch_0f", Result(5, State.SET_ASIDE, "x", b"", None, None, None)))
-    assert aside["error"] == {"code": "set_aside", "message": "set aside", "line": 5}
+    aside = json.loads(output_line("batch_0f", Result(5, State.QUARANTINED, "x", b"", None, None, None)))
+    assert aside["error"] == {"code": "quarantined", "message": "quarantined", "line": 5}
 
 
 def test_lines_appear_when_all_before_them_are_there(tmp_path: Path, address: Address) -> None:

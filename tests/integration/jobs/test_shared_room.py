@@ -55,7 +55,7 @@ def test_nor_is_it_given_to_others_with_no_more_room(tmp_path: Path) -> None:
         one, other, large = Roomy(30), Roomy(30), Roomy(100)
         coming = asyncio.Queue[PoolMember | None]()
         coming.put_nowait(hand("one", one))
-        working = asyncio.create_task(crewed(store, [batch], coming, coming=lambda: () if large.at_work else (100,)))
+        working = asyncio.create_task(crewed(store, [batch], coming, expected=lambda: () if large.at_work else (100,)))
         async with asyncio.timeout(LIMIT_S):
             while len(one.refusals) < len(LONG):
                 await one.refused.wait()
@@ -107,7 +107,7 @@ def test_it_fails_when_the_one_with_room_is_lost(tmp_path: Path) -> None:
         assert counts(store, batch) == Counts(done=24, failed=24)
         assert store.failures_by_code(batch.id) == {"too_long": 24}
     assert max(Counter(small.refusals).values()) == 1
-    assert report.whole.end == "finished"
+    assert report.total.end == "finished"
 
 
 def test_one_that_is_expected_is_waited_for(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_one_that_is_expected_is_waited_for(tmp_path: Path) -> None:
     async def run() -> None:
         small, coming = Roomy(30), asyncio.Queue[PoolMember | None]()
         coming.put_nowait(hand("small", small))
-        working = asyncio.create_task(crewed(store, [batch], coming, coming=lambda: expected))
+        working = asyncio.create_task(crewed(store, [batch], coming, expected=lambda: expected))
         async with asyncio.timeout(LIMIT_S):
             while len(small.refusals) < len(LONG):
                 await small.refused.wait()

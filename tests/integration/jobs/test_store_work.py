@@ -153,8 +153,8 @@ def test_a_job_that_kills_engines_is_set_aside(tmp_path: Path, address: Address)
         assert {item.state for item in store.died([poison, innocent], BROKE, retry_at_s=clock.now_s)} == {State.PENDING}
         assert {item.deaths for item in store.waiting([batch.id], limit=9)} == {1}
         store.start([poison])
-        assert store.died([poison], BROKE, retry_at_s=clock.now_s) == (JobOutcome(poison, State.SET_ASIDE),)
-        assert states(store, batch.id) == ["set aside", "pending"]
+        assert store.died([poison], BROKE, retry_at_s=clock.now_s) == (JobOutcome(poison, State.QUARANTINED),)
+        assert states(store, batch.id) == ["quarantined", "pending"]
         assert store.failures(batch.id, 0, 9)[0].message == BROKE.message
         assert store.retry(batch.id) == 1
         job = store.job(poison)

@@ -68,9 +68,9 @@ def test_a_shared_head_is_computed_once_and_nothing_twice(moe: Path, tmp_path: P
         batch, names = submitted(store, tmp_path)
         report = run(once)
         assert report.answers == report.counts.done == 12
-        assert report.least is not None
-        assert report.least.exact
-        assert report.least.tokens <= report.tokens.computed <= 1.02 * report.least.tokens
+        assert report.minimum is not None
+        assert report.minimum.exact
+        assert report.minimum.tokens <= report.tokens.computed <= 1.02 * report.minimum.tokens
         assert report.tokens.cached > 5 * report.tokens.computed
         assert report.misses.lost_tokens == 0
         assert report.rates.prefill_tok_s is not None
@@ -122,7 +122,7 @@ def test_an_engine_that_is_killed_twice_costs_nothing_but_time(
         batch, names = submitted(store, tmp_path)
         report = run(once)
         assert len(set(killed)) == 2
-        assert report.deaths == 2
+        assert report.crashes == 2
         assert report.counts.done == 12
         assert store.batch(batch.id).totals.computed == 12
         assert {result.state for result in store.results(batch.id, 0, 20)} == {State.DONE}
@@ -162,9 +162,9 @@ def test_heads_inside_heads_are_computed_once_with_a_single_lane(moe: Path, tmp_
     ]
     report = worked_alone(moe, tmp_path, lines, context=2048, lanes=1)
     assert report.counts.done == 12
-    assert report.least is not None
-    assert report.least.exact
-    assert report.tokens.computed <= 1.02 * report.least.tokens
+    assert report.minimum is not None
+    assert report.minimum.exact
+    assert report.tokens.computed <= 1.02 * report.minimum.tokens
     assert report.misses.lines() == []
 
 

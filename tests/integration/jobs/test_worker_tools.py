@@ -103,6 +103,6 @@ def test_tools_are_enforced_and_calls_parsed(model: Path, tmp_path: Path) -> Non
         assert choices[name]["finish_reason"] == "stop"
         assert choices[name]["message"] == {"role": "assistant", "content": text}
     # the tools of "none" are not in the prompt, and the minimum counts what was sent
-    assert report.least is not None
-    assert report.least.exact
-    assert report.least.tokens <= report.tokens.computed
+    assert report.minimum is not None
+    assert report.minimum.exact
+    assert report.minimum.tokens <= report.tokens.computed

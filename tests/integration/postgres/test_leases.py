@@ -163,7 +163,7 @@ def test_a_job_that_every_runner_dies_with_is_set_aside(server: PostgresAddress,
             found.append((now.state, now.deaths))
             assert now.attempts == 0  # none of them was the job's
             runner.close()
-        assert found == [(State.PENDING, 0), (State.PENDING, 1), (State.SET_ASIDE, 2)]
+        assert found == [(State.PENDING, 0), (State.PENDING, 1), (State.QUARANTINED, 2)]
         (failure,) = watching.failures(batch.id, 0, 9)
         assert (failure.code, failure.message) == ("runner_lost", "the runner was lost with it at work")
         assert watching.retry(batch.id) == 1

@@ -106,7 +106,7 @@ def at_work(store: Store, *batches: Batch) -> AtWork:
         engine,
         shape,
         options=QUICK,
-        tell=lambda _: turned.set(),
+        on_snapshot=lambda _: turned.set(),
         joining=joining,
         shards=store.shards(shape.width),
     )

@@ -157,5 +157,5 @@ def test_a_job_that_kills_runners_does_not_go_round_for_ever(
                 break
             deaths += 1
     assert deaths == 3  # with others, with others again, and alone
-    assert store.batch(batch.id).counts == Counts(done=10, set_aside=1)
+    assert store.batch(batch.id).counts == Counts(done=10, quarantined=1)
     assert store.failures_by_code(batch.id) == {"runner_lost": 1}

@@ -122,7 +122,7 @@ def test_batches_that_are_done_are_not_looked_at_any_more(
 
     async def run() -> Counts:
         first = submitted(store, tmp_path / "first", ["a"])
-        books = AsyncStore(store, [first], {}, clock=store.now_s, most_deaths=2, shards=store.shards(4))
+        books = AsyncStore(store, [first], {}, clock=store.now_s, max_crashes=2, shards=store.shards(4))
         for number in range(12):
             joins = submitted(store, tmp_path / str(number), [f"{number}"])
             rows = await books.join(joins, 10)

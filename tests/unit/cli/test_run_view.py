@@ -11,7 +11,7 @@ from tokenmill.api.summary import Summary
 from tokenmill.cli.views.run import RecentSpeeds, document, drawn, line, summary
 from tokenmill.jobs.models import Batch, BatchTotals, Counts, Failure
 from tokenmill.jobs.scheduler.estimates import MeasuredRates
-from tokenmill.jobs.worker.progress import Failed, Least, RunReport, Snapshot
+from tokenmill.jobs.worker.progress import Failed, MinimumTokens, RunReport, Snapshot
 from tokenmill.jobs.worker.reuse import Miss, Misses
 from tokenmill.jobs.worker.throughput import RunTokens
 
@@ -25,7 +25,7 @@ NOW = Snapshot(
     retrying=2,
     eta_s=147.0,
     engine=None,
-    engine_says=None,
+    engine_detail=None,
     failed=Failed(
         17, Failure("too_long", "the prompt has 9000 tokens\nand the context 8192: 809 too many" * 3), again=False
     ),
@@ -46,7 +46,7 @@ BATCH = Batch(
     1.0,
     None,
     36,
-    Counts(done=34, failed=1, set_aside=1),
+    Counts(done=34, failed=1, quarantined=1),
     BatchTotals(),
 )
 
@@ -70,7 +70,7 @@ def report(**changes: object) -> RunReport:
         MeasuredRates(1_080.0),
         7.6,
         Misses(),
-        Least(2_610, exact=True),
+        MinimumTokens(2_610, exact=True),
         0,
         (),
         1_080.0,
@@ -148,13 +148,13 @@ def test_a_summary_of_nothing_to_do_is_short() -> None:
 def test_cache_misses_are_explained() -> None:
     misses = Misses()
     misses.add(Miss(3, "evicted", "the engine dropped 900 tokens in between to make room", 900, 0))
-    text = printed(*summary(ended(report(misses=misses, least=Least(2_610, exact=False)))))
+    text = printed(*summary(ended(report(misses=misses, minimum=MinimumTokens(2_610, exact=False)))))
     assert "cache miss: evicted: 900 prompt tokens computed again in 1 job" in text
     assert "(about 1.1 % above" in text
 
 
 def test_a_resumed_run_counts_its_own_answers_and_a_warm_engine_has_no_overhead() -> None:
-    resumed = report(answers=10, finish_reasons={"stop": 10}, least=Least(26_100, exact=True), slots=None)
+    resumed = report(answers=10, finish_reasons={"stop": 10}, minimum=MinimumTokens(26_100, exact=True), slots=None)
     text = printed(*summary(ended(resumed)))
     assert "34 of 36 answered, 10 in this run (10 stop)" in text
     assert "7.6 slots busy" in text
@@ -162,17 +162,17 @@ def test_a_resumed_run_counts_its_own_answers_and_a_warm_engine_has_no_overhead(
 
 
 def test_a_summary_says_what_would_help_and_counts_in_words() -> None:
-    whole = ended(report(deaths=1), load_s=3.0)
+    whole = ended(report(crashes=1), load_s=3.0)
     text = " ".join(printed(*summary(whole)).split())
     assert "loaded in 3.0 s, restarted 1 time" in text
     assert (
         "1 too long: tokenmill retry batch_0123456789abcdef --failed, then the same command with a larger --con" in text
     )
-    assert "to try the other one again: tokenmill retry batch_0123456789abcdef --failed, then the same command" in text
+    assert "the other one: tokenmill retry batch_0123456789abcdef --failed, then the same command" in text
     alone = replace(whole, batch=replace(BATCH, counts=Counts(failed=1)), failed_by_code={"refused": 1})
     text = " ".join(printed(*summary(alone)).split())
     assert "0 of 1 answered" in text
-    assert "1 line cannot be run: mend the file" in text
+    assert "1 line cannot be run" in text
     assert "retry" not in text
 
 
@@ -186,7 +186,7 @@ def test_totals_say_why_lines_have_no_answer() -> None:
 
 
 def test_saved_time_is_not_guessed_without_a_measured_prefill_rate() -> None:
-    text = printed(*summary(ended(report(head_tok_s=None))))
+    text = printed(*summary(ended(report(long_prefill_tok_s=None))))
     assert "92 %" in text
     assert "saves" not in text
 
@@ -202,7 +202,7 @@ def test_one_of_a_thing_is_one() -> None:
     [
         (Counts(pending=1), "1 job"),
         (Counts(pending=3, done=1, failed=1), "5 jobs, 1 already answered, 1 failed"),
-        (Counts(pending=3, done=2, set_aside=2), "7 jobs, 2 already answered, 2 failed"),
+        (Counts(pending=3, done=2, quarantined=2), "7 jobs, 2 already answered, 2 failed"),
     ],
 )
 def test_what_is_there_already_is_said_in_whole_sentences(counts: Counts, said: str) -> None:

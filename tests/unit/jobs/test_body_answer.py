@@ -5,7 +5,7 @@ from math import inf
 
 from tokenmill.engine.engine import Answer, TokenLogprob, Usage
 from tokenmill.jobs.openai.answers import answer_body
-from tokenmill.recipes.runner import Answered, AnswerOrigin, made_by
+from tokenmill.recipes.runner import Answered, AnswerOrigin, origin_of_answer
 from tokenmill.storage.json_text import encode
 
 USAGE = Usage(prompt_tokens=10, completion_tokens=2, cached_tokens=8)
@@ -44,8 +44,8 @@ def test_who_made_it_stays_with_it() -> None:
     assert body["system_fingerprint"] == "native llama.cpp 1"
     answered = Answered("c", body)
     here = AnswerOrigin("m", "sha", "vllm", "0.9", 512)
-    assert made_by(answered, here) == AnswerOrigin("m", "sha", "native", "llama.cpp 1", 512)
-    assert made_by(Answered("c", {}), here) == here
+    assert origin_of_answer(answered, here) == AnswerOrigin("m", "sha", "native", "llama.cpp 1", 512)
+    assert origin_of_answer(Answered("c", {}), here) == here
 
 
 def test_completion() -> None:

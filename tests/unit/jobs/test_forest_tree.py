@@ -153,6 +153,6 @@ def test_the_head_that_was_used_longest_ago_is_the_oldest() -> None:
     for record in records:
         heads.add(record)
     heads.add(records[0])
-    assert heads.oldest(running) == 1
+    assert heads.oldest(excluding=running) == 1
     running.add(records[1])
-    assert heads.oldest(running) == 2
+    assert heads.oldest(excluding=running) == 2

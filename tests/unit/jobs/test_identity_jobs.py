@@ -14,13 +14,13 @@ from tokenmill.jobs.ingest.identity import (
     CHUNK_BYTES,
     ENDS,
     FINE_BYTES,
-    MOST_CHUNKS,
+    MAX_CHUNKS,
     alone,
-    head_key,
-    head_of,
     place,
+    prefix_key_of,
     prompt_text,
     shared_bytes,
+    stored_prefix_key,
 )
 from tokenmill.jobs.openai.call import Endpoint, check
 
@@ -137,11 +137,11 @@ def test_only_equal_conversations_are_equal(one: list[Any], other: list[Any]) ->
 
 @given(st.text(max_size=3000), st.text(max_size=700), st.text(max_size=700))
 def test_what_is_shared_is_shared(head: str, one: str, other: str) -> None:
-    ours, theirs = head_key(head + one), head_key(head + other)
+    ours, theirs = prefix_key_of(head + one), prefix_key_of(head + other)
     chunks = bisect_right(ENDS, len(head.encode())) - 1
     assert ours[: 4 * chunks] == theirs[: 4 * chunks]
     assert len(ours) % 4 == 0
-    assert 4 <= len(ours) <= 4 * MOST_CHUNKS
+    assert 4 <= len(ours) <= 4 * MAX_CHUNKS
 
 
 @pytest.mark.parametrize(
@@ -157,17 +157,17 @@ def test_what_is_shared_is_shared(head: str, one: str, other: str) -> None:
         ((12 << 10) + 1, 30),
         (64 << 10, 55),
         (272 << 10, 68),
-        ((272 << 10) + 1, MOST_CHUNKS),
-        (10**6, MOST_CHUNKS),
+        ((272 << 10) + 1, MAX_CHUNKS),
+        (10**6, MAX_CHUNKS),
     ],
 )
 def test_length_of_a_key(length: int, chunks: int) -> None:
-    assert len(head_key(b"x" * length)) == 4 * chunks
+    assert len(prefix_key_of(b"x" * length)) == 4 * chunks
 
 
 def test_texts_that_part_late_are_neighbours_but_not_equal() -> None:
     head = "x" * (272 << 10)
-    one, other = head_key(head + "a"), head_key(head + "b")
+    one, other = prefix_key_of(head + "a"), prefix_key_of(head + "b")
     assert one[:-4] == other[:-4]
     assert one != other
 
@@ -181,7 +181,7 @@ def test_sorting_by_place_walks_the_forest(chunk_bytes: int) -> None:
 
     texts = [text(a, b, c) for a in range(4) for b in range(3) for c in range(3)]
     texts.sort(key=lambda item: hash((item, "shuffle")))
-    ordered = sorted(texts, key=head_key)
+    ordered = sorted(texts, key=prefix_key_of)
     for depth in (1, 2):
         heads = [item[: depth * chunk_bytes] for item in ordered]
         runs = 1 + sum(one != other for one, other in pairwise(heads))
@@ -195,7 +195,7 @@ def test_shared_bytes_of_two_places() -> None:
         for text in ("a" * 900, "b" * 900)
     )
     assert shared_bytes(one.place, other.place) == 3 * CHUNK_BYTES
-    assert head_of(one.place) == head_key(
+    assert stored_prefix_key(one.place) == prefix_key_of(
         prompt_text(check("chat", {"messages": [system, {"role": "user", "content": "a" * 900}]}))
     )
     assert shared_bytes(one.place, one.place) <= one.prompt_bytes + CHUNK_BYTES
@@ -212,16 +212,16 @@ def test_places_of_an_older_form_share_what_they_did(head: int, one: int, other:
     places = [old_place(text) for text in texts]
     found = shared_bytes(*places)
     assert found == min(head, 12 << 10) // 512 * 512 if head < 12 << 10 else 12 << 10 <= found <= head
-    heads = [head_of(item) for item in places]
-    assert all(len(item) % 4 == 0 and len(item) <= 4 * MOST_CHUNKS for item in heads)
-    assert sorted(heads) == [head_of(item) for item in sorted(places)]
+    heads = [stored_prefix_key(item) for item in places]
+    assert all(len(item) % 4 == 0 and len(item) <= 4 * MAX_CHUNKS for item in heads)
+    assert sorted(heads) == [stored_prefix_key(item) for item in sorted(places)]
     assert sorted(heads)[0] <= sorted(heads)[1]
 
 
 def test_places_of_both_forms_lie_apart() -> None:
     """Nothing is taken to be shared between them; the last word on that has the text."""
     texts = [b"h" * 5000 + bytes([65 + number]) * 900 for number in range(4)]
-    new = [head_key(text) + b"iii" for text in texts]
+    new = [prefix_key_of(text) + b"iii" for text in texts]
     old = [old_place(text) for text in texts]
     assert {shared_bytes(one, other) for one in new for other in old} == {0}
     assert {shared_bytes(*pair) for pair in pairwise(new)} == {shared_bytes(*pair) for pair in pairwise(old)} == {4608}
@@ -231,7 +231,7 @@ def test_places_of_both_forms_lie_apart() -> None:
 
 def test_equal_prompts_with_other_values_are_neighbours_and_apart() -> None:
     places = [place("m", check("chat", {"messages": HELLO, "seed": seed})).place for seed in range(50)]
-    assert len({head_of(item) for item in places}) == 1
+    assert len({stored_prefix_key(item) for item in places}) == 1
     assert len(set(places)) == 50
 
 

@@ -25,12 +25,12 @@ def test_states() -> None:
         "DONE": 2,
         "FAILED": 3,
         "CANCELLED": 4,
-        "SET_ASIDE": 5,
+        "QUARANTINED": 5,
     }
     assert [state.word for state in State if not state.final] == ["pending", "running"]
-    assert State.SET_ASIDE.word == "set aside"
+    assert State.QUARANTINED.word == "quarantined"
 
 
 def test_counts_add_up() -> None:
-    counts = Counts(pending=1, running=2, done=3, failed=4, cancelled=5, set_aside=6)
+    counts = Counts(pending=1, running=2, done=3, failed=4, cancelled=5, quarantined=6)
     assert (counts.total, counts.final) == (21, 18)

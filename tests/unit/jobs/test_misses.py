@@ -20,74 +20,57 @@ from tokenmill.jobs.worker.reuse import (
     tolerance_tokens,
 )
 
-SENT = Dispatch(7, None, 4096, 1024, leader=False, like=3)
-PINNED = replace(SENT, lane=2)
+SENT = Dispatch(7, None, 4096, 1024, leader=False, source_job=3)
+PINNED = replace(SENT, slot=2)
 PROMPT_BYTES = 5000
 DIGEST = b"The digest. " * 400
 USAGE = Usage(1250, 40, 0)  # a token for four bytes: 1024 were expected
 
-CASES: list[tuple[Dispatch, Evidence, Cause, str]] = [
-    (SENT, Evidence("shares", restarted=True), "engine restarted", "restarted in between"),
-    (
-        SENT,
-        Evidence("none", notes=("every prompt is computed in full: the model is recurrent",)),
-        "cannot reuse",
-        "cannot reuse this model's prompts (every prompt is computed in full: the model is recurrent)",
-    ),
-    (PINNED, Evidence("slots", lane=5), "slot taken", "sent to slot 2 and served by slot 5"),
-    (PINNED, Evidence("slots", lane=2, slot_taken=True), "slot taken", "another request used slot 2"),
-    (SENT, Evidence("shares", evicted_tokens=812), "evicted", "dropped 812 tokens"),
-    (
-        SENT,
-        Evidence("prefix cache", cells_between=9000, cells_total=4096),
-        "evicted",
-        "needed 9000 tokens of room in between, and the engine has 4096",
-    ),
-    (SENT, Evidence("prefix cache", cells_between=900, cells_total=4096), "not told", "chat template writes first"),
-    (
-        PINNED,
-        Evidence("slots", lane=2, similarity=0.9),
-        "not told",
-        "does not say why",
-    ),  # a lane that is asked for is used
-    (SENT, Evidence("slots", similarity=0.85), "below similarity", "82% of the prompt"),
-    (SENT, Evidence("slots", similarity=0.85), "below similarity", "more than 85% (--slot-prompt-similarity)"),
-    (SENT, Evidence("slots", similarity=SLOT_SIMILARITY), "not told", "does not say why"),
+CASES: list[tuple[Dispatch, Evidence, Cause, tuple[str, ...]]] = [
+    (SENT, Evidence("shares", restarted=True), "engine restarted", ()),
+    (SENT, Evidence("none", notes=("the model is recurrent",)), "cannot reuse", ("(the model is recurrent)",)),
+    (PINNED, Evidence("slots", slot=5), "slot taken", ("slot 2", "slot 5")),
+    (PINNED, Evidence("slots", slot=2, slot_taken=True), "slot taken", ("slot 2",)),
+    (SENT, Evidence("shares", evicted_tokens=812), "evicted", ("812",)),
+    (SENT, Evidence("prefix cache", cells_between=9000, cells_total=4096), "evicted", ("9000", "4096")),
+    (SENT, Evidence("prefix cache", cells_between=900, cells_total=4096), "unknown", ("chat template",)),
+    (PINNED, Evidence("slots", slot=2, similarity=0.9), "unknown", ()),  # a requested slot is used
+    (SENT, Evidence("slots", similarity=0.85), "below similarity", ("82%", "85%", "--slot-prompt-similarity")),
+    (SENT, Evidence("slots", similarity=SLOT_SIMILARITY), "unknown", ()),
 ]
 
 
-@pytest.mark.parametrize(("sent", "evidence", "cause", "words"), CASES)
-def test_causes_in_words(sent: Dispatch, evidence: Evidence, cause: Cause, words: str) -> None:
+@pytest.mark.parametrize(("sent", "evidence", "cause", "named"), CASES)
+def test_causes(sent: Dispatch, evidence: Evidence, cause: Cause, named: tuple[str, ...]) -> None:
     miss = explain(sent, USAGE, PROMPT_BYTES, evidence)
     assert miss is not None
     assert (miss.cause, miss.job, miss.at_byte) == (cause, 7, None)
-    assert words in miss.words
+    assert all(each in miss.message for each in named)
     assert miss.lost_tokens == miss.expected_tokens == 1024
 
 
-def test_a_changed_head_is_shown_at_its_byte() -> None:
-    like = DIGEST[:1000] + "Dokument vom 12.\tMärz 2026, 08:15 Uhr\n".encode() + DIGEST
+def test_a_changed_prefix_is_shown_at_its_byte() -> None:
+    source = DIGEST[:1000] + "Dokument vom 12.\tMärz 2026, 08:15 Uhr\n".encode() + DIGEST
     prompt = DIGEST[:1000] + "Dokument vom 12.\tMärz 2026, 09:40 Uhr\n".encode() + DIGEST
-    miss = explain(SENT, Usage(1250, 40, 250), len(prompt), Evidence("shares", prompt=prompt, like=like))
+    miss = explain(SENT, Usage(1250, 40, 250), len(prompt), Evidence("shares", prompt=prompt, source_prompt=source))
     assert miss is not None
-    assert miss.cause == "head changed"
+    assert miss.cause == "prefix changed"
     assert miss.at_byte == 1030
-    assert miss.words.splitlines() == [
-        "the head changed at byte 1030:",
+    assert miss.message.splitlines()[1:] == [
         r"  was  Dokument vom 12.\tMärz 2026, 0▸8:15 Uhr\nThe digest. The diges",
         r"  is   Dokument vom 12.\tMärz 2026, 0▸9:40 Uhr\nThe digest. The diges",
     ]
 
 
 def test_texts_that_agree_are_not_the_cause_and_say_how_much_was_to_be_found() -> None:
-    prompt, like = DIGEST[:4600] + b"A" * 400, DIGEST[:4600] + b"B" * 300
-    evidence = Evidence("shares", prompt=prompt, like=like, notes=("a note",))
+    prompt, source = DIGEST[:4600] + b"A" * 400, DIGEST[:4600] + b"B" * 300
+    evidence = Evidence("shares", prompt=prompt, source_prompt=source, notes=("a note",))
     assert expected_tokens(SENT, USAGE, 5000, evidence) == 1150
     miss = explain(SENT, Usage(1250, 40, 500), 5000, evidence)
     assert miss is not None
-    assert miss.cause == "not told"
-    assert "up to about byte 2000: " in miss.words
-    assert miss.words.endswith("(a note)")
+    assert miss.cause == "unknown"
+    assert "up to about byte 2000: " in miss.message
+    assert miss.message.endswith("(a note)")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 from tokenmill.jobs.models import Counts
 from tokenmill.jobs.scheduler.estimates import MeasuredRates
 from tokenmill.jobs.worker.pool_summary import combined_report, combined_snapshot
-from tokenmill.jobs.worker.progress import Least, RunReport, Snapshot
+from tokenmill.jobs.worker.progress import MinimumTokens, RunReport, Snapshot
 from tokenmill.jobs.worker.reuse import Miss, Misses
 from tokenmill.jobs.worker.throughput import RunTokens
 
@@ -38,7 +38,7 @@ def test_what_one_did_that_is_gone_still_counts_but_not_its_lanes() -> None:
     assert one.tokens.generated == 25
     assert (one.busy, one.width) == (3, 4)
     assert one.engine is None
-    assert one.engine_says == "b was lost: killed; d was lost: never spoke"
+    assert one.engine_detail == "b was lost: killed; d was lost: never spoke"
 
 
 @pytest.mark.parametrize(
@@ -61,12 +61,16 @@ def test_nothing_can_be_used_only_when_no_engine_can() -> None:
     assert combined({"a": now(engine="died")}).engine == "a died"
     assert combined({"a": now(engine="died")}, {"b": (None, "killed")}).engine == "a died; b was lost: killed"
     some = combined({"a": now(engine="died"), "b": now(says="is silent")})
-    assert (some.engine, some.engine_says) == (None, "b is silent; a died")
+    assert (some.engine, some.engine_detail) == (None, "b is silent; a died")
     assert combined({}, {"a": (now(), None)}).engine is None
 
 
 def report(
-    answers: int, *, least: Least | None, rates: MeasuredRates = NO_RATES, head_tok_s: float | None = None
+    answers: int,
+    *,
+    minimum: MinimumTokens | None,
+    rates: MeasuredRates = NO_RATES,
+    long_prefill_tok_s: float | None = None,
 ) -> RunReport:
     misses = Misses()
     misses.add(Miss(1, "evicted", "dropped", 50, 20))
@@ -80,10 +84,10 @@ def report(
         rates,
         2.0,
         misses,
-        least,
+        minimum,
         1,
         ("a note",),
-        head_tok_s,
+        long_prefill_tok_s,
         4,
         {"stop": answers},
     )
@@ -96,26 +100,33 @@ def summed(*every: RunReport) -> RunReport:
 def test_reports_add_up() -> None:
     rates = MeasuredRates(100.0, ((1, 20.0),))
     whole = summed(
-        report(2, least=Least(7, exact=True), rates=rates), report(3, least=Least(8, exact=False), rates=rates)
+        report(2, minimum=MinimumTokens(7, exact=True), rates=rates),
+        report(3, minimum=MinimumTokens(8, exact=False), rates=rates),
     )
     assert (whole.end, whole.seconds, whole.busy_s, whole.counts) == ("finished", 5.0, 4.0, COUNTS)
-    assert (whole.answers, whole.tokens, whole.deaths, whole.lanes) == (5, RunTokens(20, 8, 4), 2, 4.0)
+    assert (whole.answers, whole.tokens, whole.crashes, whole.busy_slots) == (5, RunTokens(20, 8, 4), 2, 4.0)
     assert whole.rates == MeasuredRates(200.0, ((1, 40.0),))
-    assert whole.least == Least(15, exact=False)
+    assert whole.minimum == MinimumTokens(15, exact=False)
     assert whole.notes == ("first", "a note")
     assert (whole.misses.lost_tokens, whole.misses.by_cost()[0].jobs) == (60, 2)
-    assert whole.head_tok_s is None
+    assert whole.long_prefill_tok_s is None
     assert (whole.slots, whole.finish_reasons) == (8, {"stop": 5})
 
 
 def test_what_one_does_not_know_all_do_not() -> None:
-    known = report(2, least=Least(7, exact=True), head_tok_s=10.0)
-    assert summed(known, report(2, least=None)).least is None
-    assert summed(known, report(0, least=None)).least == Least(7, exact=True)
-    assert summed(known, report(2, least=None)).head_tok_s == 10.0
+    known = report(2, minimum=MinimumTokens(7, exact=True), long_prefill_tok_s=10.0)
+    assert summed(known, report(2, minimum=None)).minimum is None
+    assert summed(known, report(0, minimum=None)).minimum == MinimumTokens(7, exact=True)
+    assert summed(known, report(2, minimum=None)).long_prefill_tok_s == 10.0
 
 
 def test_nobody_did_nothing() -> None:
     whole = summed()
-    assert (whole.answers, whole.busy_s, whole.lanes, whole.least, whole.rates) == (0, 0.0, 0.0, None, MeasuredRates())
+    assert (whole.answers, whole.busy_s, whole.busy_slots, whole.minimum, whole.rates) == (
+        0,
+        0.0,
+        0.0,
+        None,
+        MeasuredRates(),
+    )
     assert (whole.slots, whole.finish_reasons) == (None, {})

@@ -7,6 +7,11 @@ import pytest
 from support.slot_engine import DECODE_S, CachingEngine, Engine, Night, SharingEngine, SlotEngine, Work
 from tokenmill.engine.engine import Usage
 from tokenmill.jobs.ingest.identity import CHUNK_BYTES
+from tokenmill.jobs.scheduler.costs import (
+    RECOMPUTE_LENGTHS_UNKNOWN,
+    RECOMPUTE_RATE_ASSUMED,
+    RECOMPUTE_WITHOUT_RATES,
+)
 from tokenmill.jobs.scheduler.estimates import MeasuredRates
 from tokenmill.jobs.scheduler.prefix_groups import minimum
 from tokenmill.jobs.scheduler.scheduler import Scheduler
@@ -47,20 +52,20 @@ def least(works: list[Work]) -> int:
 def scheduler(
     reuse: Reuse, width: int, *, cells: int | None = None, window: int = 4096, rates: MeasuredRates | None = None
 ) -> Scheduler:
-    lanes = width if reuse == "slots" else None
+    slots = width if reuse == "slots" else None
     ahead = 4 if reuse == "shares" else 0
-    return Scheduler(EngineShape(reuse, width, lanes, ahead, cells, rates or MeasuredRates()), window=window)
+    return Scheduler(EngineShape(reuse, width, slots, ahead, cells, rates or MeasuredRates()), window=window)
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 4, 8])
+@pytest.mark.parametrize("slots", [1, 2, 4, 8])
 @pytest.mark.parametrize("rates", [None, BYTE_RATES, FLAT_RATES], ids=["no rates", "rates", "flat rates"])
-def test_slots_compute_shuffled_digests_once_for_each_lane_at_most(lanes: int, rates: MeasuredRates | None) -> None:
+def test_slots_compute_shuffled_digests_once_for_each_slot_at_most(slots: int, rates: MeasuredRates | None) -> None:
     works = digests()
-    night = Night(scheduler("slots", lanes, rates=rates), SlotEngine(lanes), works).run()
-    extra = max(0, len(night.engine.lanes_used) - 4)
+    night = Night(scheduler("slots", slots, rates=rates), SlotEngine(slots), works).run()
+    extra = max(0, len(night.engine.slots_used) - 4)
     assert night.engine.computed <= 1.02 * least(works) + extra * HEAD
     assert sorted(night.done) == list(range(48))
-    assert night.most_in_flight <= lanes
+    assert night.most_in_flight <= slots
 
 
 def test_slots_in_file_order_are_what_this_is_against() -> None:
@@ -75,31 +80,31 @@ def test_slots_in_file_order_are_what_this_is_against() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rates", "lanes"),
+    ("rates", "slots"),
     [
-        (None, 1),  # answers of 12 jobs on two lanes are not as long as the head
-        (BYTE_RATES, 4),  # lanes add up, and the head costs five seconds
-        (FLAT_RATES, 1),  # another lane writes nothing more
+        (None, 1),  # answers of 12 jobs on two slots are not as long as the head
+        (BYTE_RATES, 4),  # slots add up, and the head costs five seconds
+        (FLAT_RATES, 1),  # another slot writes nothing more
     ],
 )
-def test_one_digest_is_spread_over_lanes_only_where_it_pays(rates: MeasuredRates | None, lanes: int) -> None:
+def test_one_digest_is_spread_over_slots_only_where_it_pays(rates: MeasuredRates | None, slots: int) -> None:
     works = digests(1, 24, output=100)
     night = Night(scheduler("slots", 4, rates=rates), SlotEngine(4), works).run()
-    assert len(night.engine.lanes_used) == lanes
-    assert night.engine.computed <= 1.02 * least(works) + (lanes - 1) * HEAD
+    assert len(night.engine.slots_used) == slots
+    assert night.engine.computed <= 1.02 * least(works) + (slots - 1) * HEAD
     if rates is None:
-        assert any("no rates are measured" in note for note in night.scheduler.notes)
+        assert RECOMPUTE_WITHOUT_RATES in night.scheduler.notes
 
 
-def test_spreading_without_rates_needs_answers_as_long_as_the_head_on_each_lane() -> None:
+def test_spreading_without_rates_needs_answers_as_long_as_the_head_on_each_slot() -> None:
     works = digests(1, 96, output=400)
     night = Night(scheduler("slots", 4), SlotEngine(4), works).run()
-    assert len(night.engine.lanes_used) == 4
+    assert len(night.engine.slots_used) == 4
     assert night.engine.computed <= 1.02 * least(works) + 3 * HEAD
 
 
 @pytest.mark.parametrize(
-    ("rates", "lanes"),
+    ("rates", "slots"),
     [
         (((1, 50.0),), 4),  # nothing is known of two: it is hoped for, and what is found then is not told here
         (((1, 50.0), (2, 100.0)), 4),
@@ -109,14 +114,14 @@ def test_spreading_without_rates_needs_answers_as_long_as_the_head_on_each_lane(
     ],
 )
 def test_what_a_run_has_measured_spreads_a_head_where_that_pays(
-    rates: tuple[tuple[int, float], ...], lanes: int
+    rates: tuple[tuple[int, float], ...], slots: int
 ) -> None:
     works = digests(1, 24, output=100)
     night = Night(scheduler("slots", 4), SlotEngine(4), works)
     night.scheduler.measured(MeasuredRates(1000.0, rates))
     night.run()
-    assert len(night.engine.lanes_used) == lanes
-    hoped = any("another lane was tried" in note for note in night.scheduler.notes)
+    assert len(night.engine.slots_used) == slots
+    hoped = RECOMPUTE_RATE_ASSUMED in night.scheduler.notes
     assert hoped == (len(rates) in (1, 2) and rates[-1][0] < 4)
 
 
@@ -125,24 +130,24 @@ def test_what_was_measured_before_stands_where_the_run_tells_nothing() -> None:
     night = Night(scheduler("slots", 4, rates=FLAT_RATES), SlotEngine(4), works)
     night.scheduler.measured(MeasuredRates(None, ((8, 50.0),)))
     night.run()
-    assert len(night.engine.lanes_used) == 1
+    assert len(night.engine.slots_used) == 1
 
 
-def test_a_head_stays_on_its_lane_until_it_is_known_how_long_answers_are() -> None:
+def test_a_head_stays_on_its_slot_until_it_is_known_how_long_answers_are() -> None:
     works = [Work(work.job, work.prompt, 400, expected=False) for work in digests(1, 96)]
     night = Night(scheduler("slots", 4), SlotEngine(4), works)
     night.act()
     assert night.most_in_flight == 1
-    assert any("until the first answer" in note for note in night.scheduler.notes)
+    assert RECOMPUTE_LENGTHS_UNKNOWN in night.scheduler.notes
     night.run()
     assert night.most_in_flight == 4
 
 
-def test_slots_keep_documents_apart_and_share_what_is_above_them_at_a_lane_each() -> None:
+def test_slots_keep_documents_apart_and_share_what_is_above_them_at_a_slot_each() -> None:
     works = nested()
     night = Night(scheduler("slots", 4, rates=BYTE_RATES), SlotEngine(4), works).run()
-    assert len(night.engine.lanes_used) == 4
-    # The instruction once for each lane; at the end a lane may join another one's document.
+    assert len(night.engine.slots_used) == 4
+    # The instruction once for each slot; at the end a slot may join another one's document.
     assert least(works) <= night.engine.computed <= least(works) + 3 * 2 * CHUNK_BYTES + 10 * CHUNK_BYTES
 
 
@@ -192,19 +197,19 @@ def test_a_prefix_cache_gets_one_leader_and_then_the_others() -> None:
     night.act()
     assert len(night.order) == 1
     assert night.sent[night.order[0]].leader
-    assert night.waits == ["a head that the next jobs need is being computed"]
+    assert night.waits == ["prefix_pending"]
     night.report(night.engine.step())
     night.act()
     assert len(night.order) == 4
     assert not any(night.sent[job].leader for job in night.order[1:])
-    assert {night.sent[job].like for job in night.order[1:]} == {night.order[0]}
+    assert {night.sent[job].source_job for job in night.order[1:]} == {night.order[0]}
 
 
-def test_leaders_of_small_groups_fill_the_lanes() -> None:
+def test_leaders_of_small_groups_fill_the_slots() -> None:
     works = digests(6, 12)
     night = Night(scheduler("prefix cache", 4), CachingEngine(), works)
     night.act()
-    assert len(night.order) == 2, "two leaders, and lanes for the follower of each"
+    assert len(night.order) == 2, "two leaders, and slots for the follower of each"
     night.run()
     assert night.engine.computed <= 1.001 * least(works)
 
@@ -218,14 +223,14 @@ def test_what_is_expected_is_found(reuse: Reuse, kind: type[Engine], width: int)
         for job, sent in night.sent.items():
             found = night.engine.found[job]
             assert sent.expected_bytes <= found < sent.expected_bytes + CHUNK_BYTES
-            assert (sent.like is None) == (sent.expected_bytes == 0)
+            assert (sent.source_job is None) == (sent.expected_bytes == 0)
 
 
 def test_what_is_expected_is_found_on_slots() -> None:
     night = Night(scheduler("slots", 4), SlotEngine(4), digests()).run()
     assert len(night.sent) == len(digests())
     for job, sent in night.sent.items():
-        assert sent.lane in range(4)
+        assert sent.slot in range(4)
         assert sent.expected_bytes <= night.engine.found[job] < sent.expected_bytes + CHUNK_BYTES
     assert sum(sent.leader for sent in night.sent.values()) == 4
     assert {sent.expected_bytes for sent in night.sent.values()} == {0, HEAD // CHUNK_BYTES * CHUNK_BYTES}
@@ -250,7 +255,7 @@ def test_a_long_answer_is_not_left_for_the_end(reuse: Reuse, kind: type[Engine])
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_large_groups_go_first_to_lanes_when_the_end_is_in_sight(seed: int) -> None:
+def test_large_groups_go_first_to_slots_when_the_end_is_in_sight(seed: int) -> None:
     draw = random.Random(seed)
     sizes = [3, 4, 20, 5, 6, 18]
     heads = [draw.randbytes(2048) for _ in sizes]
@@ -271,7 +276,7 @@ def test_the_longest_lead_their_group() -> None:
     assert lengths == sorted(lengths, reverse=True)
 
 
-def test_without_reuse_lines_keep_their_order_and_all_lanes_are_used() -> None:
+def test_without_reuse_lines_keep_their_order_and_all_slots_are_used() -> None:
     works = digests(4, 40)
     night = Night(scheduler("none", 6), Engine(), works).run()
     assert night.order == list(range(40))

@@ -1,4 +1,4 @@
-"""What happens to jobs in flight, engines, lanes and widths, and what the scheduler makes of it."""
+"""What happens to jobs in flight, engines, slots and widths, and what the scheduler makes of it."""
 
 import random
 
@@ -46,9 +46,9 @@ def dispatches(scheduler: Scheduler) -> list[Dispatch]:
 def test_an_idle_scheduler_asks_for_jobs_and_then_waits() -> None:
     scheduler = Scheduler(SHAPES[0])
     assert scheduler.decide() == (Fetch(WINDOW),)
-    assert scheduler.decide() == (Wait("no jobs are pending"),)
+    assert scheduler.decide() == (Wait("no_jobs"),)
     scheduler.available([], more=False)
-    assert scheduler.decide() == (Wait("no jobs are pending"),)
+    assert scheduler.decide() == (Wait("no_jobs"),)
     assert Scheduler(SHAPES[1]).decide() == (Fetch(SLOT_WINDOW),)
 
 
@@ -62,7 +62,7 @@ def test_more_jobs_are_asked_for_before_the_window_is_empty() -> None:
         assert scheduler.pending <= 10
         scheduler.finished(job)
     assert asked == [Fetch(5)]
-    scheduler.again()
+    scheduler.reopen_stream()
     assert scheduler.decide() == (Fetch(10),)
 
 
@@ -101,17 +101,17 @@ def test_nothing_is_lost_with_an_engine_and_all_is_cold_after_it(shape: EngineSh
     def meanwhile(night: Night) -> None:
         if len(night.done) == 15 and not lost:
             in_flight = night.scheduler.in_flight
-            lost.append(night.scheduler.lost())
+            lost.append(night.scheduler.engine_lost())
             night.engine.die()
             assert lost[0] == in_flight
-            assert night.scheduler.decide()[-1] == Wait("the engine is not there")
-            night.scheduler.back()
+            assert night.scheduler.decide()[-1] == Wait("engine_down")
+            night.scheduler.engine_back()
             sent = [decision for decision in night.scheduler.decide() if isinstance(decision, Dispatch)]
             if shape.reuse != "shares":
                 assert all(each.expected_bytes == 0 for each in sent), "nothing is there to be found"
             night.order += [each.job for each in sent]
             for each in sent:
-                night.engine.send(works[each.job], each.lane)
+                night.engine.send(works[each.job], each.slot)
                 night.scheduler.started(each.job)
 
     night = Night(Scheduler(shape), engine_for(shape), works, meanwhile=meanwhile).run()
@@ -132,7 +132,7 @@ def test_withdrawn_jobs_are_neither_sent_nor_waited_for(shape: EngineShape) -> N
     running = night.scheduler.in_flight[0]
     gone = [running, *(job for job in range(40) if job % 3 == 0 and job not in night.scheduler.in_flight), 999]
     night.engine.drop(running)
-    night.scheduler.withdrawn(gone)
+    night.scheduler.withdraw(gone)
     night.run()
     assert sorted(night.done) == sorted(set(range(40)) - set(gone))
 
@@ -144,11 +144,11 @@ def test_followers_of_a_leader_that_went_find_what_is_left() -> None:
     scheduler.available((work.record for work in works), more=False)
     sent = dispatches(scheduler)
     assert [each.expected_bytes for each in sent] == [0, 1536, 1536, 1536, 1536]
-    scheduler.withdrawn([sent[0].job])
+    scheduler.withdraw([sent[0].job])
     again = [scheduler.finished(each.job) for each in sent[1:]]
     assert [each.expected_bytes for each in again] == [0, 1536, 1536, 1536]
-    assert again[0].like is None
-    assert again[1].like == again[0].job
+    assert again[0].source_job is None
+    assert again[1].source_job == again[0].job
 
 
 def test_a_slot_keeps_what_it_had_where_a_job_was_never_started() -> None:
@@ -158,32 +158,32 @@ def test_a_slot_keeps_what_it_had_where_a_job_was_never_started() -> None:
     first = dispatches(scheduler)[0]
     scheduler.finished(first.job, Usage(400, 10, 0))
     second = dispatches(scheduler)[0]
-    scheduler.withdrawn([second.job])  # an equal one has an answer
+    scheduler.withdraw([second.job])  # an equal one has an answer
     third = dispatches(scheduler)[0]
-    assert (third.expected_bytes, third.like) == (1536, first.job)
+    assert (third.expected_bytes, third.source_job) == (1536, first.job)
     scheduler.started(third.job)
     scheduler.failed(third.job, again=False)
     assert dispatches(scheduler)[0].expected_bytes == 0, "what a failure left is not known"
 
 
 @pytest.mark.parametrize("shape", BY_REUSE)
-def test_interactive_work_takes_lanes_as_they_become_free(shape: EngineShape) -> None:
+def test_interactive_work_takes_slots_as_they_become_free(shape: EngineShape) -> None:
     works = some_works()
     night = Night(Scheduler(shape), engine_for(shape), works)
     night.act()
-    night.scheduler.interactive(3)
+    night.scheduler.set_interactive(3)
     for _ in range(60):
         night.report(night.engine.step())
         before = len(night.scheduler.in_flight)
         night.act()
         if len(night.scheduler.in_flight) > before:
             assert len(night.scheduler.in_flight) <= 1 + shape.look_ahead
-    night.scheduler.interactive(9)
+    night.scheduler.set_interactive(9)
     while night.scheduler.in_flight:
         night.report(night.engine.step())
         assert not dispatches(night.scheduler)
-    assert night.scheduler.decide() == (Wait("9 interactive requests at work"),)
-    night.scheduler.interactive(0)
+    assert night.scheduler.decide() == (Wait("interactive"),)
+    night.scheduler.set_interactive(0)
     night.run()
     assert sorted(night.done) == list(range(40))
 
@@ -191,32 +191,32 @@ def test_interactive_work_takes_lanes_as_they_become_free(shape: EngineShape) ->
 @pytest.mark.parametrize("shape", BY_REUSE)
 def test_the_width_can_change(shape: EngineShape) -> None:
     night = Night(Scheduler(shape), engine_for(shape), some_works(8, 80))
-    night.scheduler.widened(2)
+    night.scheduler.set_width(2)
     night.act()
     assert len(night.scheduler.in_flight) <= 2 + shape.look_ahead
-    night.scheduler.widened(30)
+    night.scheduler.set_width(30)
     night.run()
     assert sorted(night.done) == list(range(80))
-    assert night.most_in_flight <= (4 if shape.lanes else 30 + shape.look_ahead)
+    assert night.most_in_flight <= (4 if shape.slots else 30 + shape.look_ahead)
 
 
-def test_a_lane_that_somebody_else_uses_is_left_alone_and_cold_afterwards() -> None:
+def test_a_slot_that_somebody_else_uses_is_left_alone_and_cold_afterwards() -> None:
     works = some_works(2, 40)
     night = Night(Scheduler(EngineShape("slots", 2, 2)), SlotEngine(2), works)
     night.act()
-    lane = night.sent[night.order[0]].lane
-    assert lane is not None
+    slot = night.sent[night.order[0]].slot
+    assert slot is not None
     while night.report_next().job != night.order[0] or not night.done:
         pass
     assert isinstance(night.engine, SlotEngine)
-    night.engine.overwrite(lane)
-    night.scheduler.slot_taken(lane)
+    night.engine.overwrite(slot)
+    night.scheduler.slot_taken(slot)
     before = len(night.order)
     for _ in range(8):
         night.act()
         night.report_next()
-    assert {night.sent[job].lane for job in night.order[before:]} == {1 - lane}
-    night.scheduler.slot_freed(lane)
+    assert {night.sent[job].slot for job in night.order[before:]} == {1 - slot}
+    night.scheduler.slot_freed(slot)
     night.run()
     assert sorted(night.done) == list(range(40))
     for job, sent in night.sent.items():
@@ -224,11 +224,11 @@ def test_a_lane_that_somebody_else_uses_is_left_alone_and_cold_afterwards() -> N
 
 
 def on(job: int, *chunks: bytes, priority: int = 0) -> Pending:
-    """A job whose prompt is these chunks, with an answer that is always worth a lane if there are a few."""
+    """A job whose prompt is these chunks, with an answer that is always worth a slot if there are a few."""
     return Pending(job, long_key(*chunks), CHUNK_BYTES * len(chunks), 200.0, priority, max_tokens=200)
 
 
-def test_a_lane_does_not_join_a_head_while_others_may_be_coming() -> None:
+def test_a_slot_does_not_join_a_head_while_others_may_be_coming() -> None:
     scheduler = Scheduler(EngineShape("slots", 2, 2), window=20)
     scheduler.available((on(job, b"aaaa", b"a%03d" % job) for job in range(9)), more=True)
     asked, leader = scheduler.decide()
@@ -239,7 +239,7 @@ def test_a_lane_does_not_join_a_head_while_others_may_be_coming() -> None:
     assert (leader.job < 9, other.job < 9) == (True, False)
 
 
-def test_without_others_the_same_lane_does_join() -> None:
+def test_without_others_the_same_slot_does_join() -> None:
     scheduler = Scheduler(EngineShape("slots", 2, 2), window=20)
     scheduler.available((on(job, b"aaaa", b"a%03d" % job) for job in range(9)), more=False)
     assert [sent.expected_bytes for sent in dispatches(scheduler)] == [0, 0]
@@ -256,7 +256,7 @@ def test_a_head_is_claimed_by_a_job_that_was_sent_before_its_others_came() -> No
     assert [sent.expected_bytes for sent in dispatches(scheduler)] == [4096]
 
 
-def test_the_lane_whose_head_nobody_needs_is_overwritten_first() -> None:
+def test_the_slot_whose_head_nobody_needs_is_overwritten_first() -> None:
     scheduler = Scheduler(EngineShape("slots", 1, 3))
     scheduler.available((on(job, b"aaaa", b"a%03d" % job) for job in range(4)), more=False)
     (first,) = dispatches(scheduler)
@@ -264,10 +264,10 @@ def test_the_lane_whose_head_nobody_needs_is_overwritten_first() -> None:
     scheduler.available([on(9, b"bbbb", b"9999", priority=1)])
     (urgent,) = dispatches(scheduler)
     assert urgent.job == 9
-    assert urgent.lane != first.lane
+    assert urgent.slot != first.slot
     scheduler.finished(9)
     (follower,) = dispatches(scheduler)
-    assert (follower.lane, follower.expected_bytes) == (first.lane, CHUNK_BYTES)
+    assert (follower.slot, follower.expected_bytes) == (first.slot, CHUNK_BYTES)
 
 
 def test_what_must_have_gone_from_the_cache_is_not_expected() -> None:
@@ -291,21 +291,21 @@ def test_reasons_to_wait_are_said() -> None:
     scheduler = Scheduler(EngineShape("slots", 2, 2))
     scheduler.available((work.record for work in some_works(1, 9)), more=False)
     assert len(dispatches(scheduler)) == 1
-    assert scheduler.decide() == (Wait("computing a head again for another lane would cost more than it saves"),)
+    assert scheduler.decide() == (Wait("recompute_too_costly"),)
     scheduler.slot_taken(1)
-    assert scheduler.decide() == (Wait("every lane is at work"),)
+    assert scheduler.decide() == (Wait("slots_busy"),)
     tight = Scheduler(EngineShape("shares", 4, cells_total=420))
     tight.available((work.record for work in some_works(4, 9)), more=False)
     (first,) = dispatches(tight)
     tight.first_token(first.job)
-    assert tight.decide() == (Wait("the engine's cells are full"),)
-    assert any(note.startswith("fewer than 4 jobs at once") for note in tight.notes)
+    assert tight.decide() == (Wait("kv_cache_full"),)
+    assert any("cells" in note and "4 jobs" in note for note in tight.notes)
     full = Scheduler(EngineShape("none", 2))
     full.available((work.record for work in some_works(1, 2)), more=False)
     assert len(dispatches(full)) == 2
-    assert full.decide() == (Wait("all jobs are in flight"),)
+    assert full.decide() == (Wait("all_in_flight"),)
     full.available([Pending(77, b"", 1)])
-    assert full.decide() == (Wait("2 jobs in flight"),)
+    assert full.decide() == (Wait("max_in_flight"),)
 
 
 def test_an_event_is_what_the_engine_says() -> None:
@@ -317,5 +317,5 @@ def test_an_event_is_what_the_engine_says() -> None:
     event = Event("first token", leader.job)
     scheduler.first_token(event.job)
     (follower,) = dispatches(scheduler)
-    assert (follower.expected_bytes, follower.like, follower.leader) == (1536, leader.job, False)
+    assert (follower.expected_bytes, follower.source_job, follower.leader) == (1536, leader.job, False)
     assert follower.expected_tokens == 384

@@ -31,7 +31,7 @@ class NightMachine(RuleBasedStateMachine):
     @initialize(
         reuse=st.sampled_from(["shares", "slots", "prefix cache", "none"]),
         width=st.integers(1, 5),
-        lanes=st.integers(0, 2),
+        slots=st.integers(0, 2),
         cells=st.none() | st.integers(10, 3000),
         window=st.integers(1, 12),
         rates=RATES,
@@ -41,14 +41,14 @@ class NightMachine(RuleBasedStateMachine):
         self,
         reuse: Reuse,
         width: int,
-        lanes: int,
+        slots: int,
         cells: int | None,
         window: int,
         rates: MeasuredRates,
         late: list[tuple[bytes, int | None, int, float | None]],
     ) -> None:
         ahead = 2 if reuse == "shares" else 0
-        self.shape = EngineShape(reuse, width, width + lanes if reuse == "slots" else None, ahead, cells, rates)
+        self.shape = EngineShape(reuse, width, width + slots if reuse == "slots" else None, ahead, cells, rates)
         self.scheduler = Scheduler(self.shape, window=window)
         self.width, self.interactive, self.up, self.now_s = width, 0, True, 0.0
         self.jobs: dict[int, Pending] = {}
@@ -70,7 +70,7 @@ class NightMachine(RuleBasedStateMachine):
             self.stream.append(self.jobs[job])
         self.stream.sort(key=lambda record: (-record.priority, record.prefix_key))
         if jobs:
-            self.scheduler.again()
+            self.scheduler.reopen_stream()
 
     @rule()
     def act(self) -> None:
@@ -93,13 +93,13 @@ class NightMachine(RuleBasedStateMachine):
         assert sent.job in self.given, "it was never given, or has ended"
         assert sent.job not in self.flying, "it is in flight"
         assert len(self.flying) < max(0, self.width - self.interactive) + self.shape.look_ahead
-        assert (sent.lane is not None) == (self.shape.reuse == "slots")
-        if sent.lane is not None:
-            assert sent.lane not in {other.lane for other in self.flying.values()} | self.taken
+        assert (sent.slot is not None) == (self.shape.reuse == "slots")
+        if sent.slot is not None:
+            assert sent.slot not in {other.slot for other in self.flying.values()} | self.taken
         assert 0 <= sent.expected_bytes <= self.jobs[sent.job].prompt_bytes
-        assert (sent.like is None) == (sent.expected_bytes == 0)
-        if self.shape.reuse == "prefix cache" and sent.like in self.flying:
-            assert sent.like in self.warm, "it should find what is not there yet"
+        assert (sent.source_job is None) == (sent.expected_bytes == 0)
+        if self.shape.reuse == "prefix cache" and sent.source_job in self.flying:
+            assert sent.source_job in self.warm, "it should find what is not there yet"
         self.flying[sent.job] = sent
 
     @precondition(lambda self: self.flying)
@@ -119,7 +119,7 @@ class NightMachine(RuleBasedStateMachine):
             self.warm.discard(job)
             if kind == "finished":
                 final = self.scheduler.finished(job, Usage(100, 20, 0))
-                assert (final.job, final.lane) == (sent.job, sent.lane)
+                assert (final.job, final.slot) == (sent.job, sent.slot)
                 assert final.expected_bytes <= sent.expected_bytes
                 self.answered.append(job)
             else:
@@ -132,7 +132,7 @@ class NightMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def withdraw(self, data: st.DataObject) -> None:
         jobs = data.draw(st.lists(st.sampled_from(sorted(self.given)), max_size=3, unique=True))
-        self.scheduler.withdrawn(jobs)
+        self.scheduler.withdraw(jobs)
         for job in jobs:
             self.given.discard(job)
             self.flying.pop(job, None)
@@ -141,7 +141,7 @@ class NightMachine(RuleBasedStateMachine):
 
     @rule()
     def die(self) -> None:
-        lost = self.scheduler.lost()
+        lost = self.scheduler.engine_lost()
         assert set(lost) == set(self.flying)
         self.flying.clear()
         self.warm.clear()
@@ -150,29 +150,29 @@ class NightMachine(RuleBasedStateMachine):
 
     @rule()
     def come_back(self) -> None:
-        self.scheduler.back()
+        self.scheduler.engine_back()
         self.up = True
 
     @rule(running=st.sampled_from([0, 0, 1, 9]), width=st.integers(1, 6), forward_s=st.floats(0, 3000))
     def change(self, running: int, width: int, forward_s: float) -> None:
-        self.scheduler.interactive(running)
-        self.scheduler.widened(width)
-        self.width = width if self.shape.lanes is None else min(width, self.shape.lanes)
+        self.scheduler.set_interactive(running)
+        self.scheduler.set_width(width)
+        self.width = width if self.shape.slots is None else min(width, self.shape.slots)
         self.interactive = running
         self.now_s += forward_s
-        self.scheduler.clock(self.now_s)
+        self.scheduler.advance_clock(self.now_s)
 
-    @precondition(lambda self: self.shape.lanes)
+    @precondition(lambda self: self.shape.slots)
     @rule(data=st.data())
-    def take_lane(self, data: st.DataObject) -> None:
-        busy = {sent.lane for sent in self.flying.values()}
-        lane = data.draw(st.integers(0, (self.shape.lanes or 1) - 1))
-        if lane in self.taken:
-            self.taken.discard(lane)
-            self.scheduler.slot_freed(lane)
-        elif lane not in busy:
-            self.taken.add(lane)
-            self.scheduler.slot_taken(lane)
+    def take_slot(self, data: st.DataObject) -> None:
+        busy = {sent.slot for sent in self.flying.values()}
+        slot = data.draw(st.integers(0, (self.shape.slots or 1) - 1))
+        if slot in self.taken:
+            self.taken.discard(slot)
+            self.scheduler.slot_freed(slot)
+        elif slot not in busy:
+            self.taken.add(slot)
+            self.scheduler.slot_taken(slot)
 
     @invariant()
     def counts_agree(self) -> None:
@@ -185,15 +185,15 @@ class NightMachine(RuleBasedStateMachine):
         """When nothing happens any more but answers, all jobs end."""
         if not hasattr(self, "scheduler"):
             return
-        self.scheduler.back()
+        self.scheduler.engine_back()
         self.up = True
-        self.scheduler.interactive(0)
+        self.scheduler.set_interactive(0)
         self.interactive = 0
-        for lane in self.taken:
-            self.scheduler.slot_freed(lane)
+        for slot in self.taken:
+            self.scheduler.slot_freed(slot)
         self.taken.clear()
         if self.stream:
-            self.scheduler.again()
+            self.scheduler.reopen_stream()
         for _ in range(10 * len(self.jobs) + 10):
             self.act()
             for job in tuple(self.flying):

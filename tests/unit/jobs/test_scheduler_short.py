@@ -64,7 +64,7 @@ def test_a_table_of_short_rows_costs_about_the_least(shape: EngineShape, engine:
 
 @pytest.mark.parametrize("shape", [shape for shape, *_ in TABLES], ids=lambda shape: shape.reuse)
 def test_nobody_waits_for_a_short_head(shape: EngineShape) -> None:
-    """All jobs begin with the same 448 bytes: every lane is used at once."""
+    """All jobs begin with the same 448 bytes: every slot is used at once."""
     scheduler, head = Scheduler(shape), b"h" * (WORTH_BYTES - FINE_BYTES)
     works = [Work(job, head + b"%064d" % job, 10) for job in range(60)]
     scheduler.available((work.record for work in works), more=False)
@@ -84,18 +84,18 @@ def test_what_is_worth_waiting_for(shared: int, waits: bool) -> None:
     assert warmth.find(other) == (shared, 1)
 
 
-def test_a_few_words_do_not_cost_a_lane_its_head() -> None:
-    """A job that shares 64 bytes with every lane goes where nothing is lost."""
+def test_a_few_words_do_not_cost_a_slot_its_head() -> None:
+    """A job that shares 64 bytes with every slot goes where nothing is lost."""
     words = b"w" * FINE_BYTES
     digests = [words + bytes([65 + number]) * 3 * CHUNK_BYTES for number in range(2)]
     scheduler = Scheduler(EngineShape("slots", 2, 2, rates=RATES))
     records = [Work(job, digests[job % 2] + b"%064d" % job, 10).record for job in range(3)]
     scheduler.available(records, more=False)
-    lanes = {sent.job: sent.lane for sent in scheduler.decide() if isinstance(sent, Dispatch)}
-    needed, idle = lanes[0], lanes[1]  # job 2 needs what job 0 leaves
-    for job in lanes:
+    slots = {sent.job: sent.slot for sent in scheduler.decide() if isinstance(sent, Dispatch)}
+    needed, idle = slots[0], slots[1]  # job 2 needs what job 0 leaves
+    for job in slots:
         scheduler.finished(job)
     scheduler.available([Pending(9, Work(9, words + b"9" * 700, 10).record.prefix_key, 764, 10.0, priority=1)])
     sent = next(each for each in scheduler.decide() if isinstance(each, Dispatch))
-    assert (sent.job, sent.lane, sent.expected_bytes) == (9, idle, FINE_BYTES)
+    assert (sent.job, sent.slot, sent.expected_bytes) == (9, idle, FINE_BYTES)
     assert needed != idle

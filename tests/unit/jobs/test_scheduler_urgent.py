@@ -9,7 +9,7 @@ import pytest
 from support.slot_engine import CachingEngine, Night, SharingEngine, Work
 from tokenmill.jobs.ingest.identity import CHUNK_BYTES
 from tokenmill.jobs.models import JobId
-from tokenmill.jobs.scheduler.backlog import BLIND_S, Backlog
+from tokenmill.jobs.scheduler.backlog import UNKNOWN_SPEED_RISK_S, Backlog
 from tokenmill.jobs.scheduler.estimates import MeasuredRates
 from tokenmill.jobs.scheduler.prefix_groups import Pending, minimum
 from tokenmill.jobs.scheduler.scheduler import Scheduler
@@ -69,7 +69,7 @@ def test_the_older_of_two_batches_goes_first(window: int) -> None:
         assert len({night.by_job[job].prompt[:9] for job in night.order[38:42]}) == 1, "it begins with what is warm"
 
 
-def test_lanes_that_a_batch_cannot_fill_are_for_the_next() -> None:
+def test_slots_that_a_batch_cannot_fill_are_for_the_next() -> None:
     both = [Work(job, b"%d" % job * 900, 10) for job in (JobId.of(1, 0), JobId.of(2, 0), JobId.of(2, 1))]
     night = Night(Scheduler(shape(width=2)), SharingEngine(2), both)
     night.act()
@@ -115,8 +115,8 @@ def test_a_new_job_of_higher_priority_is_next() -> None:
         (RATES, 0.0, False),
         (RATES, 9_800.0, False),
         (RATES, 9_990.0, True),
-        (None, 10_000.0 - BLIND_S - 1, False),
-        (None, 10_000.0 - BLIND_S + 1, True),
+        (None, 10_000.0 - UNKNOWN_SPEED_RISK_S - 1, False),
+        (None, 10_000.0 - UNKNOWN_SPEED_RISK_S + 1, True),
     ],
 )
 def test_a_deadline_jumps_the_queue_when_it_is_in_danger(
@@ -128,7 +128,7 @@ def test_a_deadline_jumps_the_queue_when_it_is_in_danger(
     in_line = Night(Scheduler(shape(rates)), SharingEngine(1), works()).run().order
     assert first == in_line[0]
     assert first % 5 != 17 % 5
-    night.scheduler.clock(now_s)
+    night.scheduler.advance_clock(now_s)
     night.run()
     if not jumps:
         assert night.order == in_line
@@ -148,7 +148,7 @@ def test_jobs_in_danger_are_worked_by_head_and_the_nearest_group_first() -> None
     night = Night(Scheduler(shape(RATES)), SharingEngine(1), jobs)
     night.scheduler.decide()
     night.scheduler.available((job.record for job in sorted(jobs, key=lambda job: job.record.prefix_key)), more=False)
-    night.scheduler.clock(480.0)
+    night.scheduler.advance_clock(480.0)
     night.run()
     urgent = [job % 5 for job in night.order[:12]]
     assert urgent == [1] * 4 + [3] * 4 + [0] * 4
@@ -162,7 +162,7 @@ def test_what_is_due_before_a_job_in_danger_is_in_danger_too() -> None:
     for now_s, next_job in ((0.0, 0), (20.0, 1)):
         scheduler = Scheduler(EngineShape("shares", 1, rates=MeasuredRates(1e9, ((1, 50.0),))))
         scheduler.available([first, *records], more=False)
-        scheduler.clock(now_s)
+        scheduler.advance_clock(now_s)
         (sent,) = scheduler.decide()
         assert getattr(sent, "job", None) == next_job, now_s
 
@@ -178,10 +178,10 @@ def test_deadlines_are_not_looked_at_more_often_than_needed() -> None:
     far = ((-500.0, 40), (-499.0, 40), (-440.5, 40), (-439.5, 80))  # a look in a minute is enough
     near = ((35.0, 120), (36.0, 120), (36.5, 160), (37.6, 200))  # of the hundred, sixty are kept in reserve
     for now_s, seen in (*far, *near, (-600.0, 240)):  # a clock that is set back
-        backlog.clock(now_s, cost)
+        backlog.advance_clock(now_s, cost)
         assert len(looks) == seen, now_s
     backlog.add([Pending(99, b"newwhead", 10, deadline_s=1.0)])
-    backlog.clock(-599.9, cost)
+    backlog.advance_clock(-599.9, cost)
     assert len(looks) == 281, "a new one is looked at at once"
 
 
@@ -202,7 +202,7 @@ def test_nobody_is_passed_over_for_ever() -> None:
 
 
 @pytest.mark.parametrize("priority", [0, 3])
-def test_lanes_are_kept_for_urgent_followers_while_their_head_is_computed(priority: int) -> None:
+def test_slots_are_kept_for_urgent_followers_while_their_head_is_computed(priority: int) -> None:
     """Otherwise the others would take them, and keep them for as long as their answers are."""
     jobs = [Work(work.job, work.prompt, 10, priority if work.job % 5 == 3 else 0) for work in works()]
     night = Night(Scheduler(EngineShape("prefix cache", 4)), CachingEngine(), jobs)

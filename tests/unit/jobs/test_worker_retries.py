@@ -18,11 +18,11 @@ from tokenmill.errors import (
 from tokenmill.jobs.models import Failure
 from tokenmill.jobs.scheduler.crash_isolation import FURTHER_TOKENS, CrashIsolation
 from tokenmill.jobs.scheduler.prefix_groups import Pending
-from tokenmill.jobs.worker.retries import LONGEST_DELAY_S, after, delay_s, most_in_a_row, verdict
+from tokenmill.jobs.worker.retries import MAX_DELAY_S, classify, delay_s, final_failure, max_consecutive_failures
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "can_pass"),
+    ("error", "code", "retryable"),
     [
         (TooLong("9000 tokens do not fit", needed_tokens=9000, context_tokens=8192), "too_long", False),
         (RequestRefused("no such thing"), "refused", False),
@@ -32,38 +32,38 @@ from tokenmill.jobs.worker.retries import LONGEST_DELAY_S, after, delay_s, most_
         (TokenmillError("something else"), "failed", False),
     ],
 )
-def test_only_what_can_pass_is_tried_again(error: TokenmillError, code: str, can_pass: bool) -> None:
-    found = verdict(error)
-    assert (found.failure.code, found.can_pass) == (code, can_pass)
+def test_only_what_can_pass_is_tried_again(error: TokenmillError, code: str, retryable: bool) -> None:
+    found = classify(error)
+    assert (found.failure.code, found.retryable) == (code, retryable)
     assert error.message in found.failure.message
 
 
 def test_too_long_says_by_how_much_once() -> None:
     plain = TooLong("9000 tokens do not fit a context of 8192", needed_tokens=9000, context_tokens=8192)
-    assert "808 tokens too many" in verdict(plain).failure.message
+    assert "808 tokens too many" in classify(plain).failure.message
     said = TooLong("9000 of 8192: 808 too many", needed_tokens=9000, context_tokens=8192)
-    assert verdict(said).failure.message.count("808") == 1
+    assert classify(said).failure.message.count("808") == 1
     # "1" stands in both numbers, and a server that only counts the prompt has no room for an answer left
     for needed in (512, 513):
         edge = TooLong(f"{needed} tokens do not fit a context of 512", needed_tokens=needed, context_tokens=512)
-        assert "(1 token too many)" in verdict(edge).failure.message
+        assert "(1 token too many)" in classify(edge).failure.message
 
 
 def test_a_hint_belongs_to_the_message_but_a_page_of_a_log_does_not() -> None:
-    assert verdict(EngineTimeout("late", hint="give it more time")).failure.message == "late; give it more time"
-    assert "last words" not in verdict(EngineDied("dead", hint="its last words: ...")).failure.message
+    assert classify(EngineTimeout("late", hint="give it more time")).failure.message == "late; give it more time"
+    assert "last words" not in classify(EngineDied("dead", hint="its last words: ...")).failure.message
 
 
 def test_attempts_are_told_when_there_were_several() -> None:
     failure = Failure("timeout", "late")
-    assert after(failure, 1) is failure
-    assert after(failure, 3).message == "late; tried 3 times"
+    assert final_failure(failure, 1) is failure
+    assert final_failure(failure, 3).message == "late; tried 3 times"
 
 
 @given(attempts=st.integers(1, 40), chance=st.floats(0, 1, exclude_max=True))
 def test_waiting_doubles_is_spread_and_has_an_end(attempts: int, chance: float) -> None:
     found = delay_s(attempts, chance, 2.0)
-    middle = min(LONGEST_DELAY_S, 2.0 * 2 ** (attempts - 1))
+    middle = min(MAX_DELAY_S, 2.0 * 2 ** (attempts - 1))
     assert 0.5 * middle <= found <= 1.5 * middle
 
 
@@ -99,8 +99,8 @@ def test_only_vllm_exits_cleanly_without_being_told_to(kind: str, outside: bool 
 
 
 def test_the_engine_is_at_fault_after_as_many_failures_as_no_batch_of_bad_jobs_has() -> None:
-    assert most_in_a_row(1) == most_in_a_row(4) == 12
-    assert most_in_a_row(64) == 192
+    assert max_consecutive_failures(1) == max_consecutive_failures(4) == 12
+    assert max_consecutive_failures(64) == 192
 
 
 def record(job: int) -> Pending:
@@ -110,7 +110,7 @@ def record(job: int) -> Pending:
 def test_suspects_are_tried_one_at_a_time_and_the_next_when_one_has_come_further() -> None:
     suspects = CrashIsolation()
     for job in (1, 2):
-        suspects.accuse(record(job), tokens=10)
+        suspects.add_suspect(record(job), tokens=10)
     assert suspects.try_next({7}) is None  # somebody else is at work
     assert suspects.try_next(()) == record(1)
     assert suspects.try_next({1}) is None
@@ -123,7 +123,7 @@ def test_suspects_are_tried_one_at_a_time_and_the_next_when_one_has_come_further
 
 def test_a_suspect_from_another_run_is_cleared_by_its_end_alone() -> None:
     suspects = CrashIsolation()
-    suspects.accuse(record(1), tokens=None)
+    suspects.add_suspect(record(1), tokens=None)
     suspects.try_next(())
     assert not suspects.advanced(1, 10**6)
     suspects.ended(1)
@@ -132,7 +132,7 @@ def test_a_suspect_from_another_run_is_cleared_by_its_end_alone() -> None:
 
 def test_a_suspect_whose_trial_is_interrupted_is_tried_again_up_to_the_same_point() -> None:
     suspects = CrashIsolation()
-    suspects.accuse(record(1), tokens=50)
+    suspects.add_suspect(record(1), tokens=50)
     assert not suspects.retry(record(2), tokens=3)  # no suspect
     suspects.try_next(())
     assert suspects.retry(record(1), tokens=3)
@@ -145,12 +145,12 @@ def test_a_suspect_whose_trial_is_interrupted_is_tried_again_up_to_the_same_poin
 def test_whoever_is_accused_again_waits_again() -> None:
     suspects = CrashIsolation()
     for job in (1, 2, 3):
-        suspects.accuse(record(job), tokens=0)
+        suspects.add_suspect(record(job), tokens=0)
     suspects.try_next(())
     suspects.advanced(1, FURTHER_TOKENS)
     suspects.try_next({1})  # the engine dies with 1, cleared, and 2, on trial
     for job in (1, 2):
-        suspects.accuse(record(job), tokens=20)
+        suspects.add_suspect(record(job), tokens=20)
     assert suspects.on_trial is None
     assert [suspects.try_next(()), suspects.try_next({3})] == [record(3), None]
     suspects.dropped([1, 2, 3])

@@ -119,7 +119,7 @@ def drawn(now: Snapshot, speeds: tuple[float, float] | None, time_s: float) -> R
     """The live display of a snapshot."""
     counts = now.counts
     tokens = now.tokens
-    failed = counts.failed + counts.set_aside + counts.cancelled
+    failed = counts.failed + counts.quarantined + counts.cancelled
     more = f", {failed:,} failed" if failed else ""
     more += f", {now.retrying:,} waiting for a retry" if now.retrying else ""
     rows = {"jobs": f"{_bar(counts)}  {counts.done:,} of {counts.total:,}{more}"}
@@ -134,7 +134,7 @@ def drawn(now: Snapshot, speeds: tuple[float, float] | None, time_s: float) -> R
     if now.failed is not None:
         retry = ", will be retried" if now.failed.again else ""
         rows["failed"] = f"line {now.failed.number}{retry}: {now.failed.failure.message}"
-    for label, message in (("engine", now.engine or now.engine_says), ("output", now.output)):
+    for label, message in (("engine", now.engine or now.engine_detail), ("output", now.output)):
         if message:
             rows[label] = message
     table = Table.grid(padding=(0, 2))
@@ -149,7 +149,7 @@ def line(now: Snapshot, speeds: tuple[float, float] | None) -> str:
     """A snapshot as one log line."""
     counts = now.counts
     tokens = now.tokens
-    failed = counts.failed + counts.set_aside + counts.cancelled
+    failed = counts.failed + counts.quarantined + counts.cancelled
     parts = [f"{counts.done:,} of {number_of(counts.total, 'job')}" + (f", {failed:,} failed" if failed else "")]
     if speeds is not None:
         parts.append(f"prefill {speeds[0]:,.0f} tok/s, decode {speeds[1]:,.0f} tok/s")
@@ -179,7 +179,7 @@ def summary(ended: Summary) -> list[RenderableType]:
     report = ended.report
     counts = batch.counts
     rows = {"batch": _fitted(batch.name, "  ", _answered(counts, report))}
-    if counts.failed or counts.set_aside or counts.cancelled:
+    if counts.failed or counts.quarantined or counts.cancelled:
         rows["failed"] = _failed(counts)
     if report is not None and report.answers:
         rows["time"] = _time(report)
@@ -193,7 +193,7 @@ def summary(ended: Summary) -> list[RenderableType]:
     parts: list[RenderableType] = [facts(rows)]
     if report is not None:
         parts += [f"cache miss: {line}" for line in report.misses.lines()[:_MISSES]]
-    if counts.failed or counts.set_aside:
+    if counts.failed or counts.quarantined:
         parts.append(f"failed lines: tokenmill results {batch.name} --failed")
         parts += remedies(ended.failed_by_code, batch.name)
     return parts
@@ -218,7 +218,7 @@ def _answered(counts: Counts, report: RunReport | None) -> str:
 
 
 def _failed(counts: Counts) -> str:
-    parts = {"failed": counts.failed, "quarantined": counts.set_aside, "cancelled": counts.cancelled}
+    parts = {"failed": counts.failed, "quarantined": counts.quarantined, "cancelled": counts.cancelled}
     return ", ".join(f"{number:,} {word}" for word, number in parts.items() if number)
 
 
@@ -229,7 +229,7 @@ def _time(report: RunReport) -> str:
     if report.busy_s > 0:
         parts.append(f"{report.tokens.generated / report.busy_s:,.0f} tok/s")
     of = "" if report.slots is None else f" of {report.slots}"
-    return _GAP.join([*parts, f"{report.lanes:.1f}{of} slots busy"])
+    return _GAP.join([*parts, f"{report.busy_slots:.1f}{of} slots busy"])
 
 
 def _prompts(report: RunReport) -> str:
@@ -237,10 +237,10 @@ def _prompts(report: RunReport) -> str:
     tokens = report.tokens
     cached = tokens.cached / tokens.prompt if tokens.prompt else 0.0
     text = f"{number_of(tokens.prompt, 'token')}, {format_percent(cached)} from cache"
-    if report.least is not None and report.least.tokens and tokens.computed:
-        text += f" ({_over_minimum(tokens.computed / report.least.tokens - 1, exact=report.least.exact)})"
-    if report.head_tok_s is not None and tokens.cached:
-        return _fitted(text, ", ", f"saves {format_seconds(tokens.cached / report.head_tok_s)}")
+    if report.minimum is not None and report.minimum.tokens and tokens.computed:
+        text += f" ({_over_minimum(tokens.computed / report.minimum.tokens - 1, exact=report.minimum.exact)})"
+    if report.long_prefill_tok_s is not None and tokens.cached:
+        return _fitted(text, ", ", f"saves {format_seconds(tokens.cached / report.long_prefill_tok_s)}")
     return text
 
 
@@ -260,8 +260,8 @@ def _over_minimum(share: float, *, exact: bool) -> str:
 
 def _engine(load_s: float | None, report: RunReport | None) -> str | None:
     parts = [] if load_s is None else [f"loaded in {format_seconds(load_s)}"]
-    if report is not None and report.deaths:
-        parts.append(f"restarted {number_of(report.deaths, 'time')} after a crash")
+    if report is not None and report.crashes:
+        parts.append(f"restarted {number_of(report.crashes, 'time')} after a crash")
     return ", ".join(parts) or None
 
 
@@ -274,9 +274,9 @@ def document(ended: Summary) -> dict[str, Any]:
         "batch": batch.name,
         "jobs": counts.total,
         "succeeded": counts.done,
-        "failed": counts.failed + counts.set_aside + counts.cancelled,
+        "failed": counts.failed + counts.quarantined + counts.cancelled,
         "failed_by_code": dict(ended.failed_by_code),
-        "set_aside": counts.set_aside,
+        "set_aside": counts.quarantined,
         "cancelled": counts.cancelled,
         "pending": counts.pending + counts.running,
         "computed": report.answers if report else 0,
@@ -291,19 +291,19 @@ def document(ended: Summary) -> dict[str, Any]:
     if report is not None:
         found |= {
             "work_seconds": round(report.seconds, 3),
-            "least_prompt_tokens": report.least.tokens if report.least else None,
-            "least_is_exact": report.least.exact if report.least else None,
+            "least_prompt_tokens": report.minimum.tokens if report.minimum else None,
+            "least_is_exact": report.minimum.exact if report.minimum else None,
             "prefill_tok_s": report.rates.prefill_tok_s,
-            "head_tok_s": report.head_tok_s,
-            "lanes": round(report.lanes, 2),
-            "engine_deaths": report.deaths,
+            "head_tok_s": report.long_prefill_tok_s,
+            "lanes": round(report.busy_slots, 2),
+            "engine_deaths": report.crashes,
             "finish_reasons": dict(report.finish_reasons),
             "misses": [
                 {
                     "cause": tallied.cause,
                     "jobs": tallied.jobs,
                     "lost_tokens": tallied.lost_tokens,
-                    "example": tallied.examples[0].words,
+                    "example": tallied.examples[0].message,
                 }
                 for tallied in report.misses.by_cost()
             ],
@@ -350,5 +350,5 @@ def _node(node: NodeSummary) -> dict[str, Any]:
         "reused_tokens": report.tokens.cached if report else 0,
         "generated_tokens": report.tokens.generated if report else 0,
         "busy_seconds": round(report.busy_s, 3) if report else 0.0,
-        "engine_deaths": report.deaths if report else 0,
+        "engine_deaths": report.crashes if report else 0,
     }

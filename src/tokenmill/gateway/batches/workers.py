@@ -139,7 +139,7 @@ class BackendWorkers:
             self._wake()
 
     def _record_miss(self, name: str, miss: Miss) -> None:
-        self._state.recorder.missed(PrefixMiss(name, miss.expected_tokens, miss.cached_tokens, miss.words))
+        self._state.recorder.missed(PrefixMiss(name, miss.expected_tokens, miss.cached_tokens, miss.message))
 
     def _back_off(self, name: str, error: TokenmillError) -> None:
         backoff = self._backoffs.setdefault(name, _Backoff())

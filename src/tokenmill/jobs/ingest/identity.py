@@ -42,7 +42,7 @@ FINE_BYTES = 64
 _FINE_SIZES = [FINE_BYTES] * 4 + [2 * FINE_BYTES] * 2
 FINE_CHUNKS = len(_FINE_SIZES)  # in the first CHUNK_BYTES
 _SIZES = _FINE_SIZES + [CHUNK_BYTES] * 23 + [4 * CHUNK_BYTES] * 26 + [32 * CHUNK_BYTES] * 13
-MOST_CHUNKS = len(_SIZES) + 1  # the last one for all that follows the others
+MAX_CHUNKS = len(_SIZES) + 1  # the last one for all that follows the others
 ENDS = tuple(accumulate(_SIZES, initial=0))
 """Prompt bytes that the first N chunks stand for, by N."""
 _FORM = "tokenmill job 1"  # increment when the canonical form changes
@@ -63,8 +63,8 @@ _NOT_SAMPLING = frozenset(
     )
 )
 # By the number of whole chunks; quicker than a slice for each, and this runs for a million lines.
-_CUT = [Struct("".join(f"{size}s" for size in _SIZES[:count])).unpack_from for count in range(MOST_CHUNKS)]
-_PACKED = [Struct(f">{count + 1}I").pack for count in range(MOST_CHUNKS)]
+_CUT = [Struct("".join(f"{size}s" for size in _SIZES[:count])).unpack_from for count in range(MAX_CHUNKS)]
+_PACKED = [Struct(f">{count + 1}I").pack for count in range(MAX_CHUNKS)]
 KEY_BYTES = 4  # of a prefix key, per chunk
 _TAIL_BYTES = 3  # of identity in a place; never a multiple of four, which is the older form
 _OLD_TAIL_BYTES = 4
@@ -101,7 +101,7 @@ def place_values(model_id: str, endpoint: Endpoint, values: Mapping[str, Any]) -
         sampling.append(_TOOLS_FORM)
     header = b"%b%b\n" % (_header(model_id, endpoint, tuple(sampling)), lengths.encode())
     identity = sha256(header + text).digest()
-    return identity, head_key(text) + identity[:_TAIL_BYTES], len(text)
+    return identity, prefix_key_of(text) + identity[:_TAIL_BYTES], len(text)
 
 
 def prompt_text(call: Call) -> str:
@@ -112,7 +112,7 @@ def prompt_text(call: Call) -> str:
     return "\n".join(_parts(call.values)) if prompt is None else str(prompt)
 
 
-def head_key(prompt: str | bytes) -> bytes:
+def prefix_key_of(prompt: str | bytes) -> bytes:
     """The prefix key of a prompt: four bytes per chunk."""
     text = prompt.encode() if isinstance(prompt, str) else prompt
     if len(text) <= FINE_BYTES:
@@ -121,7 +121,7 @@ def head_key(prompt: str | bytes) -> bytes:
     return _PACKED[whole](*map(crc32, _CUT[whole](text)), crc32(text[ENDS[whole] :]))
 
 
-def head_of(place: bytes) -> bytes:
+def stored_prefix_key(place: bytes) -> bytes:
     """The prefix key in a place; the identity bytes after it distinguish equal prompts."""
     if len(place) % KEY_BYTES == _TAIL_BYTES:
         return place[:-_TAIL_BYTES]
@@ -132,10 +132,10 @@ def head_of(place: bytes) -> bytes:
 
 def shared_bytes(one: bytes, other: bytes) -> int:
     """Bytes of prompt, in whole chunks, that two places have in common (as far as checksums tell)."""
-    ours = head_of(one)
-    theirs = head_of(other)
+    ours = stored_prefix_key(one)
+    theirs = stored_prefix_key(other)
     chunks = 0
-    while chunks < MOST_CHUNKS - 1 and (chunk := ours[KEY_BYTES * chunks : KEY_BYTES * (chunks + 1)]):
+    while chunks < MAX_CHUNKS - 1 and (chunk := ours[KEY_BYTES * chunks : KEY_BYTES * (chunks + 1)]):
         if chunk != theirs[KEY_BYTES * chunks : KEY_BYTES * (chunks + 1)]:
             break
         chunks += 1

@@ -1,6 +1,6 @@
-"""Which job goes to which slot. Pure: no clock, no file, no engine.
+"""Decides which job runs next, and in which slot. Pure: no clocks, files or engines.
 
-scheduler: the decisions.  backlog, prefix_tree, prefix_groups: pending jobs, sorted by the prefixes they share.
-cache_model: what the engine's prefix cache holds.  slots: the sequences of an engine.  shape: what an engine offers.
-estimates: how long answers will be and what they cost.  crash_isolation: finds the job that crashes an engine.
+scheduler: the decisions.  backlog, prefix_tree, prefix_groups: pending jobs, ordered by the prefixes they share.
+cache_model: contents of the engine's prefix cache.  slot_assignment: the slots of an engine.  shape: its properties.
+estimates, costs: expected answer lengths, and cost of a job.  crash_isolation: finds the job that crashes an engine.
 """

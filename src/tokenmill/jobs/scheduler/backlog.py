@@ -1,9 +1,9 @@
 """Pending jobs in memory, ordered by deadline risk, priority, batch and prefix.
 
-Among batches of equal priority the oldest goes first. A later batch with the same prefixes does not interleave: the
-first would wait for all its answers, to save computing each prefix a second time. Jobs whose deadline is at risk, and
-jobs that were passed over for too long, move to a separate tree that goes before all others and is ordered by prefix
-too; the rest of their group stays where it is. Pure: time is passed in as a number.
+Among batches of equal priority the oldest goes first. Batches do not interleave even if they share prefixes: the older
+one would finish later, to save one computation per prefix. Jobs whose deadline is at risk, and jobs that were passed
+over for too long, move to an urgent tree that precedes all others and is ordered by prefix too; the rest of their group
+stays where it is. Pure: time is passed in as a number.
 """
 
 from collections import deque
@@ -14,15 +14,15 @@ from tokenmill.jobs.models import JobId
 from tokenmill.jobs.scheduler.prefix_groups import Pending
 from tokenmill.jobs.scheduler.prefix_tree import Order, PrefixTree
 
-BLIND_S = 3600.0  # a deadline nearer than this is at risk if the engine's speed is unknown
+UNKNOWN_SPEED_RISK_S = 3600.0  # a deadline nearer than this is at risk if the engine's speed is unknown
 _MARGIN = 1.25  # expected times are multiplied by this ...
 _SLACK_S = 60.0  # ... and this is added
 _MIN_CHECK_S = 1.0  # minimum interval between checks of all deadlines ...
 _MAX_CHECK_S = 60.0  # ... and maximum, while no deadline is near
-_MAX_PASSED_WINDOWS = 4  # windows of jobs of the same batch that may pass a waiting job
+_MAX_PASSED_WINDOWS = 4  # windows of jobs of the same batch that may run before a waiting job
 
 Turn = tuple[int, int]
-"""The negative priority and the batch; the lowest goes first."""
+"""(negative priority, batch); the lowest goes first."""
 Cost = Callable[[Pending], tuple[float, float] | None]
 """Engine seconds that a job takes, and seconds until its answer is complete; None if unknown."""
 
@@ -44,8 +44,8 @@ class Backlog:
     """All pending jobs in memory."""
 
     def __init__(self, *, final: Order, window: int) -> None:
-        self.ended = False  # no more jobs will be added: this is the rest of the run
-        self._final: Order = final  # order of the outermost groups once all of them are known
+        self.ended = False  # the job stream has ended: no more jobs will be added
+        self._final: Order = final  # order of the outermost groups once all jobs are known
         self._first: Order = "file" if final == "file" else "stream"
         self._max_passed = _MAX_PASSED_WINDOWS * window
         self._urgent = PrefixTree("due")
@@ -62,7 +62,7 @@ class Backlog:
         return job in self._trees
 
     def trees(self) -> list[PrefixTree]:
-        """Trees that have jobs, the most urgent first."""
+        """The non-empty trees, the most urgent first."""
         return [
             tree for tree in (self._urgent, *(self._queues[turn].tree for turn in sorted(self._queues))) if len(tree)
         ]
@@ -80,8 +80,8 @@ class Backlog:
                 self._with_deadline[record.job] = record
                 self._checked_s = None
 
-    def reached(self, last: Pending | None, *, more: bool) -> None:
-        """Set how far the job stream has been read, and whether more follows; this may reorder groups."""
+    def stream_read(self, last: Pending | None, *, more: bool) -> None:
+        """Record that the job stream was read up to `last`, and whether more jobs follow; this may reorder groups."""
         self.ended = not more
         for turn, queue in self._queues.items():
             continues = more and (last is None or turn >= _turn(last))
@@ -111,10 +111,10 @@ class Backlog:
         ):
             self._make_urgent(queue.arrived.popleft()[1])
 
-    def clock(self, now_s: float, cost: Cost) -> None:
-        """Make jobs urgent whose deadline is at risk.
+    def advance_clock(self, now_s: float, cost: Cost) -> None:
+        """Advance the time, and make jobs urgent whose deadline is at risk.
 
-        A job is at risk if it would miss its deadline when it, and all jobs that are due before it, were started now.
+        A deadline is at risk if the job would miss it even if all jobs due before it, and then the job, started now.
         """
         if not self._with_deadline or (
             self._checked_s is not None and 0 <= now_s - self._checked_s < self._check_interval_s
@@ -130,12 +130,12 @@ class Backlog:
             left_s = (record.deadline_s or 0.0) - now_s
             takes = cost(record)
             busy_s += takes[0] if takes is not None else 0.0
-            over_s = left_s - (BLIND_S if takes is None else _MARGIN * (busy_s + takes[1]) + _SLACK_S)
+            over_s = left_s - (UNKNOWN_SPEED_RISK_S if takes is None else _MARGIN * (busy_s + takes[1]) + _SLACK_S)
             if over_s <= 0:
                 endangered = number
             else:
                 slack_s = min(slack_s, over_s)
-        # The slack shrinks as time passes, and faster if answers turn out longer than expected.
+        # The slack shrinks with time, and faster if answers are longer than expected.
         self._check_interval_s = min(_MAX_CHECK_S, max(_MIN_CHECK_S, slack_s / 4))
         for record in due[:endangered]:
             self._make_urgent(record.job)

@@ -1,9 +1,9 @@
 """Model of an engine's prefix cache, inferred from requests and responses, for engines that match prefixes themselves.
 
-A prompt that was sent is *cold* until its first token, then *warm*. If sequences share cells (`shares`), a cold prompt
-counts as cached immediately, because the engine lets other requests wait for it. In a prefix cache only warm prompts
-are found: a job that needs more of a cold prompt than is warm must wait here, unless the difference is too short to
-matter.
+A prompt is *cold* from the time it is sent until its first token arrives, then *warm*. If sequences share cells
+(`shares`), a cold prompt counts as cached immediately, because the engine makes other requests wait for it. A prefix
+cache contains only warm prompts: a job that shares more with a cold prompt than with any warm one is held back until
+that prompt is warm, unless the difference is too short to matter.
 """
 
 from bisect import bisect_left, insort
@@ -15,10 +15,10 @@ from tokenmill.jobs.scheduler.shape import EngineShape
 
 
 class PrefixIndex:
-    """Prompts in order of last use."""
+    """A set of prompts, searchable by prefix and ordered by last use."""
 
     def __init__(self) -> None:
-        self.bytes = 0  # of all prompts, shared prefixes counted once
+        self.bytes = 0  # of all prompts, each shared prefix counted once
         self._sorted: list[tuple[bytes, int]] = []
         self._records: dict[int, Pending] = {}  # oldest first
 
@@ -48,27 +48,27 @@ class PrefixIndex:
         self._records.clear()
         self.bytes = 0
 
-    def oldest(self, but: "PrefixIndex") -> int | None:
-        """The least recently used job that is not in another index, or None."""
-        return next((job for job in self._records if job not in but), None)
+    def oldest(self, *, excluding: "PrefixIndex") -> int | None:
+        """The least recently used job that is not in `excluding`, or None."""
+        return next((job for job in self._records if job not in excluding), None)
 
     def best(self, record: Pending) -> tuple[int, int | None]:
-        """Bytes of a prompt that are present, and the job they come from."""
+        """The bytes that a prompt shares with the most similar other prompt, and that prompt's job."""
         at = bisect_left(self._sorted, (record.prefix_key, record.job))
         near = (self._records[job] for _, job in self._sorted[max(0, at - 1) : at + 2] if job != record.job)
         found = max(((shared_bytes(record, other), other.job) for other in near), default=(0, None))
         return found if found[0] else (0, None)
 
     def extra_bytes(self, record: Pending) -> int:
-        """Additional bytes that a prompt would take."""
+        """Bytes that adding a prompt would add."""
         return record.prompt_bytes - self.best(record)[0]
 
 
-_MAX_PROMPTS = 512  # prompts that are remembered
+_MAX_PROMPTS = 512  # per engine
 
 
 class CacheModel:
-    """The prompts in one engine."""
+    """The prompts that one engine has cached or is computing."""
 
     def __init__(self, shape: EngineShape, tokens: Callable[[int], int]) -> None:
         self.running = PrefixIndex()
@@ -83,38 +83,38 @@ class CacheModel:
         return self._cold.values()
 
     def find(self, record: Pending) -> tuple[int, int | None]:
-        """Bytes of a prompt that need not be computed, and the job they come from."""
+        """Bytes of a prompt that are expected to be cached, and the job that computed them."""
         return self._cached.best(record)
 
     def ready(self, record: Pending) -> bool:
-        """False if a cold prompt will soon provide enough more of this prompt to be worth waiting for."""
+        """Whether no cold prompt shares enough more of this prompt than the cache to be worth waiting for."""
         if self._shape.reuse != "prefix cache":
             return True
         found = worth_bytes(self._cached.best(record)[0])
         return all(worth_bytes(shared_bytes(record, cold)) <= found for cold in self.cold)
 
     def independent(self, record: Pending) -> bool:
-        """False if a cold prompt will soon provide any more of this prompt."""
+        """Whether no cold prompt shares more of this prompt than the cache."""
         if self._shape.reuse != "prefix cache":
             return True
         found = self._cached.best(record)[0]
         return all(shared_bytes(record, cold) <= found for cold in self.cold)
 
     def sent(self, record: Pending) -> None:
-        """Note that a job was sent."""
+        """Record that a job was sent."""
         self.running.add(record)
         self._cold[record.job] = record
         if self._shape.reuse == "shares":
             self._add(record)
 
     def warmed(self, record: Pending) -> None:
-        """Note that a prompt was computed."""
+        """Record that a prompt was computed."""
         self._cold.pop(record.job, None)
         if self._shape.reuse in ("shares", "prefix cache"):
             self._add(record)
 
     def ended(self, record: Pending, *, answered: bool) -> bool:
-        """Note that a job left the engine; returns whether it was still cold, so that others may miss its prompt."""
+        """Record that a job ended; returns whether it was still cold, in which case its prompt was not cached."""
         self.running.drop(record.job)
         if answered:
             self.warmed(record)
@@ -129,8 +129,8 @@ class CacheModel:
             index.clear()
         self._cold.clear()
 
-    def find_again(self) -> dict[int, tuple[int, int | None]]:
-        """For each cold prompt, the bytes that it finds among the warm prompts and the cold ones sent before it."""
+    def find_for_cold(self) -> dict[int, tuple[int, int | None]]:
+        """For each cold prompt, what `find` returns if only the warm prompts and those sent before it are cached."""
         for record in self.cold:
             self._cached.drop(record.job)
         found = dict[int, tuple[int, int | None]]()
@@ -141,11 +141,11 @@ class CacheModel:
         return found
 
     def _add(self, record: Pending) -> None:
-        """Add a prompt to the cache, evicting the least recently used ones beyond the engine's capacity."""
+        """Add a prompt, and evict the least recently used ones that exceed the engine's capacity."""
         self._cached.add(record)
         cells = self._shape.cells_total or inf
         while len(self._cached) > _MAX_PROMPTS or self._tokens(self._cached.bytes) > cells:
-            oldest = self._cached.oldest(self.running)
+            oldest = self._cached.oldest(excluding=self.running)
             if oldest is None:
                 return
             self._cached.drop(oldest)

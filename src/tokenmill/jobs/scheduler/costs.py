@@ -1,6 +1,6 @@
 """Cost of a job on one engine: KV cells, seconds, and whether recomputing a prefix in another slot pays off.
 
-Uses expected answer lengths and measured rates. Unknown values are None, and every decision states its fallback.
+Costs are estimated from expected answer lengths and measured rates; an unknown cost is None.
 """
 
 from collections.abc import Iterable
@@ -10,18 +10,19 @@ from tokenmill.jobs.scheduler.prefix_groups import Pending
 from tokenmill.jobs.scheduler.prefix_tree import PrefixNode
 from tokenmill.jobs.scheduler.shape import EngineShape
 
-AGAIN_WITHOUT_RATES = (
-    "no rates are measured: a prefix is computed in one more slot if each slot's share of the answers "
+RECOMPUTE_WITHOUT_RATES = (
+    "no rates have been measured: a prefix is recomputed in another slot if each slot's share of the answers "
     "is at least as long as the prefix"
 )
-AGAIN_UNKNOWN = "a prefix stays in one slot until the first answer shows how long answers are"
-AGAIN_HOPED = (
-    "another lane was tried because its rate was never measured: it was assumed to add half of what the first decodes"
+RECOMPUTE_LENGTHS_UNKNOWN = "a prefix stays in one slot until the first answer shows how long answers are"
+RECOMPUTE_RATE_ASSUMED = (
+    "a prefix was recomputed in another slot although decoding with that many slots has not been measured: "
+    "each slot was assumed to add half the decode rate of a single slot"
 )
 
 
 class EngineCosts:
-    """Costs of jobs on one engine, from finished jobs and measured rates. Only `measured` changes it."""
+    """Costs of jobs on one engine, estimated from finished jobs and measured rates."""
 
     def __init__(self, shape: EngineShape, lengths: AnswerLengths) -> None:
         self._lengths = lengths
@@ -58,27 +59,27 @@ class EngineCosts:
         prefill_s = self.tokens(record.prompt_bytes) / rates.prefill_tok_s
         return prefill_s + output / rate, prefill_s + output * slots / rate
 
-    def again_pays(self, node: PrefixNode, again_bytes: int, *, at: int, busy: int) -> tuple[bool, str | None]:
-        """Whether computing a group's prefix in one more slot pays off, and the assumption made, if any.
+    def recompute_pays(self, node: PrefixNode, recompute_bytes: int, *, at: int, busy: int) -> tuple[bool, str | None]:
+        """Whether recomputing a group's prefix in one more slot pays off, and the assumption made, if any.
 
-        `at` slots work on the group and `busy` slots in total. With rates, the seconds saved by the additional decode
-        throughput, while the new slot decodes its share of the group's answers, are compared with the prefill seconds
-        of the prefix. The rate of a number of slots that was never used is estimated, and measured once it is used.
-        Without rates the rule is AGAIN_WITHOUT_RATES, which favours one slot as long as prefill is faster than decode.
+        `at` slots run jobs of the group and `busy` slots run any job. If rates are known, the prefill seconds of the
+        prefix are compared with the seconds that the additional decode throughput saves while the new slot decodes its
+        share of the group's answers. Rates for slot counts that were never measured are extrapolated. Without rates the
+        rule is RECOMPUTE_WITHOUT_RATES, which favours one slot as long as prefill is faster than decode.
         """
         mean = self._lengths.mean_tokens
         answers = node.count * mean if mean is not None else (None if node.unknown else node.work)
         if answers is None:
-            return False, AGAIN_UNKNOWN
-        prefix_tokens = self.tokens(again_bytes)
+            return False, RECOMPUTE_LENGTHS_UNKNOWN
+        prefix_tokens = self.tokens(recompute_bytes)
         rates = self._rates
         now = self._estimated_decode(busy)
         then = self._estimated_decode(busy + 1)
         if not rates.prefill_tok_s or not now or not then:
-            return answers / (at + 1) >= prefix_tokens, AGAIN_WITHOUT_RATES
+            return answers / (at + 1) >= prefix_tokens, RECOMPUTE_WITHOUT_RATES
         share_s = answers / (at + 1) * (busy + 1) / then
         pays = share_s * (then - now) / now > prefix_tokens / rates.prefill_tok_s
-        return pays, AGAIN_HOPED if pays and busy + 1 > rates.decode_tok_s[-1][0] else None
+        return pays, RECOMPUTE_RATE_ASSUMED if pays and busy + 1 > rates.decode_tok_s[-1][0] else None
 
     def _estimated_decode(self, slots: int) -> float | None:
         """Decode tokens per second with this many slots, extrapolated from the nearest measurement where necessary.

@@ -1,6 +1,19 @@
 """The decisions that a scheduler returns."""
 
 from dataclasses import dataclass
+from typing import Literal
+
+WaitReason = Literal[
+    "engine_down",
+    "no_jobs",
+    "all_in_flight",
+    "interactive",  # interactive requests use all slots
+    "max_in_flight",
+    "slots_busy",
+    "recompute_too_costly",  # a free slot would have to recompute a prefix
+    "prefix_pending",  # a prefix that the next jobs share is being computed
+    "kv_cache_full",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -8,25 +21,25 @@ class Dispatch:
     """Send this job to the engine now."""
 
     job: int
-    lane: int | None
-    expected_bytes: int  # minimum bytes of its canonical prompt that need not be computed, in whole chunks
+    slot: int | None  # None: the engine chooses
+    expected_bytes: int  # minimum bytes of its canonical prompt that should be cached, in whole chunks
     expected_tokens: int  # the same, estimated in tokens
     leader: bool  # it computes a prefix that pending jobs will reuse
-    like: int | None  # the job whose prompt it should find in the cache
+    source_job: int | None  # the job that computed the prefix it should find in the cache
 
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Read this many more pending jobs, in prefix order after the last ones; other decisions do not wait for them."""
+    """Read up to this many more pending jobs, in prefix order after the last ones; other decisions need not wait."""
 
     jobs: int
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing can be sent until something changes."""
+    """Nothing can be sent until the next event."""
 
-    reason: str
+    reason: WaitReason
 
 
 ScheduleDecision = Dispatch | Fetch | Wait

@@ -1,21 +1,21 @@
-"""Expected answer lengths and remaining time: running means of finished jobs, and arithmetic.
+"""Expected answer lengths and remaining time, estimated from running means over finished jobs.
 
-A job's max_tokens is an upper bound and, before anything has finished, all that is known. Jobs of one kind (the same
-first 512 bytes, or 64 if they share no more, and the same max_tokens) are expected to have answers of similar length;
-while few of them have finished, the mean of all jobs is used.
+Before the first job has finished, the estimate is max_tokens. Jobs of one kind (the same first 512 bytes, or 64 if they
+share no more, and the same max_tokens) are expected to have answers of similar length; until enough of them have
+finished, the estimate leans on the mean of all jobs.
 """
 
 from collections import OrderedDict
 from dataclasses import dataclass
 
 from tokenmill.engine.engine import Usage
-from tokenmill.jobs.ingest.identity import FINE_CHUNKS, KEY_BYTES, head_of
+from tokenmill.jobs.ingest.identity import FINE_CHUNKS, KEY_BYTES, stored_prefix_key
 from tokenmill.jobs.models import Waiting
 from tokenmill.jobs.scheduler.prefix_groups import Pending
 
-ASSUMED_TOKENS_PER_BYTE = 0.25  # until the first answer is known: English text in most vocabularies
-_TRUST = 4  # number of finished jobs of a kind that weigh as much as the overall mean
-_MOST_KINDS = 1024  # kinds kept; the least recently used is dropped
+ASSUMED_TOKENS_PER_BYTE = 0.25  # until the first answer; typical of English text
+_PRIOR_JOBS = 4  # weight of the overall mean, in finished jobs of a kind
+_MAX_KINDS = 1024  # kinds kept; the least recently used is dropped
 
 LengthKey = tuple[bytes, int | None]
 
@@ -44,15 +44,15 @@ class _Mean:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
-    """Remaining work."""
+class RemainingWork:
+    """Remaining work in tokens."""
 
-    prompt_tokens: float  # to be computed, without what is reused
+    prompt_tokens: float  # to be computed, excluding reused ones
     output_tokens: float
 
 
 class AnswerLengths:
-    """Answer lengths and token counts of finished jobs, used to predict pending ones."""
+    """Answer lengths and token counts of finished jobs, used to predict those of pending jobs."""
 
     def __init__(self) -> None:
         self._all = _Mean()
@@ -66,7 +66,7 @@ class AnswerLengths:
 
     @property
     def tokens_per_byte(self) -> float:
-        """Tokens per prompt byte, including those of the chat template."""
+        """Tokens per prompt byte, including the tokens of the chat template."""
         return self._prompt_tokens / self._prompt_bytes if self._prompt_bytes else ASSUMED_TOKENS_PER_BYTE
 
     def finished(self, record: Pending, usage: Usage) -> None:
@@ -76,7 +76,7 @@ class AnswerLengths:
             each.jobs += 1
             each.tokens += usage.completion_tokens
         self._kinds.move_to_end(_kind(record.prefix_key, record.max_tokens))
-        if len(self._kinds) > _MOST_KINDS:
+        if len(self._kinds) > _MAX_KINDS:
             self._kinds.popitem(last=False)
         self._prompt_bytes += record.prompt_bytes
         self._prompt_tokens += usage.prompt_tokens
@@ -88,13 +88,13 @@ class AnswerLengths:
         if overall is None:
             return max_tokens
         mean = self._kinds.get(_kind(key, max_tokens), _Mean())
-        expected = (_TRUST * overall + mean.tokens) / (_TRUST + mean.jobs)
+        expected = (_PRIOR_JOBS * overall + mean.tokens) / (_PRIOR_JOBS + mean.jobs)
         return expected if max_tokens is None else min(expected, max_tokens)
 
     def pending(self, waiting: Waiting, *, deadline_s: float | None = None) -> Pending:
         """The scheduler's record of a stored job; the earlier of its own and its batch's deadline counts."""
         deadlines = [time_s for time_s in (waiting.deadline_s, deadline_s) if time_s is not None]
-        key = head_of(waiting.place)
+        key = stored_prefix_key(waiting.place)
         return Pending(
             waiting.id,
             key,
@@ -105,14 +105,14 @@ class AnswerLengths:
             waiting.max_tokens,
         )
 
-    def left(self, jobs: int) -> Left | None:
-        """Expected cost of a number of jobs like the finished ones; None before the first has finished."""
+    def remaining(self, jobs: int) -> RemainingWork | None:
+        """Expected cost of this many jobs similar to the finished ones; None before the first has finished."""
         if not self._all.jobs:
             return None
-        return Left(jobs * self._computed_tokens / self._all.jobs, jobs * self._all.tokens / self._all.jobs)
+        return RemainingWork(jobs * self._computed_tokens / self._all.jobs, jobs * self._all.tokens / self._all.jobs)
 
 
-def eta_s(left: Left, rates: MeasuredRates, slots: int) -> float | None:
+def eta_s(left: RemainingWork, rates: MeasuredRates, slots: int) -> float | None:
     """Seconds until the work is done with this many slots; None if a required rate is unknown."""
     prefill_s = decode_s = 0.0
     if left.prompt_tokens > 0:
@@ -128,7 +128,10 @@ def eta_s(left: Left, rates: MeasuredRates, slots: int) -> float | None:
 
 
 def _kind(key: bytes, max_tokens: int | None) -> LengthKey:
-    """Prompts of a single chunk have a unique first chunk, so only max_tokens tells their kind."""
-    known = FINE_CHUNKS * KEY_BYTES
-    known = known if len(key) > known else KEY_BYTES
-    return key[:known] if len(key) > known else b"", max_tokens
+    """Group a job by the start of its prefix key and max_tokens.
+
+    The key of a single-chunk prompt identifies the whole prompt, so such prompts are grouped by max_tokens alone.
+    """
+    size = FINE_CHUNKS * KEY_BYTES
+    size = size if len(key) > size else KEY_BYTES
+    return key[:size] if len(key) > size else b"", max_tokens

@@ -1,9 +1,9 @@
-"""Shared prefixes of pending jobs: what two prompts share, which jobs form a group, and the minimum to compute.
+"""Shared prefixes of pending jobs: common length of two prompts, groups of jobs, minimum to compute.
 
-Works on light records sorted by prefix key, in which jobs with a common prefix are neighbours, and keeps only a few of
-them in memory. A prefix key (`identity`) measures sharing in whole chunks: never too much, except for checksum
-collisions, and up to a chunk too little (63 or 127 bytes within the first 512, then 511 and more). Where the prompts
-themselves are available, they are compared. Does not decide which job runs when.
+Works on small records sorted by prefix key, so that jobs with a common prefix are adjacent, and holds only a few of
+them in memory. A prefix key (`jobs.ingest.identity`) measures sharing in whole chunks: it never overestimates, except
+for checksum collisions, and underestimates by less than a chunk (up to 127 bytes within the first 512, then 511 and
+more). If the prompts themselves are available, they are compared instead.
 """
 
 from bisect import bisect_left
@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from tokenmill.jobs.ingest.identity import CHUNK_BYTES, ENDS, KEY_BYTES, MOST_CHUNKS
+from tokenmill.jobs.ingest.identity import CHUNK_BYTES, ENDS, KEY_BYTES, MAX_CHUNKS
 
 WORTH_BYTES = CHUNK_BYTES
-"""A shorter prefix still groups jobs, but no job waits and no slot is reserved for it: it is computed in a moment."""
+"""Shorter prefixes are cheap to recompute: they still group jobs, but no job waits and no slot is reserved for them."""
 _HELD_UNITS = 1 << 23  # bytes or tokens of prompts kept for comparison
 
 
@@ -23,7 +23,7 @@ class Pending(NamedTuple):
     """A pending job before its line is read."""
 
     job: int
-    prefix_key: bytes  # identity.head_key of its prompt
+    prefix_key: bytes  # of its prompt, see `identity.prefix_key_of`
     prompt_bytes: int
     output_tokens: float | None = None  # expected; None if unknown
     priority: int = 0  # higher first
@@ -32,7 +32,7 @@ class Pending(NamedTuple):
 
 
 def common_length(one: bytes | str | tuple[int, ...], other: bytes | str | tuple[int, ...]) -> int:
-    """Length of the common prefix of two texts in bytes, characters or tokens; a binary search over slices."""
+    """Length of the common prefix of two texts in bytes, characters or tokens."""
     differs = min(len(one), len(other))
     if one[:differs] == other[:differs]:
         return differs
@@ -47,17 +47,17 @@ def common_length(one: bytes | str | tuple[int, ...], other: bytes | str | tuple
 
 
 def chunk_bytes(key_bytes: int) -> int:
-    """Prompt bytes that a prefix key of this length stands for; the last chunk may stand for any number."""
-    return ENDS[min(key_bytes // KEY_BYTES, MOST_CHUNKS - 1)]
+    """Prompt bytes that a prefix key of this length covers, excluding an open-ended last chunk."""
+    return ENDS[min(key_bytes // KEY_BYTES, MAX_CHUNKS - 1)]
 
 
 def worth_bytes(shared: int) -> int:
-    """The shared bytes if they are enough to wait for, else 0."""
+    """`shared`, or 0 if it is less than WORTH_BYTES."""
     return shared if shared >= WORTH_BYTES else 0
 
 
 def shared_bytes(one: Pending, other: Pending, texts: tuple[bytes, bytes] | None = None) -> int:
-    """Bytes of the common prefix of two prompts: exact if both texts are given, else in whole chunks."""
+    """Bytes of the common prefix of two prompts: exact if both texts are given, otherwise in whole chunks."""
     if texts is not None:
         return common_length(*texts)
     if one.prefix_key == other.prefix_key:
@@ -77,7 +77,7 @@ class PrefixGroup:
 def groups(records: Iterable[Pending]) -> Iterator[PrefixGroup]:
     """Yield every group of two or more jobs that share more with each other than with other jobs, inner groups first.
 
-    Keeps as many groups in memory as are nested.
+    `records` must be sorted by prefix key. Memory grows with the nesting depth only.
     """
     nested: list[PrefixGroup] = []  # open groups, the outermost first; they count all jobs seen except the last
     last: Pending | None = None
@@ -103,51 +103,51 @@ def groups(records: Iterable[Pending]) -> Iterator[PrefixGroup]:
 
 
 class Minimum:
-    """Minimum to compute for some prompts if no prefix is computed twice, in bytes or tokens.
+    """Minimum to compute for a sequence of prompts if every prefix is computed once, in bytes or tokens.
 
-    Exact for prompts in any order, as long as no more than `held` units lie between two prompts that share a prefix
-    which no other prompt has; beyond that too high, never too low. The last unit of a prompt always counts as computed,
-    because engines need it for the first token of the answer.
+    Prompts can come in any order. The result is exact while prompts that share a prefix are at most `held` units apart;
+    beyond that it is an upper bound. The last unit of a prompt always counts as computed, because engines need it for
+    the first token of the answer.
     """
 
     def __init__(self, *, held: int = _HELD_UNITS) -> None:
         self.units = 0  # of all prompts
-        self.least = 0  # units that had to be computed
-        self._held = held
+        self.computed = 0  # units, each shared prefix counted once
+        self._max_held_units = held
         self._sorted: list[bytes | tuple[int, ...]] = []
         self._arrived: deque[bytes | tuple[int, ...]] = deque()
-        self._holds = 0
+        self._held_units = 0
 
     def add(self, prompt: bytes | tuple[int, ...]) -> int:
-        """Count a prompt; return how much of it an earlier prompt had."""
+        """Count a prompt; return how many of its units it shares with an earlier prompt."""
         at = bisect_left(self._sorted, prompt)
         near = self._sorted[max(0, at - 1) : at + 1]
         shared = min(max((common_length(other, prompt) for other in near), default=0), max(0, len(prompt) - 1))
         self.units += len(prompt)
-        self.least += len(prompt) - shared
+        self.computed += len(prompt) - shared
         self._sorted.insert(at, prompt)
         self._arrived.append(prompt)
-        self._holds += len(prompt)
-        while self._holds > self._held and len(self._arrived) > 1:
+        self._held_units += len(prompt)
+        while self._held_units > self._max_held_units and len(self._arrived) > 1:
             oldest = self._arrived.popleft()
             del self._sorted[bisect_left(self._sorted, oldest)]
-            self._holds -= len(oldest)
+            self._held_units -= len(oldest)
         return shared
 
 
 def minimum(prompts: Iterable[bytes | tuple[int, ...]], *, held: int = _HELD_UNITS) -> int:
-    """Minimum bytes or tokens to compute for all prompts: every edge of their trie once."""
+    """Minimum bytes or tokens to compute for all prompts: the size of their trie."""
     total = Minimum(held=held)
     for prompt in prompts:
         total.add(prompt)
-    return total.least
+    return total.computed
 
 
 def minimum_bytes(records: Iterable[Pending]) -> int:
-    """Minimum bytes from records sorted by prefix key; less than one chunk per job too high."""
-    least = 0
+    """Minimum bytes to compute, from records sorted by prefix key; too high by less than one chunk per job."""
+    total = 0
     last = None
     for record in records:
-        least += record.prompt_bytes - (shared_bytes(last, record) if last is not None else 0)
+        total += record.prompt_bytes - (shared_bytes(last, record) if last is not None else 0)
         last = record
-    return least
+    return total

@@ -6,10 +6,10 @@
             │     └── five jobs, one leaf each
             └── document 2, 7 questions                   aabbccee    2048 bytes
 
-A walk continues where the last one stopped: first the jobs that share most with the given key, then the rest of that
-group, then of the group around it. Inside a group the longest expected answer comes first. The order of the outermost
-groups is configurable, and so is that of groups below a prefix that is too short to matter: if all prompts of a batch
-begin with the same few words, its real groups are right below those. Knows no slots, engines or clocks.
+A walk yields first the jobs that share most with the given key, then the rest of their group, then the rest of the
+enclosing group. Within a group the longest expected answer comes first. The order of the outermost groups is
+configurable. Groups directly below a prefix that is too short to matter count as outermost: if all prompts of a batch
+begin with the same few words, the groups that matter are right below those.
 """
 
 from bisect import insort
@@ -26,17 +26,17 @@ Skip = Callable[["PrefixNode"], bool]
 
 
 def length_of(record: Pending) -> float:
-    """Sort key for the longest first; an unknown length may be the longest."""
+    """Expected output tokens, for sorting; infinite if unknown."""
     return inf if record.output_tokens is None else record.output_tokens
 
 
 def due_of(record: Pending) -> tuple[int, float]:
-    """Sort key for the most urgent first."""
+    """Sort key that puts the most urgent job first."""
     return -record.priority, inf if record.deadline_s is None else record.deadline_s
 
 
 class PrefixNode:
-    """A prefix that jobs share, or one job's whole prompt."""
+    """A prefix shared by several jobs, or the whole prompt of a job."""
 
     __slots__ = ("children", "count", "due", "jobs", "longest_known", "ordered", "parent", "path", "unknown", "work")
 
@@ -48,7 +48,7 @@ class PrefixNode:
         self.count = 0  # jobs here and below
         self.work = 0.0  # sum of the known expected output tokens
         self.unknown = 0  # jobs of unknown length
-        self.due: tuple[int, float] = (0, inf)  # the most urgent that was ever below; reset when all have gone
+        self.due: tuple[int, float] = (0, inf)  # the most urgent job ever added here or below; reset when empty
         self.longest_known: float | None = 0.0  # None: must be recomputed
         self.ordered: list[PrefixNode] | None = []  # None: must be sorted again
 
@@ -59,7 +59,7 @@ class PrefixNode:
 
     @property
     def outer(self) -> bool:
-        """Whether this is the root, or a prefix too short to matter."""
+        """Whether this is the root or a prefix that is too short to matter."""
         return self.bytes < WORTH_BYTES
 
     @property
@@ -85,7 +85,7 @@ class PrefixTree:
 
     def __init__(self, order: Order = "stream") -> None:
         self.root = PrefixNode(None, b"")
-        self.open: bytes | None = None  # key of the last job of an unfinished stream; its groups go last
+        self.open: bytes | None = None  # key of the last job read from an unfinished stream; its groups go last
         self.longest_ever = 0.0  # longest expected answer of all jobs ever added
         self._order: Order = order
         self._nodes: dict[int, tuple[PrefixNode, Pending]] = {}
@@ -108,7 +108,7 @@ class PrefixTree:
             self.root.ordered = None
 
     def add(self, record: Pending) -> None:
-        """Add a job. In line order, prefixes are ignored."""
+        """Add a job; with order "file", its prefix is ignored."""
         node = self.root if self._order == "file" else self._node_for(record.prefix_key)
         if self._order == "file":
             insort(node.jobs, record, key=lambda other: other.job)
@@ -136,7 +136,7 @@ class PrefixTree:
         return (record for _, record in self._nodes.values())
 
     def wanted_bytes(self, job: int) -> int:
-        """Prompt bytes that a job shares with another pending job of this tree."""
+        """Maximum number of prompt bytes that a job shares with another pending job of this tree."""
         node, record = self._nodes[job]
         while node.parent is not None and node.count == 1:
             node = node.parent
@@ -169,15 +169,17 @@ class PrefixTree:
         """Yield all jobs, those that share most with a key first. The tree must not change meanwhile."""
         done: PrefixNode | None = None
         for node in reversed(self.path(key)):
-            yield from self.below(node, but=done)
+            yield from self.below(node, excluding=done)
             done = node
 
-    def below(self, node: PrefixNode, skip: Skip | None = None, *, but: PrefixNode | None = None) -> Iterator[Pending]:
-        """Yield the jobs of a group except those of the group `but`; the group of the unfinished stream comes last."""
+    def below(
+        self, node: PrefixNode, skip: Skip | None = None, *, excluding: PrefixNode | None = None
+    ) -> Iterator[Pending]:
+        """Yield the jobs of a group, except subgroups matching `skip` or `excluding`; an unfinished one comes last."""
         yield from node.jobs
         last: PrefixNode | None = None
         for child in self._children(node):
-            if child is but or (skip is not None and skip(child)):
+            if child is excluding or (skip is not None and skip(child)):
                 continue
             if self.open is not None and self.open.startswith(child.path):
                 last = child
@@ -228,7 +230,7 @@ class PrefixTree:
         return middle
 
     def _changed(self, node: PrefixNode | None, record: Pending, by: int) -> None:
-        """Update counts and sums up to the root after a job was added (1) or removed (-1), and mark stale orders."""
+        """Update counts and sums up to the root after a job was added (1) or removed (-1), and invalidate orders."""
         while node is not None:
             node.count += by
             node.unknown += by * (record.output_tokens is None)
@@ -242,5 +244,5 @@ class PrefixTree:
             node = above
 
     def _moves(self, node: PrefixNode, by: int) -> bool:
-        """Whether the order of a node's groups depends on their jobs."""
+        """Whether adding (1) or removing (-1) a job can change the order of a node's groups."""
         return not node.outer or self._order in ("longest", "work") or (self._order == "due" and by > 0)

@@ -1,4 +1,4 @@
-"""The properties of an engine that job order depends on: slots, prompt reuse and KV capacity."""
+"""Engine properties that determine the order of jobs: slots, prompt reuse and KV capacity."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -10,12 +10,12 @@ from tokenmill.tuner.point import SlotPoint
 Reuse = Literal["shares", "slots", "prefix cache", "none"]
 """How an engine reuses computed prompts.
 
-shares: sequences share cells; a request waits inside the engine while another computes its prefix.
+shares: sequences share KV cells; a request waits inside the engine while another computes its prefix.
 slots: each slot keeps the prompt of its last request; the client chooses the slot.
-prefix cache: a request finds what was computed before it started; concurrent requests all compute.
+prefix cache: a request reuses prefixes computed before it started; concurrent requests each compute their own.
 none: every prompt is computed in full.
 """
-UNKNOWN_LANES = 8  # concurrent jobs on an engine that does not report its number of slots
+DEFAULT_SLOTS = 8  # concurrent jobs on an engine that does not report its number of slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,16 +24,16 @@ class EngineShape:
 
     reuse: Reuse
     width: int  # concurrent jobs
-    lanes: int | None = None  # slots that the client can choose; reuse "slots" only
-    look_ahead: int = 0  # additional jobs queued in the engine, so that no slot is idle while we react
+    slots: int | None = None  # slots that the client can choose; reuse "slots" only
+    look_ahead: int = 0  # additional jobs queued in the engine, so that no slot idles between two jobs
     cells_total: int | None = None  # KV cells of all sequences together; None: unknown, or each slot has its own
     rates: MeasuredRates = field(default_factory=MeasuredRates)
-    notes: tuple[str, ...] = ()  # reasons for the above, for the user
-    point: SlotPoint | None = None  # None: the engine is used with the settings it had
+    notes: tuple[str, ...] = ()  # reasons for these values, shown to the user
+    point: SlotPoint | None = None  # the measured operating point; None: the engine keeps its settings
 
     def __post_init__(self) -> None:
-        if self.reuse == "slots" and self.lanes is None:
-            raise ValueError("an engine whose slots are chosen by the client needs the number of its lanes")
+        if self.reuse == "slots" and self.slots is None:
+            raise ValueError('slots must be given if reuse is "slots"')
 
 
 def shape_of(
@@ -44,20 +44,20 @@ def shape_of(
     cells_total: int | None = None,
     rates: MeasuredRates | None = None,
 ) -> EngineShape:
-    """The shape of an engine. `width`, `cells_total` and `rates` come from its operating point; None: unknown."""
+    """Derive the shape of an engine; `width`, `cells_total` and `rates` are those of its operating point, if known."""
     reuse, why = _reuse(capabilities, identity)
     notes = [why]
     if width is None:
-        width = identity.lanes or UNKNOWN_LANES
-        if identity.lanes is None:
+        width = identity.slots or DEFAULT_SLOTS
+        if identity.slots is None:
             notes.append(f"{width} jobs at a time: the engine does not report its slots, and none were measured")
-    if identity.lanes is not None and width > identity.lanes:
-        notes.append(f"{identity.lanes} jobs at a time instead of {width}: the engine has no more slots")
-        width = identity.lanes
+    if identity.slots is not None and width > identity.slots:
+        notes.append(f"{identity.slots} jobs at a time instead of {width}: the engine has no more slots")
+        width = identity.slots
     return EngineShape(
         reuse,
         max(1, width),
-        identity.lanes if reuse == "slots" else None,
+        identity.slots if reuse == "slots" else None,
         look_ahead=max(2, width) if identity.kind == "native" else 0,
         cells_total=cells_total,
         rates=rates or MeasuredRates(),
@@ -70,7 +70,7 @@ def _reuse(capabilities: Capabilities, identity: Identity) -> tuple[Reuse, str]:
         return "shares", "sequences share the cells of a prefix"
     if capabilities.shares_prefixes:
         return "prefix cache", "computed prompts are reused; the first job of a prefix runs before the others"
-    if capabilities.keeps_prefixes and capabilities.chooses_lanes and identity.lanes is not None:
+    if capabilities.keeps_prefixes and capabilities.chooses_slots and identity.slots is not None:
         return (
             "slots",
             "each slot keeps its own copy of a prefix: jobs that share a prefix run one after another in one slot",

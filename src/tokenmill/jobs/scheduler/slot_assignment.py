@@ -2,12 +2,12 @@
 
         slot 0   digest A, question 7       holds A: continues with A until no job of A is left
         slot 1   digest B, question 2       holds B
-        slot 2   empty                      takes a prefix that no busy slot works on: C, so nothing is computed twice
-        slot 3   empty                      no such prefix is left: joins A if that pays, else stays idle
+        slot 2   empty                      takes a prefix that no busy slot uses: C, so nothing is computed twice
+        slot 3   empty                      no such prefix is left: joins A if that pays off, else stays idle
 
-A prefix that a busy slot works on is *claimed*. Another slot may join inside it, on jobs that no other slot works on,
-at the price of recomputing the claimed part. A prefix shorter than WORTH_BYTES has no price: any slot may join, none
-is reserved for it, and it only breaks ties between slots.
+A prefix that a busy slot uses is *claimed*. Another slot may take jobs below it that no other slot uses, at the cost of
+recomputing the claimed part. A prefix shorter than WORTH_BYTES costs nothing: any slot may take its jobs, no slot is
+reserved for it, and it only breaks ties between slots.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ from tokenmill.jobs.scheduler.prefix_groups import (
 from tokenmill.jobs.scheduler.prefix_tree import PrefixNode, PrefixTree, touches
 
 Pays = Callable[[PrefixNode, int, int], bool]
-"""Whether to compute this many bytes again for one more slot in a group on which this many slots work."""
+"""Whether to recompute this many bytes in one more slot, for a group that this many slots already use."""
 
 
 @dataclass(slots=True)
@@ -32,14 +32,14 @@ class Slot:
     """The known state of one slot."""
 
     number: int
-    left: Pending | None = None  # the prompt that its last request left
-    works: Pending | None = None
-    taken: bool = False  # used by a request that is not ours
+    cached: Pending | None = None  # the prompt of its last request
+    running: Pending | None = None
+    taken: bool = False  # used by another client
 
     @property
     def free(self) -> bool:
         """Whether a job can be sent to it."""
-        return self.works is None and not self.taken
+        return self.running is None and not self.taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +48,18 @@ class Pick:
 
     record: Pending
     slot: int | None
-    found_bytes: int  # bytes of its prompt that need not be computed
-    like: int | None  # the job that left them there
+    cached_bytes: int  # bytes of its prompt that need not be computed
+    source_job: int | None  # the job that computed them
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Candidate:
     """A node from which a slot could take a job."""
 
     node: PrefixNode
     slot: Slot
-    found_bytes: int
-    again_bytes: int  # claimed, and not in this slot; 0 if it is too short to matter
+    cached_bytes: int
+    recompute_bytes: int  # claimed but not cached in this slot; 0 if too short to matter
 
 
 class Slots:
@@ -82,43 +82,45 @@ class Slots:
 
     def pick(self, tree: PrefixTree, trees: list[PrefixTree], pays: Pays) -> Pick | None:
         """The job of a tree that reuses most of its prompt in a free slot; None if no job is worth starting."""
-        claims = [slot.works.prefix_key for slot in self._slots if slot.works is not None]
-        values = {slot.number: _value(slot, trees) for slot in self._slots if slot.free}
-        places = [place for slot in self._slots if slot.free for place in _places(slot, tree, claims)]
-        places.sort(
-            key=lambda place: (
-                place.again_bytes,
-                -worth_bytes(place.found_bytes),
-                values[place.slot.number],
-                -place.found_bytes,
+        claims = [slot.running.prefix_key for slot in self._slots if slot.running is not None]
+        reuse_counts = {slot.number: _reuse_count(slot, trees) for slot in self._slots if slot.free}
+        candidates = [candidate for slot in self._slots if slot.free for candidate in _candidates(slot, tree, claims)]
+        candidates.sort(
+            key=lambda candidate: (
+                candidate.recompute_bytes,
+                -worth_bytes(candidate.cached_bytes),
+                reuse_counts[candidate.slot.number],
+                -candidate.cached_bytes,
             )
         )
-        for place in places:
-            record = next(tree.below(place.node, lambda node: any(touches(key, node) for key in claims)), None)
+        for candidate in candidates:
+            record = next(tree.below(candidate.node, lambda node: any(touches(key, node) for key in claims)), None)
             if record is None:
                 continue
-            at = sum(key.startswith(place.node.path) for key in claims)
-            if place.again_bytes == 0 or pays(place.node, place.again_bytes, max(1, at)):
-                left = place.slot.left
-                found = shared_bytes(left, record) if left is not None else 0
-                return Pick(record, place.slot.number, found, left.job if left is not None and found else None)
+            sharing = sum(key.startswith(candidate.node.path) for key in claims)
+            if candidate.recompute_bytes == 0 or pays(candidate.node, candidate.recompute_bytes, max(1, sharing)):
+                cached = candidate.slot.cached
+                shared = shared_bytes(cached, record) if cached is not None else 0
+                return Pick(
+                    record, candidate.slot.number, shared, cached.job if cached is not None and shared else None
+                )
         return None
 
 
-def _places(slot: Slot, tree: PrefixTree, claims: list[bytes]) -> Iterator[_Place]:
+def _candidates(slot: Slot, tree: PrefixTree, claims: list[bytes]) -> Iterator[_Candidate]:
     """Yield the root and the nodes on the paths of busy slots and of this slot's prompt."""
-    own = slot.left.prefix_key if slot.left is not None else b""
+    own = slot.cached.prefix_key if slot.cached is not None else b""
     nodes = {id(node): node for key in (*claims, own) for node in tree.path(key)}
     for node in nodes.values():
-        found = chunk_bytes(common_length(own, node.path))
+        cached = chunk_bytes(common_length(own, node.path))
         claimed = max((chunk_bytes(common_length(key, node.path)) for key in claims), default=0)
-        yield _Place(node, slot, found, max(0, worth_bytes(claimed) - worth_bytes(found)))
+        yield _Candidate(node, slot, cached, max(0, worth_bytes(claimed) - worth_bytes(cached)))
 
 
-def _value(slot: Slot, trees: list[PrefixTree]) -> int:
+def _reuse_count(slot: Slot, trees: list[PrefixTree]) -> int:
     """Number of pending jobs that could reuse a slot's prompt; the slot with the fewest is overwritten first."""
-    if slot.left is None:
+    if slot.cached is None:
         return 0
-    key = slot.left.prefix_key
+    key = slot.cached.prefix_key
     ends = [tree.path(key)[-1] for tree in trees]
     return sum(node.count for node in ends if chunk_bytes(common_length(key, node.path)) >= WORTH_BYTES)

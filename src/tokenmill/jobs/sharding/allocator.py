@@ -175,15 +175,15 @@ class LocalShards:
         reader: ShardReader,
         *,
         clock: Callable[[], float] = time.monotonic,
-        coming: Callable[[], Iterable[int | None]] = tuple,
+        expected: Callable[[], Iterable[int | None]] = tuple,
     ) -> None:
-        """`coming` returns the context sizes of expected workers in tokens; None: unknown."""
+        """`expected` returns the context sizes of expected workers in tokens; None: unknown."""
         self.reader = reader
         self.too_long: dict[int, TooLong] = {}
         self.workers: list[WorkerShards] = []
         self._store = store
         self._clock = clock
-        self._coming = coming
+        self._expected = expected
         self._lock = threading.RLock()
 
     def add(self, name: str, slots: int) -> "ShardAllocator":
@@ -212,7 +212,7 @@ class LocalShards:
     def contexts(self, batch: int) -> list[int | None]:
         """Context sizes of all workers, present and expected; all run the same batches."""
         del batch
-        return [*(each.context_tokens for each in self.workers), *self._coming()]
+        return [*(each.context_tokens for each in self.workers), *self._expected()]
 
     def announce(self, worker: WorkerShards, spec: WorkerSpec | None) -> None:
         """Nothing to do: `worker` itself is in the table."""

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import ceil
 
-from tokenmill.jobs.ingest.identity import head_of
+from tokenmill.jobs.ingest.identity import stored_prefix_key
 from tokenmill.jobs.models import SortKey, Waiting
 from tokenmill.jobs.scheduler.prefix_groups import WORTH_BYTES, chunk_bytes, common_length, worth_bytes
 
@@ -97,7 +97,7 @@ def joined(one: Waiting, other: Waiting) -> int:
 
 def _shared(one: bytes, other: bytes) -> int:
     """Like `identity.shared_bytes`, but faster for long prefixes: this runs for every pending job."""
-    return chunk_bytes(common_length(head_of(one), head_of(other)))
+    return chunk_bytes(common_length(stored_prefix_key(one), stored_prefix_key(other)))
 
 
 def fair(pending: int, workers: int, slots: int, *, speed: float | None = None) -> int:

@@ -30,7 +30,7 @@ RENEW_S = 5.0  # renewal interval; eight late renewals in a row are harmless
 FOLD_S = 10.0
 GHOST_S = 40.0  # longer than the server keeps a silent connection
 _GHOST_LOOK_S = 0.5
-MOST_DEATHS = 2
+MAX_CRASHES = 2
 LOST = "runner_lost"
 _FOLD = -2  # lock number; outputs use the numbers of their batches
 
@@ -144,7 +144,7 @@ class Leased(Coordinator):
                 if runner != self.id and _gone(pid, ticks):
                     self._database.run("drop_runner", runner=runner)
             self._database.run("drop_expired")
-            self._database.run("lost", most=MOST_DEATHS, code=LOST, message="the runner was lost with it at work")
+            self._database.run("lost", most=MAX_CRASHES, code=LOST, message="the runner was lost with it at work")
 
     def _fold(self) -> None:
         with self._database.writing(durable=False):

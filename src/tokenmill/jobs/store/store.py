@@ -26,7 +26,7 @@ from tokenmill.jobs.store.sqlite import Database
 from tokenmill.jobs.store.submissions import Submissions
 from tokenmill.units import number_of
 
-MOST_DEATHS = 2
+MAX_CRASHES = 2
 _PAGE_RESULTS = 256
 _LOGGED_LINES = 10
 _log = logging.getLogger(__name__)
@@ -92,10 +92,10 @@ class Store(StoreReader):
         self,
         *,
         clock: Callable[[], float] = time.monotonic,
-        coming: Callable[[], Iterable[int | None]] = tuple,
+        expected: Callable[[], Iterable[int | None]] = tuple,
     ) -> LocalShards:
         """A shard table for several workers of this process; see `LocalShards`."""
-        return LocalShards(self, ShardReader(self, self._database), clock=clock, coming=coming)
+        return LocalShards(self, ShardReader(self, self._database), clock=clock, expected=expected)
 
     # -- jobs --
 
@@ -184,9 +184,9 @@ class Store(StoreReader):
 
     @_serialized
     def died(
-        self, jobs: Iterable[int], failure: Failure, *, retry_at_s: float, most_deaths: int = MOST_DEATHS
+        self, jobs: Iterable[int], failure: Failure, *, retry_at_s: float, max_crashes: int = MAX_CRASHES
     ) -> tuple[JobOutcome, ...]:
-        """Count an engine crash against jobs in flight: they are retried, or quarantined after `most_deaths`."""
+        """Count an engine crash against jobs in flight: they are retried, or quarantined after `max_crashes`."""
         outcomes = list[JobOutcome]()
         suspects = list(jobs)
         with self._database.writing(durable=True):
@@ -197,7 +197,7 @@ class Store(StoreReader):
                     "runner": self._coordinator.id,
                     "not_before": retry_at_s,
                 }
-                if row := self._database.run("died", job=job, most=most_deaths, **values).fetchone():
+                if row := self._database.run("died", job=job, most=max_crashes, **values).fetchone():
                     outcomes.append(JobOutcome(job, State(row[0])))
         return (*outcomes, *self._release_held(suspects))
 

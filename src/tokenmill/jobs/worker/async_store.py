@@ -1,7 +1,7 @@
-"""Async facade over the blocking store and output files; all calls run on one dedicated thread, in order.
+"""Async facade over the blocking store and output files; all calls run in order on one dedicated thread.
 
-`commit` returns when the data is on disk. A failing output file does not stop the batch, because every answer is in the
-store: writing is retried periodically, and the error is raised at the end if it persists.
+`commit` returns once the data is on disk. A failing output file does not stop the batch, because every answer is in the
+store: writing is retried periodically, and if it still fails at the end, `close` raises the error.
 """
 
 import asyncio
@@ -30,8 +30,8 @@ from tokenmill.jobs.output import Output
 from tokenmill.jobs.sharding.allocator import ShardView, WorkerSpec
 from tokenmill.jobs.store.store import Store
 
-DUE_JOBS = 256  # jobs with a deadline that are loaded beyond the window
-DUE_S = 3600.0  # load them this long before their deadline; covers what `backlog` considers
+DUE_JOBS = 256  # maximum number of jobs near their deadline that are loaded in addition to the window
+DUE_S = 3600.0  # they are loaded this long before their deadline
 _OUTPUT_RETRY_S = 10.0
 T = TypeVar("T")
 
@@ -41,20 +41,18 @@ class PendingWrites:
     """Job outcomes collected for one transaction."""
 
     answers: list[FinishedJob] = field(default_factory=list)
-    failures: list[tuple[int, Failure, float | None]] = field(
-        default_factory=list
-    )  # (job, failure, when to retry); None: the failure is permanent
-    deaths: list[tuple[list[int], Failure]] = field(default_factory=list)
-    released: list[int] = field(default_factory=list)
+    failures: list[tuple[int, Failure, float | None]] = field(default_factory=list)  # job, failure, retry time if any
+    crashes: list[tuple[list[int], Failure]] = field(default_factory=list)  # blamed jobs, failure
+    released: list[int] = field(default_factory=list)  # back to the queue without an attempt
 
     def __bool__(self) -> bool:
-        return bool(self.answers or self.failures or self.deaths or self.released)
+        return bool(self.answers or self.failures or self.crashes or self.released)
 
     @property
     def jobs(self) -> set[int]:
-        """Jobs that ran and return to the queue, unlike jobs that were held for them."""
-        died = (job for jobs, _ in self.deaths for job in jobs)
-        return {*self.released, *(job for job, *_ in self.failures), *died}
+        """Jobs that were in flight and have no answer."""
+        blamed = (job for jobs, _ in self.crashes for job in jobs)
+        return {*self.released, *(job for job, *_ in self.failures), *blamed}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +65,7 @@ class StoreChanges:
 
 
 class AsyncStore:
-    """The store and output files as the worker uses them."""
+    """The store and the output files, called from the event loop."""
 
     def __init__(
         self,
@@ -76,15 +74,15 @@ class AsyncStore:
         outputs: Mapping[int, Output],
         *,
         clock: Callable[[], float],
-        most_deaths: int,
+        max_crashes: int,
         shards: ShardView | None = None,
     ) -> None:
         self._store = store
         self._outputs = dict(outputs)
         self._clock = clock
-        self._most_deaths = most_deaths
+        self._max_crashes = max_crashes
         self._shards = shards or ShardView(store)
-        self._known: dict[int, Waiting] = {}  # with several workers: jobs that were read and have no outcome yet
+        self._known: dict[int, Waiting] = {}  # in a shared store: jobs that were read and have no outcome yet
         self._batches = {batch.id: batch for batch in batches}
         self.open = [batch.id for batch in batches]  # batches to run: not cancelled, not removed
         self._finished: dict[int, Counts] = {}  # batches that were finished when another joined
@@ -102,15 +100,15 @@ class AsyncStore:
         """Parse a stored line."""
         return call_of(line, self._batches[JobId.batch(job)].defaults)
 
-    async def ready(self, context: int | None, lanes: int, *, more: bool) -> None:
-        """Register this worker's context and slots. `more`: batches may join later."""
+    async def register(self, context: int | None, slots: int, *, more: bool) -> None:
+        """Register this worker's context and slots; with `more`, batches may join later."""
         if self._batches:
             batches = None if more else tuple(self._batches)
             spec = WorkerSpec(next(iter(self._batches.values())).model_id, context, batches)
-            await self._do(lambda: self._shards.ready(spec, lanes))
+            await self._do(lambda: self._shards.ready(spec, slots))
 
     async def too_long(self, job: int, error: TooLong) -> TooLong | None:
-        """The error to fail a job with that is too long for this worker; None if it is left to another worker."""
+        """The error to fail a job with that is too long for this worker; None if another worker may run it."""
 
         def work() -> TooLong | None:
             found = self._shards.too_long(job, error)
@@ -120,8 +118,8 @@ class AsyncStore:
 
         return await self._do(work)
 
-    async def hopeless(self) -> list[tuple[int, TooLong]]:
-        """Jobs that need a worker with a larger context, now that no such worker is left."""
+    async def unrunnable(self) -> list[tuple[int, TooLong]]:
+        """Jobs that need a larger context than any remaining worker has, with their errors."""
 
         def work() -> list[tuple[int, TooLong]]:
             found = self._shards.hopeless()
@@ -152,8 +150,8 @@ class AsyncStore:
 
         def work() -> tuple[JobOutcome, ...]:
             outcomes = list(self._store.commit(what.answers)) if what.answers else []
-            for jobs, failure in what.deaths:
-                outcomes += self._store.died(jobs, failure, retry_at_s=self._clock(), most_deaths=self._most_deaths)
+            for jobs, failure in what.crashes:
+                outcomes += self._store.died(jobs, failure, retry_at_s=self._clock(), max_crashes=self._max_crashes)
             for job, failure, retry_at_s in what.failures:
                 outcomes += self._store.fail(job, failure, retry_at_s=retry_at_s)
             if what.released:
@@ -170,7 +168,7 @@ class AsyncStore:
             await self._do(self._store.flush)
 
     async def poll(self) -> StoreChanges:
-        """Poll for cancellations and deadlines, renew leases and update the output files."""
+        """Check for cancellations, deadlines and reopened batches; renew leases; append to the output files."""
 
         def work() -> StoreChanges:
             asked = tuple(batch for batch in self._to_cancel() if batch in self.open)
@@ -189,9 +187,9 @@ class AsyncStore:
         return await self._do(work)
 
     async def join(self, batch: Batch, limit: int) -> list[Waiting]:
-        """Add a batch to those that run; returns the first of its pending jobs.
+        """Add a batch; returns up to `limit` of its pending jobs.
 
-        Batches that are finished by then are no longer counted, only checked for being reopened.
+        The counts of finished batches are frozen; afterwards these are only checked for being reopened.
         """
 
         def work() -> list[Waiting]:
@@ -207,7 +205,7 @@ class AsyncStore:
         return await self._do(work)
 
     async def sealed(self, batch: int, output: Output | None) -> None:
-        """Note that a growing batch is complete. From now on its output is written; None: by another process."""
+        """All lines of a growing batch are stored: write its output from now on, unless another process does (None)."""
 
         def work() -> None:
             if output is not None:
@@ -217,7 +215,7 @@ class AsyncStore:
         await self._do(work)
 
     async def cancel(self, batch: int) -> None:
-        """Stop working on a cancelled batch. If another worker's cancellation was undone meanwhile, it stays open."""
+        """Stop running a cancelled batch, and cancel its jobs unless another worker's cancellation has been undone."""
 
         def work() -> None:
             if not self.shared or batch in self._store.asked_to_cancel():
@@ -229,7 +227,7 @@ class AsyncStore:
         await self._do(work)
 
     async def next_retry_s(self) -> float | None:
-        """When the first job with a pending retry may start; None if there is no such job."""
+        """The time of the first pending retry; None if there is none."""
         return await self._do(lambda: self._store.next_retry_s(self.open))
 
     async def prompt(self, job: int) -> bytes | None:
@@ -251,7 +249,7 @@ class AsyncStore:
         return await self._do(work)
 
     async def close(self) -> None:
-        """Write the rest of the output and release the shards; raises the output's error if it persists."""
+        """Release the shards and finish the output files; raises the output's error if it persists."""
 
         def work() -> None:
             self._shards.close()
@@ -273,7 +271,7 @@ class AsyncStore:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether jobs of other workers could return to this one."""
+        """Whether jobs that run in other workers could return to the queue."""
         return self.shared and self.left.running > 0
 
     def _may_take(self, waiting: Waiting) -> bool:
@@ -289,7 +287,7 @@ class AsyncStore:
             self._known.pop(job, None)
 
     def _to_cancel(self) -> list[int]:
-        """Batches to stop working on: cancelled by request, by another worker, or removed."""
+        """Batches to stop: cancelled by request, cancelled by another worker, or removed."""
         asked = self._store.asked_to_cancel()
         if not self.shared:
             return asked
@@ -310,8 +308,8 @@ class AsyncStore:
         return tuple(batch.id for batch in again)
 
     def _count(self) -> None:
-        looked_at = (batch for batch in self._batches if batch not in self._finished)
-        every = {batch: now.counts for batch in looked_at if (now := self._now(batch)) is not None}
+        unfinished = (batch for batch in self._batches if batch not in self._finished)
+        every = {batch: now.counts for batch in unfinished if (now := self._now(batch)) is not None}
         self.counts = _sum([*every.values(), *self._finished.values()])
         self.left = _sum(counts for batch, counts in every.items() if batch in self.open)
 
@@ -336,7 +334,7 @@ class AsyncStore:
             self.output_error = None
         except TokenmillError as error:
             if isinstance(error.__cause__, BrokenPipeError):
-                raise  # the reader has closed the pipe
+                raise  # the reader closed the pipe
             self.output_error, self._output_retry_s = error, self._clock() + _OUTPUT_RETRY_S
 
     async def _do(self, work: Callable[[], T]) -> T:

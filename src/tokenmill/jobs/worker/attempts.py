@@ -1,4 +1,4 @@
-"""Attempts at jobs: one task each, which streams the answer from the engine and reports events to the worker loop."""
+"""Attempts at jobs. Each runs in a task of its own that streams the answer and reports events to the worker loop."""
 
 import asyncio
 from collections.abc import Callable
@@ -24,8 +24,8 @@ class Attempt:
     prompt_bytes: int
     began_s: float
     sent: Dispatch | None  # None: a suspect, which bypasses the scheduler
-    generation: int  # the engine's, when the attempt was sent
-    evicted_tokens: int | None = None  # evicted by the engine before the attempt was sent
+    generation: int  # of the engine process, when the attempt was sent
+    evicted_tokens: int | None = None  # the engine's counter, when the attempt was sent
     since: RateMark = (0.0, 0.0)  # throughput counters when it began
     tokens: int = 0  # received so far
     task: "asyncio.Task[None] | None" = None
@@ -42,8 +42,8 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Came:
-    """The first tokens of an answer arrived, or more tokens of a suspect's answer."""
+class TokensReceived:
+    """The first tokens of an answer arrived; for a suspect, any tokens."""
 
     attempt: Attempt
 
@@ -53,26 +53,34 @@ class StreamEnded:
     """An attempt ended, with an answer or an error."""
 
     attempt: Attempt
-    how: Answer | TokenmillError
+    result: Answer | TokenmillError
 
 
 @dataclass(frozen=True, slots=True)
-class Broke:
-    """An internal error that no job or engine caused."""
+class InternalError:
+    """An unexpected exception, which ends the run."""
 
     error: BaseException
 
 
-OnAttemptEvent = Callable[[Came | StreamEnded | Broke], None]
+OnAttemptEvent = Callable[[TokensReceived | StreamEnded | InternalError], None]
 
 
 def launch(
-    attempt: Attempt, engine: Engine, *, timeout_s: float | None, tell: OnAttemptEvent, received: Callable[[int], None]
+    attempt: Attempt,
+    engine: Engine,
+    *,
+    timeout_s: float | None,
+    on_event: OnAttemptEvent,
+    on_tokens: Callable[[int], None],
 ) -> None:
-    """Send a job to the engine and report its events to `tell`; `received` counts tokens. `timeout_s` is a default."""
+    """Start an attempt; its events go to `on_event`, token counts to `on_tokens`.
+
+    `timeout_s` applies to jobs without a timeout of their own.
+    """
     request = attempt.call.request("batch")
-    lane = attempt.sent.lane if attempt.sent is not None else None
-    request = replace(request, lane=lane, timeout_s=timeout_s if request.timeout_s is None else request.timeout_s)
+    slot = attempt.sent.slot if attempt.sent is not None else None
+    request = replace(request, slot=slot, timeout_s=timeout_s if request.timeout_s is None else request.timeout_s)
 
     async def stream() -> None:
         try:
@@ -80,39 +88,39 @@ def launch(
             async with aclosing(engine.stream(use.request)) as events:
                 async for event in events:
                     if isinstance(event, Answer):
-                        tell(StreamEnded(attempt, use.parse(event)))
+                        on_event(StreamEnded(attempt, use.parse(event)))
                         return
-                    received(event.tokens)
-                    if attempt.tokens == 0 or attempt.trial:  # do not wake the loop for every token
-                        tell(Came(attempt))
+                    on_tokens(event.tokens)
+                    if attempt.tokens == 0 or attempt.trial:  # otherwise every token would wake the loop
+                        on_event(TokensReceived(attempt))
                     attempt.tokens += event.tokens
         except TokenmillError as error:
-            tell(StreamEnded(attempt, error))
+            on_event(StreamEnded(attempt, error))
             return
         raise AssertionError("a stream ended without an answer")
 
     def done(task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            tell(Broke(error))
+            on_event(InternalError(error))
 
     attempt.task = asyncio.create_task(stream())
     attempt.task.add_done_callback(done)
 
 
 def _tool_use(request: Request, engine: Engine) -> ToolUse:
-    """Adapt the job's tools to this engine; raises RequestRefused if they would have no effect."""
+    """Adapt the job's tools to this engine; raises RequestRefused if the model would not see them."""
     use = tool_calls.adapt(request, engine.capabilities)
     if use.hidden and not use.forced:
-        # A chat response has a header for this; an output line has none.
+        # An HTTP response reports this in a header; an output line cannot.
         raise RequestRefused(
-            "tools: the chat template of this model has no place for tools, so the model would not see them",
-            hint='leave tools out, force a call with tool_choice "required", or use a model that knows tools',
+            "tools: the chat template of this model does not support tools, so the model would not see them",
+            hint='remove tools, force a call with tool_choice "required", or use a model that supports tools',
         )
     return use
 
 
 async def cancel(running: list[Attempt]) -> None:
-    """Cancel attempts and wait for them; the engine frees their slots and cells in its next step."""
+    """Cancel attempts and wait until they have ended; the engine frees their slots and KV cells in its next step."""
     tasks = [attempt.task for attempt in running if attempt.task is not None]
     for task in tasks:
         task.cancel()

@@ -1,4 +1,4 @@
-"""Whether the engine of a batch is up, restarting, or has failed permanently."""
+"""Watches whether the engine is up, restarting, or has failed permanently."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,41 +7,41 @@ from tokenmill.engine.engine import Engine, EngineStatus
 from tokenmill.errors import EngineError
 from tokenmill.units import format_seconds
 
-LOOK_S = 1.0
-PATIENCE_S = 600.0  # for an external server that does not answer
+POLL_S = 1.0
+MAX_SILENCE_S = 600.0  # an external server that is unreachable for longer has failed
 
 
-def over(engine: Engine) -> EngineError | None:
-    """Why an engine has failed permanently; None if it is up or may come back."""
+def failure(engine: Engine) -> EngineError | None:
+    """The permanent failure of an engine; None if it is up or may come back."""
     return engine.ended.result() if engine.ended.done() else None
 
 
 async def watch(
     engine: Engine,
-    tell: Callable[[EngineStatus | EngineError], None],
+    on_event: Callable[[EngineStatus | EngineError], None],
     *,
-    look_s: float = LOOK_S,
-    patience_s: float = PATIENCE_S,
+    poll_s: float = POLL_S,
+    max_silence_s: float = MAX_SILENCE_S,
 ) -> None:
-    """Report the engine's status periodically, and finally why it failed permanently."""
+    """Report the engine's status periodically; return after reporting a permanent failure."""
     loop = asyncio.get_running_loop()
     silent_since_s: float | None = None
-    while (gone := over(engine)) is None:
+    while (failed := failure(engine)) is None:
         status = await engine.status()
-        tell(status)
+        on_event(status)
         silent_since_s = None if status.state != "failed" else (silent_since_s or loop.time())
-        if silent_since_s is not None and loop.time() - silent_since_s > patience_s:
+        if silent_since_s is not None and loop.time() - silent_since_s > max_silence_s:
             address = engine.identity.address
-            gone = EngineError(
-                f"the engine at {address} has not answered for {format_seconds(patience_s)}: {status.detail}",
-                hint="see whether the server runs",
+            failed = EngineError(
+                f"the engine at {address} has not responded for {format_seconds(max_silence_s)}: {status.detail}",
+                hint="check that the server is running and reachable",
             )
             break
-        await asyncio.sleep(look_s)
-    tell(gone)
+        await asyncio.sleep(poll_s)
+    on_event(failed)
 
 
 async def survived(engine: Engine, generation: int) -> bool:
-    """Whether the process that failed a request of this generation still accepts others."""
-    same = engine.generation == generation and over(engine) is None
+    """Whether the engine process of this generation, which failed a request, still accepts requests."""
+    same = engine.generation == generation and failure(engine) is None
     return same and (await engine.status()).state == "ready"

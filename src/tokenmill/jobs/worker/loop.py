@@ -1,7 +1,7 @@
-"""The worker loop: take events, decide, start jobs, write outcomes.
+"""The worker loop: poll the store, dispatch jobs, write outcomes, handle events.
 
-Connects the scheduler (which job is next), the store, the engine and the completion handler. If the run is stopped, or
-ended by an engine failure or a full disk, the same command resumes it.
+Connects the scheduler, the store, the engine and the completion handler. A run that was stopped, or ended by an engine
+failure or a full disk, is resumed by the same command.
 """
 
 import asyncio
@@ -20,36 +20,36 @@ from tokenmill.jobs.scheduler.prefix_groups import Pending
 from tokenmill.jobs.scheduler.scheduler import Scheduler
 from tokenmill.jobs.scheduler.shape import EngineShape
 from tokenmill.jobs.sharding.allocator import ShardView
-from tokenmill.jobs.store.store import MOST_DEATHS, Store
+from tokenmill.jobs.store.store import MAX_CRASHES, Store
 from tokenmill.jobs.worker import attempts, liveness, retries
 from tokenmill.jobs.worker.async_store import AsyncStore
-from tokenmill.jobs.worker.attempts import Attempt, Broke, StreamEnded
+from tokenmill.jobs.worker.attempts import Attempt, InternalError, StreamEnded
 from tokenmill.jobs.worker.completion import CompletionHandler, WorkerEvent
 from tokenmill.jobs.worker.job_buffer import JobBuffer
-from tokenmill.jobs.worker.progress import Least, RunEnd, RunReport
+from tokenmill.jobs.worker.progress import MinimumTokens, RunEnd, RunReport
 from tokenmill.jobs.worker.reuse import Miss, counted
 from tokenmill.jobs.worker.stats import OnSnapshot, RunStats
 
-GATHER_S = 0.003  # answers that arrive within this are handled together
+GATHER_S = 0.003  # answers that arrive within this time are handled together
 COMMIT_EVERY_S = 0.2  # minimum interval between commits of answers; slots are reused before the commit
-TICK_S = 1.0  # between polls of the store, the clock and the output
-KEPT = "finished answers are kept, and the same command goes on from there"
-_IDLE_READ_S = 0.05  # between reads while another worker may be about to finish
-_IDLE_FACTOR = 10  # idle polls of a shared store wait this many times the duration of the last read
-_JOIN_JOBS = 512  # jobs of a joining batch read immediately; the rest comes with the stream
-_MIN_BUFFERED = 2  # jobs per slot in the buffer; below that the next shard is requested
+TICK_S = 1.0  # interval between polls of the store, the clock and the output
+RESUME_HINT = "finished answers are kept; run the same command again to resume"
+_IDLE_READ_S = 0.05  # minimum interval between reads of a local store while idle
+_IDLE_FACTOR = 10  # a shared store is read at most once in this many times the duration of a read while idle
+_JOIN_JOBS = 512  # jobs of a joining batch that are read immediately; the rest is read from the stream
+_MIN_BUFFERED = 2  # jobs per slot in the buffer; below that, more jobs are read
 
 
 @dataclass(frozen=True, slots=True)
 class WorkOptions:
-    """Options of a run."""
+    """Options of a worker."""
 
-    attempts: int = retries.MOST_ATTEMPTS
+    attempts: int = retries.MAX_ATTEMPTS
     job_timeout_s: float | None = None  # default for jobs without their own
-    most_deaths: int = MOST_DEATHS
+    max_crashes: int = MAX_CRASHES
     first_delay_s: float = retries.FIRST_DELAY_S
     tick_s: float = TICK_S
-    count_least: bool = False  # at the end, tokenize the prompts again to report the minimum
+    count_minimum: bool = False  # tokenize the prompts again at the end, to report the exact minimum
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +63,10 @@ class WorkTask:
     outputs: Mapping[int, Output] | None = None
     options: WorkOptions | None = None
     stop: asyncio.Event | None = None
-    tell: OnSnapshot | None = None
+    on_snapshot: OnSnapshot | None = None
     clock: Callable[[], float] | None = None  # None: the store's
     joining: "asyncio.Queue[Batch] | None" = None
-    missed: Callable[[Miss], None] | None = None
+    on_miss: Callable[[Miss], None] | None = None
     shards: ShardView | None = None
     ingest: Ingest | None = None
 
@@ -80,39 +80,41 @@ async def work(
     outputs: Mapping[int, Output] | None = None,
     options: WorkOptions | None = None,
     stop: asyncio.Event | None = None,
-    tell: OnSnapshot | None = None,
+    on_snapshot: OnSnapshot | None = None,
     clock: Callable[[], float] | None = None,
     joining: "asyncio.Queue[Batch] | None" = None,
-    missed: Callable[[Miss], None] | None = None,
+    on_miss: Callable[[Miss], None] | None = None,
     shards: ShardView | None = None,
     ingest: Ingest | None = None,
 ) -> RunReport:
     """Run batches until every job has an outcome, or until `stop` is set.
 
-    Raises EngineError if the engine fails permanently, StoreError, and output errors; jobs in flight are back in the
-    queue by then. Batches from `joining` are added to the run; a batch that arrives too late is left alone, so the
-    sender must check whether it is finished when this returns. `missed` is called for every prompt that was computed
-    although it should have been cached. With `shards`, or a shared store, this returns when the jobs of all workers are
-    done. `ingest` may still be adding jobs to a batch; its output is written once the batch is sealed, and its file
+    Raises EngineError if the engine fails permanently, StoreError, and output errors; jobs in flight have returned to
+    the queue by then. Batches from `joining` are added to the run; a batch that arrives too late is not run, so the
+    sender must check whether it is finished when this returns. `on_miss` is called for every prompt that was computed
+    although it should have been cached. With `shards` or a shared store, this returns when the jobs of all workers are
+    done. `ingest` may still be adding jobs to a batch: its output is written once the batch is sealed, and its file
     errors are raised here. `shards` and `clock` default to the store's.
     """
-    task = WorkTask(store, batches, engine, shape, outputs, options, stop, tell, clock, joining, missed, shards, ingest)
-    worked = await run_worker(task)
-    if worked.gone is not None:
-        hint = "\n".join(filter(None, (KEPT, worked.gone.hint)))
-        raise EngineError(worked.gone.message, hint=hint, code=worked.gone.code)
-    return worked.report
+    task = WorkTask(
+        store, batches, engine, shape, outputs, options, stop, on_snapshot, clock, joining, on_miss, shards, ingest
+    )
+    result = await run_worker(task)
+    if result.failure is not None:
+        hint = "\n".join(filter(None, (RESUME_HINT, result.failure.hint)))
+        raise EngineError(result.failure.message, hint=hint, code=result.failure.code)
+    return result.report
 
 
 @dataclass(frozen=True, slots=True)
-class Worked:
+class WorkerResult:
     """The report of a worker, and the permanent engine failure that ended it, if any."""
 
     report: RunReport
-    gone: EngineError | None
+    failure: EngineError | None
 
 
-async def run_worker(task: WorkTask) -> Worked:
+async def run_worker(task: WorkTask) -> WorkerResult:
     """Like `work`, but returns a permanent engine failure together with the report."""
     return await _Worker(task).run(task.joining)
 
@@ -128,7 +130,7 @@ class _Worker:
             task.batches,
             task.outputs or {},
             clock=clock,
-            most_deaths=options.most_deaths,
+            max_crashes=options.max_crashes,
             shards=task.shards or task.store.shards(shape.width),
         )
         self._store = store
@@ -136,7 +138,7 @@ class _Worker:
         self._options = options
         self._clock = clock
         self._stop = task.stop or asyncio.Event()
-        self._tell = task.tell or (lambda _: None)
+        self._on_snapshot = task.on_snapshot or (lambda _: None)
         self._width = shape.width
         self._buffer = JobBuffer(Scheduler(shape))
         self._stats = RunStats(shape, engine.identity.kind)
@@ -149,25 +151,25 @@ class _Worker:
             attempts=options.attempts,
             first_delay_s=options.first_delay_s,
             clock=clock,
-            missed=task.missed or (lambda _: None),
+            on_miss=task.on_miss or (lambda _: None),
         )
         self._in_flight, self._inbox = self.completion.in_flight, self.completion.inbox
         self._position: SortKey | None = None  # position in the stream of pending jobs
-        self._more = self._got_new = True  # the stream may have more; the last read returned new jobs
+        self._more = self._got_new = True  # the stream may have more jobs; the last read returned new ones
         self._loop_s = asyncio.get_running_loop().time
         self._started_s = self._accounted_s = self._loop_s()
         self._polled_s: float | None = None
-        self._idle_read_s = float("-inf")  # when the stream was last read again while idle
-        self._read_duration_s = 0.0  # duration of the last read
-        self._commit_from_s = float("-inf")  # answers are not committed earlier while jobs are in flight
+        self._idle_read_s = float("-inf")  # when the stream was last reread while idle
+        self._read_duration_s = 0.0  # of the last read
+        self._commit_from_s = float("-inf")  # while jobs are in flight, answers are not committed earlier
         self._done = False
         self._ingest = task.ingest if task.ingest is not None and task.ingest.growing else None
-        self._total_at_start = 0  # stored jobs when the stream was last read from the start
+        self._total_at_start = 0  # number of stored jobs when the stream was last read from the start
 
-    async def run(self, joining: "asyncio.Queue[Batch] | None" = None) -> Worked:
+    async def run(self, joining: "asyncio.Queue[Batch] | None" = None) -> WorkerResult:
         """Run until done, and report."""
         background = [
-            self._background(liveness.watch(self._engine, self._inbox.put_nowait, look_s=self._options.tick_s)),
+            self._background(liveness.watch(self._engine, self._inbox.put_nowait, poll_s=self._options.tick_s)),
             self._background(self._await_stop()),
         ]
         if joining is not None:
@@ -175,16 +177,16 @@ class _Worker:
         if self._ingest is not None:
             background.append(self._background(self._await_ingest(self._ingest)))
         try:
-            await self._store.ready(self._engine.identity.context, self._width, more=joining is not None)
+            await self._store.register(self._engine.identity.context, self._width, more=joining is not None)
             while not self._over:
                 await self._poll_store()
-                # Write first: the next suspect may crash this process.
+                # Write before a suspect starts: it may crash this process.
                 written = self._buffer.trying and await self.completion.record()
-                more = written | await self._begin() | await self._record()
+                more = written | await self._dispatch() | await self._record()
                 self._report_progress()
-                await self._take(await self._events(wait=not more))
+                await self._handle(await self._events(wait=not more))
             seconds = self._loop_s() - self._started_s
-            least = await self._count_least()
+            minimum = await self._count_minimum()
         except BaseException:
             with suppress(TokenmillError):  # raise the first error, which is the cause
                 await self.completion.shut_down()
@@ -193,15 +195,15 @@ class _Worker:
             for task in background:
                 task.cancel()
         await self.completion.shut_down()
-        end: RunEnd = (
-            "finished" if self._done else "stopped" if self._stop.is_set() or self.completion.gone else "cancelled"
-        )
+        stopped = self._stop.is_set() or self.completion.engine_failure is not None
+        end: RunEnd = "finished" if self._done else "stopped" if stopped else "cancelled"
         notes = self._buffer.scheduler.notes
-        return Worked(self._stats.report(end, seconds, self._store.counts, least, notes), self.completion.gone)
+        report = self._stats.report(end, seconds, self._store.counts, minimum, notes)
+        return WorkerResult(report, self.completion.engine_failure)
 
     @property
     def _over(self) -> bool:
-        return self._done or self._stop.is_set() or self.completion.gone is not None or not self._store.open
+        return self._done or self._stop.is_set() or self.completion.engine_failure is not None or not self._store.open
 
     @property
     def _busy(self) -> int:
@@ -210,14 +212,14 @@ class _Worker:
     # -- events ------------------------------------------------------------------------------------------------------
 
     def _background(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        """Start a background task whose error ends the loop."""
+        """Start a background task; if it fails, the loop raises its error."""
 
-        def over(task: "asyncio.Task[None]") -> None:
+        def done(task: "asyncio.Task[None]") -> None:
             if not task.cancelled() and (error := task.exception()) is not None:
-                self._inbox.put_nowait(Broke(error))
+                self._inbox.put_nowait(InternalError(error))
 
         task = asyncio.create_task(work)
-        task.add_done_callback(over)
+        task.add_done_callback(done)
         return task
 
     async def _await_stop(self) -> None:
@@ -235,21 +237,21 @@ class _Worker:
         self._inbox.put_nowait(None)
 
     async def _join(self, batch: Batch) -> None:
-        """Add a batch: its first jobs immediately, the rest when the stream is read again.
+        """Add a batch: its first jobs immediately, the rest when the stream is reread.
 
-        Buffered jobs of lower priority are dropped to make room; they are read again after it.
+        Buffered jobs of lower priority are dropped, and reread after the batch.
         """
         rows = await self._store.join(batch, _JOIN_JOBS)
         if rows:
             self._buffer.drop(self._buffer.below(-rows[0].rank))
-        self._buffer.come(rows, deadline_s=self._store.deadline_s, more=None)
+        self._buffer.add(rows, deadline_s=self._store.deadline_s, more=None)
         self._done = False
-        self._read_again()
+        self._reread()
 
     async def _events(self, *, wait: bool) -> list[WorkerEvent]:
-        """Wait for events, at most one tick."""
+        """The next events; with `wait`, wait for one for up to a tick."""
         if not wait or self._over:
-            return self.completion.there()
+            return self.completion.pending_events()
         retry_s = self._buffer.next_retry_s
         patience_s = max(0.0, min(self._options.tick_s, (retry_s or float("inf")) - self._clock()))
         if self.completion.writes:
@@ -261,13 +263,13 @@ class _Worker:
             return []
         if isinstance(first, StreamEnded):
             await asyncio.sleep(GATHER_S)
-        return [first, *self.completion.there()]
+        return [first, *self.completion.pending_events()]
 
     async def _record(self) -> bool:
-        """Write the collected outcomes; returns whether there were any.
+        """Write the collected outcomes and the started jobs; returns whether there were any outcomes.
 
         While jobs are in flight, answers are committed at most every COMMIT_EVERY_S, because every transaction rewrites
-        the same pages. Started jobs are committed with them, or now.
+        the same pages.
         """
         if self._commit_later_s > 0:
             return False
@@ -285,21 +287,21 @@ class _Worker:
             return 0.0
         return max(0.0, self._commit_from_s - self._loop_s())
 
-    async def _take(self, events: Sequence[WorkerEvent]) -> None:
-        """Handle events, and account for the time that passed."""
+    async def _handle(self, events: Sequence[WorkerEvent]) -> None:
+        """Handle events, and account for the elapsed time."""
         now_s = self._loop_s()
-        self._stats.pace.passed(now_s - self._accounted_s, self._busy)
+        self._stats.throughput.passed(now_s - self._accounted_s, self._busy)
         self._accounted_s = now_s
-        await self.completion.take(events)
+        await self.completion.handle(events)
         for event in events:
             if isinstance(event, Batch):
                 await self._join(event)
 
-    # -- decide and start --------------------------------------------------------------------------------------------
+    # -- dispatch ----------------------------------------------------------------------------------------------------
 
-    async def _begin(self) -> bool:
+    async def _dispatch(self) -> bool:
         """Carry out the scheduler's decisions; returns whether to ask it again immediately."""
-        if self._over or self.completion.down is not None:
+        if self._over or self.completion.engine_down is not None:
             return False
         self._prefetch()
         decisions = self._buffer.decide(
@@ -323,55 +325,55 @@ class _Worker:
         known = all(row.id in self._buffer for row in rows)
         pending = self._buffer.scheduler.pending
         self._more = len(rows) >= limit
-        self._buffer.come(rows, deadline_s=self._store.deadline_s, more=self._more)
+        self._buffer.add(rows, deadline_s=self._store.deadline_s, more=self._more)
         self._got_new = not known or self._buffer.scheduler.pending > pending
         return self._got_new if self._store.shared else bool(rows)
 
     def _prefetch(self) -> None:
-        """Read on before the buffer runs low, so that no slot is idle: the next shard, or new lines."""
+        """Read more jobs before the buffer is empty: the next shard, or new lines."""
         pending = self._buffer.scheduler.pending
         if self._more or pending > _MIN_BUFFERED * self._width:
             return
         if not self._store.shared:
             if self._store.counts.total > self._total_at_start:
-                self._read_again()
+                self._reread()
         elif self._got_new or (self._in_flight and self._loop_s() - self._idle_read_s >= self._options.tick_s):
             self._idle_read_s = self._loop_s()
-            self._read_again(behind=pending > 0)
+            self._reread(from_start=not pending)
 
-    def _read_again(self, *, behind: bool = False) -> None:
-        """Read the stream again, from the start or from the current position."""
+    def _reread(self, *, from_start: bool = True) -> None:
+        """Reread the stream, from the start or from the current position."""
         self._more = True
         self._got_new = False
-        if not behind:
+        if from_start:
             self._position = None
-        self._buffer.scheduler.again()
+        self._buffer.scheduler.reopen_stream()
 
     async def _idle(self) -> None:
         """The buffer is empty: finish, or look for more jobs."""
         pause_s = (
             max(self._options.tick_s, _IDLE_FACTOR * self._read_duration_s) if self._store.shared else _IDLE_READ_S
         )
-        # In a shared store any job may have become available to this worker.
+        # In a shared store, other workers may have released jobs.
         alone = self._store.left.pending and not self._store.shared
         retry_s = await self._store.next_retry_s() if alone else None
         if not self._store.left.pending:
             self._done = not self._store.elsewhere and self._ingest is None
         elif (retry_s is None or retry_s <= self._clock()) and self._loop_s() - self._idle_read_s >= pause_s:
             self._idle_read_s = self._loop_s()
-            self._buffer.unheld()
-            await self.completion.give_up()
-            self._read_again()
+            self._buffer.release_held()
+            await self.completion.fail_unrunnable()
+            self._reread()
 
     async def _send(self, sent: Mapping[int, Dispatch | Pending]) -> bool:
-        """Send jobs to the engine; returns whether some need not run, so that their slots are free."""
+        """Send jobs to the engine; returns whether some of them were not sent, so that their slots are free."""
         started = await self._store.start(list(sent))
         for job in started.running:
             decision = sent[job.id]
             try:
                 call = self._store.call(job.id, job.line)
             except (TokenmillError, ValueError) as error:
-                self.completion.refused(job.id, error)
+                self.completion.fail_line(job.id, error)
                 continue
             attempt = Attempt(
                 job,
@@ -381,61 +383,61 @@ class _Worker:
                 decision if isinstance(decision, Dispatch) else None,
                 self._engine.generation,
                 self._stats.counters.evicted_tokens,
-                self._stats.pace.mark,
+                self._stats.throughput.mark,
             )
             self._in_flight[job.id] = attempt
             attempts.launch(
                 attempt,
                 self._engine,
                 timeout_s=self._options.job_timeout_s,
-                tell=self._inbox.put_nowait,
-                received=self._stats.pace.received,
+                on_event=self._inbox.put_nowait,
+                on_tokens=self._stats.throughput.received,
             )
             if not attempt.trial:
                 self._buffer.scheduler.started(job.id)
-        self._buffer.held(started.held)
+        self._buffer.hold(started.held)
         unsent = [job for job in sent if job not in self._in_flight]
         self._buffer.drop([job for job in unsent if job not in started.held])
         return bool(unsent)
 
     async def _poll_store(self) -> None:
         """Advance the clock, and once per tick handle cancellations, deadlines and output."""
-        self._buffer.due(self._clock())
+        self._buffer.advance_clock(self._clock())
         if self._polled_s is not None and self._loop_s() - self._polled_s < self._options.tick_s:
             return
         self._polled_s = self._loop_s()
-        self._buffer.scheduler.measured(self._stats.pace.by_lanes())
+        self._buffer.scheduler.measured(self._stats.throughput.by_concurrency())
         changes = await self._store.poll()
-        self._buffer.come(changes.due, deadline_s=self._store.deadline_s, more=None)
-        # A batch is cancelled once all its lines are stored.
+        self._buffer.add(changes.due, deadline_s=self._store.deadline_s, more=None)
+        # A batch is not cancelled before all its lines are stored.
         for batch in changes.to_cancel if self._ingest is None else ():
-            # Answers that have arrived are kept.
-            await self.completion.put_back([each for each in self._in_flight.values() if JobId.batch(each.id) == batch])
+            # This keeps answers that have arrived.
+            await self.completion.requeue([each for each in self._in_flight.values() if JobId.batch(each.id) == batch])
             await self._store.cancel(batch)
             self._buffer.drop(self._buffer.of_batch(batch))
         if changes.reopened:
-            self._read_again()
+            self._reread()
 
     # -- report ------------------------------------------------------------------------------------------------------
 
     def _report_progress(self) -> None:
         output = self._store.output_error
-        self._tell(
+        self._on_snapshot(
             self._stats.snapshot(
                 self._loop_s() - self._started_s,
                 self._store.counts,
                 retrying=self._buffer.retrying,
                 in_flight=[attempt.tokens for attempt in self._in_flight.values()],
                 lengths=self._buffer.scheduler.lengths,
-                down=self.completion.down,
+                down=self.completion.engine_down,
                 output=output.message if output else None,
             )
         )
 
-    async def _count_least(self) -> Least | None:
-        """The minimum prompt tokens; None after a stop, where counting would delay the exit."""
-        if self._stop.is_set() or self.completion.gone is not None:
+    async def _count_minimum(self) -> MinimumTokens | None:
+        """The minimum prompt tokens; None after a stop, because counting would delay the exit."""
+        if self._stop.is_set() or self.completion.engine_failure is not None:
             return None
-        jobs = self._stats.countable if self._options.count_least else []
+        jobs = self._stats.sample if self._options.count_minimum else []
         exact = await counted(self._engine, await self._store.calls(jobs)) if jobs else None
-        return self._stats.least(exact)
+        return self._stats.minimum(exact)

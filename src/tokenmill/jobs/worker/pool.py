@@ -1,12 +1,12 @@
 """Runs the same batches on several engines in one process, each with its own worker and shards.
 
-        members --> one worker each --> the store, assigned by shards
+        members --> one worker each --> the store, which assigns shards to workers
                                           |
-        the pool's own store facade <-----+   writes the output files, whichever members join and leave
+        the pool's own AsyncStore  <------+   writes the output files, independently of members that join and leave
 
-A member may join at any time. When its engine fails permanently, its jobs return to the queue for the other members.
-The pool ends when every batch is finished, or when no member is left and none can join. The caller starts and closes
-the engines.
+Members may join at any time. If an engine fails permanently, its jobs return to the queue for the other members. The
+pool ends when every batch is finished, or when no member is left and none can join. The caller starts and closes the
+engines.
 """
 
 import asyncio
@@ -22,17 +22,17 @@ from tokenmill.jobs.output import Output
 from tokenmill.jobs.scheduler.shape import EngineShape
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.worker.async_store import AsyncStore
-from tokenmill.jobs.worker.loop import KEPT, Worked, WorkOptions, WorkTask, run_worker
+from tokenmill.jobs.worker.loop import RESUME_HINT, WorkerResult, WorkOptions, WorkTask, run_worker
 from tokenmill.jobs.worker.pool_summary import combined_report, combined_snapshot
 from tokenmill.jobs.worker.progress import Failed, RunEnd, RunReport, Snapshot
 from tokenmill.jobs.worker.reuse import Miss
 from tokenmill.jobs.worker.stats import OnSnapshot
 
-_GRACE_TICKS = 5  # ticks that workers get to notice the end; one that waits for its engine does not check
+_GRACE_TICKS = 5  # time for workers to notice the end by themselves; those that wait for their engine do not
 
 
 class PoolMember(NamedTuple):
-    """An engine that is ready for jobs."""
+    """A started engine."""
 
     name: str
     engine: Engine
@@ -40,7 +40,7 @@ class PoolMember(NamedTuple):
 
 
 PoolMembers = Iterable[PoolMember] | AsyncIterable[PoolMember] | asyncio.Queue[PoolMember | None]
-"""All members at the start, or as they become ready; None in a queue ends it."""
+"""The members: all of them, or as they become ready; None marks the end of a queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +48,15 @@ class MemberReport:
     """The result of one member."""
 
     name: str
-    report: RunReport | None  # None: its engine failed without leaving a report
-    lost: str | None  # why its engine failed permanently; None if it did not
+    report: RunReport | None  # None: its engine failed and there is no report
+    lost: str | None  # the permanent failure of its engine; None if there was none
 
 
 @dataclass(frozen=True, slots=True)
 class PoolReport:
     """The result of the pool."""
 
-    whole: RunReport
+    total: RunReport
     members: tuple[MemberReport, ...]  # in the order in which they joined
 
 
@@ -68,27 +68,27 @@ async def run_pool(
     outputs: Mapping[int, Output] | None = None,
     options: WorkOptions | None = None,
     stop: asyncio.Event | None = None,
-    tell: OnSnapshot | None = None,
+    on_snapshot: OnSnapshot | None = None,
     clock: Callable[[], float] | None = None,
-    missed: Callable[[Miss], None] | None = None,
-    coming: Callable[[], Iterable[int | None]] = tuple,
+    on_miss: Callable[[Miss], None] | None = None,
+    expected: Callable[[], Iterable[int | None]] = tuple,
 ) -> PoolReport:
     """Run the batches on all members until every job has an outcome, or until `stop` is set.
 
-    A job that is too long for one member is left to members with a larger context; it fails when no member, present or
-    expected, can run it. `coming` returns the context sizes of expected members in tokens; None: unknown. Members with
-    the same name get a numbered suffix.
+    A job that is too long for one member is left to members with a larger context; it fails if no present or expected
+    member can run it. `expected` returns the context sizes, in tokens, of members that have not joined yet; None:
+    unknown. Members with the same name get a numbered suffix.
 
-    Raises EngineError when no member is left and none can join, and StoreError and output errors as `work` does; jobs
-    in flight are back in the queue by then.
+    Raises EngineError when no member is left and none can join, and StoreError and output errors as `work` does. Jobs
+    in flight have returned to the queue by then.
     """
     settings = options or WorkOptions()
     async_store = AsyncStore(
-        store, batches, outputs or {}, clock=clock or store.now_s, most_deaths=settings.most_deaths
+        store, batches, outputs or {}, clock=clock or store.now_s, max_crashes=settings.max_crashes
     )
-    table = store.local_shards(coming=coming)
+    table = store.local_shards(expected=expected)
 
-    def begin(member: PoolMember, halt: asyncio.Event, tell: OnSnapshot) -> "asyncio.Task[Worked]":
+    def start(member: PoolMember, halt: asyncio.Event, on_snapshot: OnSnapshot) -> "asyncio.Task[WorkerResult]":
         task = WorkTask(
             store,
             batches,
@@ -96,35 +96,35 @@ async def run_pool(
             member.shape,
             options=settings,
             stop=halt,
-            tell=tell,
+            on_snapshot=on_snapshot,
             clock=clock,
-            missed=missed,
+            on_miss=on_miss,
             shards=table.add(member.name, member.shape.width),
         )
         return asyncio.create_task(run_worker(task))
 
-    pool = _Pool(async_store, begin, tell or (lambda _: None), settings.tick_s)
+    pool = _Pool(async_store, start, on_snapshot or (lambda _: None), settings.tick_s)
     return await pool.run(members, stop or asyncio.Event())
 
 
-_Begin = Callable[[PoolMember, asyncio.Event, OnSnapshot], "asyncio.Task[Worked]"]
+_Start = Callable[[PoolMember, asyncio.Event, OnSnapshot], "asyncio.Task[WorkerResult]"]
 
 
 class _Pool:
-    def __init__(self, store: AsyncStore, begin: _Begin, tell: OnSnapshot, tick_s: float) -> None:
+    def __init__(self, store: AsyncStore, start: _Start, on_snapshot: OnSnapshot, tick_s: float) -> None:
         self._store = store
-        self._begin = begin
-        self._tell = tell
+        self._start = start
+        self._on_snapshot = on_snapshot
         self._tick_s = tick_s
-        self._tasks: dict[str, asyncio.Task[Worked]] = {}
+        self._tasks: dict[str, asyncio.Task[WorkerResult]] = {}
         self._names: list[str] = []  # in the order in which they joined
         self._ended: dict[str, MemberReport] = {}
         self._snapshots: dict[str, Snapshot] = {}
         self._failed: Failed | None = None
         self._halt = asyncio.Event()
         self._changed = asyncio.Event()
-        self._last_error: EngineError | None = None  # why the last member was lost
-        self._joining_error: TokenmillError | None = None  # why no more members will join
+        self._last_error: EngineError | None = None  # that ended the last member
+        self._joining_error: TokenmillError | None = None  # that prevents members from joining
         self._loop_s = asyncio.get_running_loop().time
         self._started_s = self._loop_s()
 
@@ -151,7 +151,7 @@ class _Pool:
             self._changed.clear()
             self._collect(joining)
             await self._store.poll()
-            self._tell_progress()
+            self._report_progress()
             left = self._store.left
             if stop.is_set():
                 self._halt.set()
@@ -164,14 +164,14 @@ class _Pool:
                 async with asyncio.timeout(self._tick_s):
                     await self._changed.wait()
 
-    # ---- members
+    # -- members -----------------------------------------------------------------------------------------------------
 
     async def _accept(self, members: PoolMembers) -> None:
         async for member in _each(members):
             same = sum(name == member.name or name.startswith(f"{member.name} (") for name in self._names)
             name = f"{member.name} ({same + 1})" if same else member.name
             self._names.append(name)
-            task = self._begin(member._replace(name=name), self._halt, self._teller(name))
+            task = self._start(member._replace(name=name), self._halt, self._on_member_snapshot(name))
             task.add_done_callback(lambda _: self._changed.set())
             self._tasks[name] = task
             self._changed.set()
@@ -191,12 +191,12 @@ class _Pool:
             task = self._tasks.pop(name)
             try:
                 report = task.result().report
-                gone = task.result().gone
+                failure = task.result().failure
             except EngineError as error:
                 report = None
-                gone = error
-            self._last_error = gone or self._last_error
-            self._ended[name] = MemberReport(name, report, gone.message if gone is not None else None)
+                failure = error
+            self._last_error = failure or self._last_error
+            self._ended[name] = MemberReport(name, report, failure.message if failure is not None else None)
 
     async def _finish(self, *others: "asyncio.Task[None]") -> None:
         """Stop all workers, including those that wait for their engine."""
@@ -213,28 +213,32 @@ class _Pool:
     def _no_member(self) -> EngineError:
         why = self._last_error or self._joining_error
         if why is None:
-            return EngineError("no engine joined to work on the batches", hint=f"start one: {KEPT}")
-        gone = [each.name for each in self._ended.values() if each.lost is not None]
-        words = f"no engine is left: {gone[-1]} was the last, and was lost" if gone else "no engine joined"
-        return EngineError(f"{words}: {why.message}", hint="\n".join(filter(None, (KEPT, why.hint))))
+            message = "no engine joined the pool"
+            return EngineError(message, hint=f"start an engine; {RESUME_HINT}", code="no_engine_joined")
+        hint = "\n".join(filter(None, (RESUME_HINT, why.hint)))
+        lost = [each.name for each in self._ended.values() if each.lost is not None]
+        if not lost:
+            return EngineError(f"no engine joined the pool: {why.message}", hint=hint, code="no_engine_joined")
+        message = f"no engine is left; the last one, {lost[-1]}, failed: {why.message}"
+        return EngineError(message, hint=hint, code="no_engine_left")
 
-    # ---- progress and reports
+    # -- progress and reports ----------------------------------------------------------------------------------------
 
-    def _teller(self, name: str) -> OnSnapshot:
-        def tell(now: Snapshot) -> None:
+    def _on_member_snapshot(self, name: str) -> OnSnapshot:
+        def on_snapshot(now: Snapshot) -> None:
             before = self._snapshots.get(name)
             if now.failed is not None and (before is None or before.failed is not now.failed):
                 self._failed = now.failed
             self._snapshots[name] = now
-            self._tell_progress()
+            self._report_progress()
 
-        return tell
+        return on_snapshot
 
-    def _tell_progress(self) -> None:
+    def _report_progress(self) -> None:
         working = {name: now for name, now in self._snapshots.items() if name in self._tasks}
         ended = {name: (self._snapshots.get(name), each.lost) for name, each in self._ended.items()}
         output = self._store.output_error
-        self._tell(
+        self._on_snapshot(
             combined_snapshot(
                 working,
                 ended,
@@ -257,8 +261,8 @@ class _Pool:
         notes = [f"{each.name} was lost: {each.lost}" for each in members if each.lost is not None]
         if self._joining_error is not None:
             notes.append(f"no more engines joined: {self._joining_error.message}")
-        whole = combined_report(reports, end=end, seconds=seconds, counts=counts, notes=notes)
-        return PoolReport(whole, members)
+        total = combined_report(reports, end=end, seconds=seconds, counts=counts, notes=notes)
+        return PoolReport(total, members)
 
 
 async def _each(members: PoolMembers) -> AsyncIterator[PoolMember]:

@@ -1,11 +1,11 @@
-"""Combines the snapshots and reports of a pool's workers. Pure."""
+"""Combines the snapshots and reports of the workers of a pool. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from tokenmill.jobs.models import Counts
 from tokenmill.jobs.scheduler.estimates import MeasuredRates
-from tokenmill.jobs.worker.progress import Failed, Least, RunEnd, RunReport, Snapshot
+from tokenmill.jobs.worker.progress import Failed, MinimumTokens, RunEnd, RunReport, Snapshot
 from tokenmill.jobs.worker.reuse import Misses
 from tokenmill.jobs.worker.throughput import RunTokens
 
@@ -19,13 +19,13 @@ def combined_snapshot(
     failed: Failed | None,
     output: str | None,
 ) -> Snapshot:
-    """One snapshot of all workers; `ended` has the last snapshot of ended workers, and why they were lost."""
+    """One snapshot of all workers; `ended` has the last snapshot of each ended worker, and why it was lost."""
     every = [*working.values(), *(last for last, _ in ended.values() if last is not None)]
     usable = [now for now in working.values() if now.engine is None]
     down = [f"{name} {now.engine}" for name, now in working.items() if now.engine is not None]
     lost = [f"{name} was lost: {why}" for name, (_, why) in ended.items() if why is not None]
     trouble = "; ".join([*down, *lost]) or (None if every else "no engine has joined yet")
-    says = [f"{name} {now.engine_says}" for name, now in working.items() if now.engine_says is not None]
+    details = [f"{name} {now.engine_detail}" for name, now in working.items() if now.engine_detail is not None]
     return Snapshot(
         elapsed_s,
         counts,
@@ -36,7 +36,7 @@ def combined_snapshot(
         retrying=sum(now.retrying for now in working.values()),
         eta_s=_eta_s(usable),
         engine=None if usable else trouble,
-        engine_says="; ".join([*says, *down, *lost]) or None if usable else None,
+        engine_detail="; ".join([*details, *down, *lost]) or None if usable else None,
         failed=failed,
         output=output,
     )
@@ -45,15 +45,20 @@ def combined_snapshot(
 def combined_report(
     every: Sequence[RunReport], *, end: RunEnd, seconds: float, counts: Counts, notes: Sequence[str] = ()
 ) -> RunReport:
-    """One report of all workers. Minimum prompt tokens are summed: a prefix that two workers computed counts twice."""
+    """One report of all workers. Minimums are summed, so a prefix that two workers computed counts twice."""
     misses = Misses()
     for each in every:
         misses.include(each.misses)
     busy_s = max((each.busy_s for each in every), default=0.0)
-    lanes = sum(each.lanes * each.busy_s for each in every) / busy_s if busy_s else 0.0
-    least = [each.least for each in every if each.least is not None]
-    complete = len(least) == sum(each.answers > 0 for each in every)
-    heads = [each.head_tok_s for each in every if each.head_tok_s is not None]
+    busy_slots = sum(each.busy_slots * each.busy_s for each in every) / busy_s if busy_s else 0.0
+    minimums = [each.minimum for each in every if each.minimum is not None]
+    complete = len(minimums) == sum(each.answers > 0 for each in every)
+    minimum = (
+        MinimumTokens(sum(one.tokens for one in minimums), exact=all(one.exact for one in minimums))
+        if minimums and complete
+        else None
+    )
+    prefill_rates = [each.long_prefill_tok_s for each in every if each.long_prefill_tok_s is not None]
     slots = [each.slots for each in every if each.slots is not None]
     finish_reasons = sum((Counter(each.finish_reasons) for each in every), Counter[str]())
     return RunReport(
@@ -64,12 +69,12 @@ def combined_report(
         sum(each.answers for each in every),
         _tokens(each.tokens for each in every),
         _rates([each.rates for each in every]),
-        lanes,
+        busy_slots,
         misses,
-        Least(sum(one.tokens for one in least), exact=all(one.exact for one in least)) if least and complete else None,
-        sum(each.deaths for each in every),
+        minimum,
+        sum(each.crashes for each in every),
         tuple(dict.fromkeys([*notes, *(note for each in every for note in each.notes)])),
-        sum(heads) if heads else None,
+        sum(prefill_rates) if prefill_rates else None,
         sum(slots) if slots else None,
         dict(finish_reasons.most_common()),
     )
@@ -88,7 +93,7 @@ def _rates(every: Sequence[MeasuredRates]) -> MeasuredRates:
 
 
 def _eta_s(usable: Sequence[Snapshot]) -> float | None:
-    """Combined remaining time; each worker's estimate assumes that it does all remaining work alone."""
+    """Combined remaining time, given that each worker's estimate assumes that it does all remaining work alone."""
     alone = [now.eta_s for now in usable if now.eta_s is not None]
     if not alone:
         return None

@@ -14,11 +14,11 @@ RunEnd = Literal["finished", "stopped", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A failed job, as reported to the user."""
+    """A failed job, for display."""
 
     number: int  # line number
     failure: Failure
-    again: bool  # it will be retried
+    again: bool  # whether it will be retried
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,20 +28,20 @@ class Snapshot:
     elapsed_s: float
     counts: Counts  # of the batches, including earlier runs
     tokens: RunTokens  # of this run
-    prompt_tokens_live: int  # computed by the engine so far, including unfinished answers if it reports them
+    prompt_tokens_live: int  # computed so far, including those of unfinished answers if the engine reports them
     busy: int  # busy slots
     width: int  # usable slots
     retrying: int  # jobs waiting for a retry
     eta_s: float | None
-    engine: str | None  # why the engine is not usable; None if it is
-    engine_says: str | None  # status detail of a usable engine, such as a long silence
+    engine: str | None  # why the engine cannot be used; None if it can
+    engine_detail: str | None  # status detail of a usable engine, for example that it has been silent for long
     failed: Failed | None  # the last one
     output: str | None  # error of the output file, if any
 
 
 @dataclass(frozen=True, slots=True)
-class Least:
-    """Minimum prompt tokens of a run, with every shared prefix computed once."""
+class MinimumTokens:
+    """Prompt tokens of a run if every shared prefix were computed once."""
 
     tokens: int
     exact: bool  # counted in tokens; otherwise estimated from bytes
@@ -53,16 +53,16 @@ class RunReport:
 
     end: RunEnd
     seconds: float
-    busy_s: float  # with jobs in flight
+    busy_s: float  # seconds with jobs in flight
     counts: Counts  # of the batches
     answers: int  # computed in this run
     tokens: RunTokens
     rates: MeasuredRates
-    lanes: float  # average number of busy slots
+    busy_slots: float  # average number of busy slots
     misses: Misses
-    least: Least | None  # None: nothing was computed, or it could not be estimated
-    deaths: int  # engine crashes
+    minimum: MinimumTokens | None  # None: nothing was computed, or the minimum is unknown
+    crashes: int  # engine crashes
     notes: tuple[str, ...]
-    head_tok_s: float | None = None  # prefill rate of long prompts; None if there were none
+    long_prefill_tok_s: float | None = None  # prefill rate of long prompts; None if there were none
     slots: int | None = None  # usable slots; None: unknown
     finish_reasons: Mapping[str, int] = field(default_factory=dict)  # answers of this run by OpenAI finish reason

@@ -1,8 +1,8 @@
-"""Explains why less of a prompt was reused than expected, from what the engine and the scheduler report.
+"""Detects and explains prefix cache misses, from the reports of the engine and the scheduler.
 
-A miss is determined from the engine's count of cached tokens, never from timing. Differences within `tolerance_tokens`
-are ignored: a tokenizer may merge the last characters of a prefix with what follows, caches keep whole blocks, and the
-expected number is estimated from bytes. Does not influence the order of jobs.
+Misses are determined from the engine's count of cached tokens, never from timing. Differences within
+`tolerance_tokens` are ignored: a tokenizer may merge the last characters of a prefix with the next ones, caches hold
+whole blocks, and the expected number is estimated from bytes. Does not influence the order of jobs.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,14 +19,14 @@ from tokenmill.jobs.scheduler.prefix_groups import Minimum, common_length
 from tokenmill.jobs.scheduler.shape import Reuse
 from tokenmill.units import number_of
 
-SLOT_SIMILARITY = 0.1  # llama-server's default of --slot-prompt-similarity: share of a prompt that a slot must have
-BORDER_TOKENS = 16  # tokens that may be lost where a prefix ends
-ESTIMATE_SHARE = 0.1  # of the expected tokens, because they are estimated from bytes
+SLOT_SIMILARITY = 0.1  # llama-server's default for --slot-prompt-similarity
+BORDER_TOKENS = 16  # tolerance for tokens lost where a prefix ends
+ESTIMATE_SHARE = 0.1  # tolerance as a share of the expected tokens, because they are estimated from bytes
 _SHOWN = 30  # characters on each side of a difference
 _EXAMPLES = 3  # kept per cause
 
 Cause = Literal[
-    "engine restarted", "cannot reuse", "head changed", "slot taken", "below similarity", "evicted", "not told"
+    "engine restarted", "cannot reuse", "prefix changed", "slot taken", "below similarity", "evicted", "unknown"
 ]
 
 
@@ -36,8 +36,8 @@ class Evidence:
 
     reuse: Reuse
     prompt: bytes | None = None  # canonical prompt of the job
-    like: bytes | None = None  # canonical prompt of the job whose prefix it should have found
-    lane: int | None = None  # slot that served it
+    source_prompt: bytes | None = None  # canonical prompt of the job that computed the expected prefix
+    slot: int | None = None  # that served it
     restarted: bool = False  # the engine restarted after it had computed the prefix
     slot_taken: bool = False  # another client used the slot in between
     evicted_tokens: int | None = None  # evicted by the engine since the prefix was computed
@@ -54,7 +54,7 @@ class Miss:
 
     job: int
     cause: Cause
-    words: str
+    message: str
     expected_tokens: int
     cached_tokens: int
     at_byte: int | None = None  # where the prefix changed
@@ -71,8 +71,8 @@ def expected_tokens(sent: Dispatch, usage: Usage, prompt_bytes: int, evidence: E
     The scheduler's expectation from prefix keys is a minimum; if both prompts are available, they are compared.
     """
     shared = sent.expected_bytes
-    if evidence.prompt is not None and evidence.like is not None:
-        shared = max(shared, common_length(evidence.prompt, evidence.like))
+    if evidence.prompt is not None and evidence.source_prompt is not None:
+        shared = max(shared, common_length(evidence.prompt, evidence.source_prompt))
     share = min(1.0, shared / prompt_bytes) if prompt_bytes else 0.0
     return min(int(share * usage.prompt_tokens), max(0, usage.prompt_tokens - 1))
 
@@ -83,19 +83,19 @@ def tolerance_tokens(expected: int, block_tokens: int = 1) -> int:
 
 
 def explain(sent: Dispatch, usage: Usage, prompt_bytes: int, evidence: Evidence) -> Miss | None:
-    """The miss, if any; None also if the engine does not report cached tokens."""
+    """The miss; None if there was none or the engine does not report cached tokens."""
     cached = usage.cached_tokens
     expected = expected_tokens(sent, usage, prompt_bytes, evidence)
     if cached is None or cached >= expected - tolerance_tokens(expected, evidence.block_tokens):
         return None
-    cause, words, at_byte = _cause(sent, usage, evidence, expected)
-    return Miss(sent.job, cause, words, expected, cached, at_byte)
+    cause, message, at_byte = _cause(sent, usage, evidence, expected)
+    return Miss(sent.job, cause, message, expected, cached, at_byte)
 
 
 def _cause(sent: Dispatch, usage: Usage, evidence: Evidence, expected: int) -> tuple[Cause, str, int | None]:
     """The first cause that applies, in order of certainty."""
     if evidence.restarted:
-        return "engine restarted", "the engine was restarted in between, and a new one has computed nothing yet", None
+        return "engine restarted", "the engine restarted after computing the prefix, which emptied its cache", None
     if evidence.reuse == "none":
         return "cannot reuse", _with("the engine cannot reuse this model's prompts", evidence.notes), None
     changed = _changed(sent, evidence)
@@ -105,31 +105,31 @@ def _cause(sent: Dispatch, usage: Usage, evidence: Evidence, expected: int) -> t
         ("slot taken", _slot_taken(sent, evidence)),
         ("below similarity", _below_similarity(sent, usage, evidence, expected)),
         ("evicted", _evicted(evidence)),
-        ("not told", _untold(usage, evidence)),
+        ("unknown", _unknown(usage, evidence)),
     )
-    cause, words = next((cause, words) for cause, words in causes if words is not None)
-    return cause, words, None
+    cause, message = next((cause, message) for cause, message in causes if message is not None)
+    return cause, message, None
 
 
 def _changed(sent: Dispatch, evidence: Evidence) -> tuple[Cause, str, int] | None:
     prompt = evidence.prompt
-    like = evidence.like
-    if prompt is None or like is None:
+    source = evidence.source_prompt
+    if prompt is None or source is None:
         return None
-    at = common_length(prompt, like)
+    at = common_length(prompt, source)
     if at >= sent.expected_bytes or at == len(prompt):
         return None
-    shown = difference(prompt, like, at)
-    return "head changed", f"the head changed at byte {at}:\n  was {shown[1]}\n  is  {shown[0]}", at
+    now, before = difference(prompt, source, at)
+    return "prefix changed", f"the prefix changed at byte {at}:\n  was {before}\n  is  {now}", at
 
 
 def difference(one: bytes, other: bytes, at: int) -> tuple[str, str]:
-    """Both texts around a byte, 30 characters to each side, on one line each with control characters visible."""
+    """Excerpts of both texts around a byte, 30 characters to each side, with control characters made visible."""
     return _around(one, at), _around(other, at)
 
 
 def _around(text: bytes, at: int) -> str:
-    """Widen to character boundaries, so that a difference inside a character shows the whole character."""
+    # Start at a character boundary, so that a difference inside a character shows the whole character.
     while 0 < at < len(text) and text[at] & 0xC0 == 0x80:
         at -= 1
     before = text[max(0, at - 4 * _SHOWN) : at].decode(errors="replace")[-_SHOWN:]
@@ -138,54 +138,53 @@ def _around(text: bytes, at: int) -> str:
 
 
 def _slot_taken(sent: Dispatch, evidence: Evidence) -> str | None:
-    if sent.lane is not None and evidence.lane not in (None, sent.lane):
-        return f"it was sent to slot {sent.lane} and served by slot {evidence.lane}: the slot was busy"
-    if sent.lane is not None and evidence.slot_taken:
-        return f"another request used slot {sent.lane} in between and left its own prompt there"
+    if sent.slot is not None and evidence.slot not in (None, sent.slot):
+        return f"sent to slot {sent.slot}, but served by slot {evidence.slot}, because the slot was busy"
+    if sent.slot is not None and evidence.slot_taken:
+        return f"another request used slot {sent.slot} in between and replaced its prompt"
     return None
 
 
 def _below_similarity(sent: Dispatch, usage: Usage, evidence: Evidence, expected: int) -> str | None:
     """Without a requested slot, llama-server only considers slots that hold more than a share of the prompt."""
     threshold = evidence.similarity
-    if evidence.reuse == "none" or sent.lane is not None or not threshold or not usage.prompt_tokens:
+    if evidence.reuse == "none" or sent.slot is not None or not threshold or not usage.prompt_tokens:
         return None
     similar = expected / usage.prompt_tokens
     if similar > threshold:
         return None
     return (
-        f"the shared prefix is {similar:.0%} of the prompt, and the server only looks for a slot that has more than "
-        f"{threshold:.0%} (--slot-prompt-similarity)"
+        f"the shared prefix is {similar:.0%} of the prompt, and the server only reuses slots that hold more than "
+        f"{threshold:.0%} of it (--slot-prompt-similarity)"
     )
 
 
 def _evicted(evidence: Evidence) -> str | None:
     if evidence.evicted_tokens:
-        return f"the engine dropped {evidence.evicted_tokens} tokens in between to make room"
+        return f"the engine evicted {evidence.evicted_tokens} tokens in between"
     between = evidence.cells_between
     total = evidence.cells_total
     if between is not None and total is not None and between > total:
-        return f"other jobs needed {between} tokens of room in between, and the engine has {total}"
+        return f"other jobs needed {between} KV cells in between, and the engine has {total}"
     return None
 
 
-def _untold(usage: Usage, evidence: Evidence) -> str:
-    """Where reuse ended; the template may have added text that is not in the jobs."""
-    words = "the engine does not say why"
+def _unknown(usage: Usage, evidence: Evidence) -> str:
+    message = "the engine reports no reason"
     if evidence.prompt and usage.prompt_tokens and usage.cached_tokens:
         at = int(len(evidence.prompt) * usage.cached_tokens / usage.prompt_tokens)
-        words += f"; it reused up to about byte {at}: {_around(evidence.prompt, at)}"
+        message += f"; it reused the prompt up to about byte {at}: {_around(evidence.prompt, at)}"
     elif usage.cached_tokens == 0:
-        words += "; it reused nothing, so the prompts may differ in what the chat template writes first"
-    return _with(words, evidence.notes)
+        message += "; it reused nothing, so the text that the chat template puts first may differ"
+    return _with(message, evidence.notes)
 
 
-def _with(words: str, notes: Sequence[str]) -> str:
-    return f"{words} ({'; '.join(notes)})" if notes else words
+def _with(message: str, notes: Sequence[str]) -> str:
+    return f"{message} ({'; '.join(notes)})" if notes else message
 
 
 @dataclass(slots=True)
-class Tallied:
+class CauseTally:
     """All misses of one cause."""
 
     cause: Cause
@@ -198,11 +197,11 @@ class Misses:
     """Lost tokens by cause, with the first examples of each."""
 
     def __init__(self) -> None:
-        self._by_cause: dict[Cause, Tallied] = {}
+        self._by_cause: dict[Cause, CauseTally] = {}
 
     def add(self, miss: Miss) -> None:
         """Count a miss."""
-        tallied = self._by_cause.setdefault(miss.cause, Tallied(miss.cause))
+        tallied = self._by_cause.setdefault(miss.cause, CauseTally(miss.cause))
         tallied.jobs += 1
         tallied.lost_tokens += miss.lost_tokens
         if len(tallied.examples) < _EXAMPLES:
@@ -211,47 +210,48 @@ class Misses:
     def include(self, other: "Misses") -> None:
         """Add another tally."""
         for theirs in other.by_cost():
-            tallied = self._by_cause.setdefault(theirs.cause, Tallied(theirs.cause))
+            tallied = self._by_cause.setdefault(theirs.cause, CauseTally(theirs.cause))
             tallied.jobs += theirs.jobs
             tallied.lost_tokens += theirs.lost_tokens
             tallied.examples += theirs.examples[: _EXAMPLES - len(tallied.examples)]
 
     @property
     def lost_tokens(self) -> int:
-        """Prompt tokens computed again."""
+        """Prompt tokens that were computed again."""
         return sum(tallied.lost_tokens for tallied in self._by_cause.values())
 
-    def by_cost(self) -> list[Tallied]:
-        """Causes by lost tokens, highest first."""
+    def by_cost(self) -> list[CauseTally]:
+        """Tallies by cause, the most lost tokens first."""
         return sorted(self._by_cause.values(), key=lambda tallied: -tallied.lost_tokens)
 
     def lines(self) -> list[str]:
         """One summary line per cause."""
         return [
             f"{tallied.cause}: {number_of(tallied.lost_tokens, 'prompt token')} computed again in "
-            f"{number_of(tallied.jobs, 'job')}; {tallied.examples[0].words}"
+            f"{number_of(tallied.jobs, 'job')}; {tallied.examples[0].message}"
             for tallied in self.by_cost()
         ]
 
 
-MOST_JOBS = 1000  # prompts that are tokenized again at the end of a run, at most
-MOST_TOKENS = 500_000
+MAX_COUNTED_JOBS = 1000  # prompts tokenized again at the end of a run to count the minimum
+MAX_COUNTED_TOKENS = 500_000
 
 
-class Reckoned:
-    """Minimum tokens estimated per job: prefixes are compared in bytes, tokens taken proportionally."""
+class MinimumEstimate:
+    """Estimated minimum prompt tokens: shared prefixes are measured in bytes and converted proportionally."""
 
     def __init__(self) -> None:
-        self.least, self._bytes = 0.0, Minimum()  # tokens so far
+        self.tokens = 0.0
+        self._bytes = Minimum()
 
     def add(self, prompt: bytes, usage: Usage) -> None:
         """Count a prompt."""
         shared = self._bytes.add(prompt)
-        self.least += usage.prompt_tokens * (1 - shared / len(prompt)) if prompt else usage.prompt_tokens
+        self.tokens += usage.prompt_tokens * (1 - shared / len(prompt)) if prompt else usage.prompt_tokens
 
 
 async def counted(engine: Engine, calls: Iterable[Call]) -> int | None:
-    """The exact minimum in tokens; None if the engine cannot tokenize a prompt."""
+    """The exact minimum prompt tokens of some jobs; None if the engine cannot tokenize a prompt."""
     total = Minimum()
     try:
         for call in calls:
@@ -259,4 +259,4 @@ async def counted(engine: Engine, calls: Iterable[Call]) -> int | None:
             total.add(await engine.tokenize(sent.prompt))
     except (RequestRefused, EngineError):
         return None
-    return total.least
+    return total.computed

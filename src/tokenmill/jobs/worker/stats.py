@@ -1,15 +1,23 @@
 """Statistics of a run for progress and the final report: tokens, throughput, cache misses, failures. Pure."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from tokenmill.engine.engine import Answer, Counters, EngineKind, EngineStatus
 from tokenmill.jobs.models import Counts
 from tokenmill.jobs.scheduler.decisions import Dispatch
-from tokenmill.jobs.scheduler.estimates import AnswerLengths, Left, eta_s
+from tokenmill.jobs.scheduler.estimates import AnswerLengths, RemainingWork, eta_s
 from tokenmill.jobs.scheduler.shape import EngineShape
 from tokenmill.jobs.worker.attempts import Attempt
-from tokenmill.jobs.worker.progress import Failed, Least, RunEnd, RunReport, Snapshot
-from tokenmill.jobs.worker.reuse import MOST_JOBS, MOST_TOKENS, SLOT_SIMILARITY, Evidence, Misses, Reckoned
+from tokenmill.jobs.worker.progress import Failed, MinimumTokens, RunEnd, RunReport, Snapshot
+from tokenmill.jobs.worker.reuse import (
+    MAX_COUNTED_JOBS,
+    MAX_COUNTED_TOKENS,
+    SLOT_SIMILARITY,
+    Evidence,
+    MinimumEstimate,
+    Misses,
+)
 from tokenmill.jobs.worker.throughput import Throughput
 
 
@@ -17,16 +25,17 @@ class RunStats:
     """Statistics of one run."""
 
     def __init__(self, shape: EngineShape, kind: EngineKind) -> None:
-        self.pace = Throughput()
+        self.throughput = Throughput()
         self.misses = Misses()
         self.failed: Failed | None = None  # the last one
-        self.deaths = 0
-        self.in_a_row = 0  # engine failures since the last answer
+        self.crashes = 0  # of the engine
+        self.consecutive_failures = 0  # engine failures since the last answer
         self._shape = shape
         self._kind = kind
-        self._reckoned = Reckoned()
+        self._minimum = MinimumEstimate()
+        self._finish_reasons = Counter[str]()
         self._sample: list[int] = []  # the first answered jobs, up to the limits of counting
-        self._sample_least = 0.0  # minimum tokens estimated for them
+        self._sample_minimum = 0.0  # minimum tokens estimated for them
         self._status: EngineStatus | None = None
         self._live_prompt = 0
 
@@ -36,12 +45,12 @@ class RunStats:
         return self._status.counters if self._status is not None else Counters()
 
     @property
-    def countable(self) -> list[int]:
-        """The first answered jobs: all, or as many as can be tokenized again in a short time."""
+    def sample(self) -> list[int]:
+        """The first answered jobs, up to a number that can be tokenized again in a short time."""
         return self._sample
 
     def seen(self, status: EngineStatus) -> None:
-        """Record an engine status."""
+        """Update the engine's counters and state."""
         before = self.counters.prompt_tokens_computed
         now = status.counters.prompt_tokens_computed
         if now is not None and self._status is not None:
@@ -49,41 +58,43 @@ class RunStats:
         self._status = status
 
     def answered(self, attempt: Attempt, answer: Answer, prompt: bytes) -> None:
-        """Record the answer of a job."""
-        self.in_a_row = 0
-        self.pace.answered(answer, attempt.tokens, attempt.since)
-        self._reckoned.add(prompt, answer.usage)
-        if len(self._sample) < MOST_JOBS and self.pace.tokens.prompt <= MOST_TOKENS:
+        """Count the answer of a job."""
+        self.consecutive_failures = 0
+        self.throughput.answered(answer, attempt.tokens, attempt.since)
+        self._minimum.add(prompt, answer.usage)
+        self._finish_reasons[answer.finish_reason] += 1
+        if len(self._sample) < MAX_COUNTED_JOBS and self.throughput.tokens.prompt <= MAX_COUNTED_TOKENS:
             self._sample.append(attempt.id)
-            self._sample_least = self._reckoned.least
+            self._sample_minimum = self._minimum.tokens
 
     def evidence(self, sent: Dispatch, attempt: Attempt, answer: Answer) -> Evidence:
-        """The evidence for explaining a cache miss, without the prompts."""
+        """Observations that explain a cache miss, without the prompts."""
         evicted = self.counters.evicted_tokens
         before = attempt.evicted_tokens
-        chooses = self._kind in ("llama-server", "ik_llama") and sent.lane is None
+        chooses = self._kind in ("llama-server", "ik_llama") and sent.slot is None
         return Evidence(
             self._shape.reuse,
-            lane=answer.lane,
+            slot=answer.slot,
             notes=answer.notes,
             cells_total=self.counters.cells_total,
             evicted_tokens=evicted - before if evicted is not None and before is not None else None,
             similarity=SLOT_SIMILARITY if chooses else None,
         )
 
-    def least(self, exact: int | None) -> Least | None:
-        """Minimum prompt tokens of the run; exact if the exact count covers all answers.
+    def minimum(self, exact: int | None) -> MinimumTokens | None:
+        """Minimum prompt tokens of the run; None if there were no answers.
 
-        Otherwise the estimate is scaled by its error on the sample. Without that it would be far off for short
-        suffixes, because it spreads the chat template's tokens evenly over the prompt.
+        `exact` is the exact count for the sample. If the sample does not cover all answers, the estimate is scaled by
+        its error on the sample: it spreads the chat template's tokens evenly over the prompt, and without scaling it
+        would be far off for short suffixes.
         """
-        if not self.pace.answers:
+        if not self.throughput.answers:
             return None
-        if exact is None or not self._sample_least:
-            return Least(round(self._reckoned.least), exact=False)
-        if len(self._sample) == self.pace.answers:
-            return Least(exact, exact=True)
-        return Least(round(self._reckoned.least * exact / self._sample_least), exact=False)
+        if exact is None or not self._sample_minimum:
+            return MinimumTokens(round(self._minimum.tokens), exact=False)
+        if len(self._sample) == self.throughput.answers:
+            return MinimumTokens(exact, exact=True)
+        return MinimumTokens(round(self._minimum.tokens * exact / self._sample_minimum), exact=False)
 
     def snapshot(
         self,
@@ -96,13 +107,13 @@ class RunStats:
         down: str | None,
         output: str | None,
     ) -> Snapshot:
-        """Current progress; `in_flight` has the tokens received so far of each running job."""
-        tokens = self.pace.tokens
+        """The current progress; `in_flight` is the number of tokens received so far by each running job."""
+        tokens = self.throughput.tokens
         width = self._shape.width
         status = self._status
         if down is None and status is not None and status.state != "ready":
             down = f"is {status.state}" + (f": {status.detail}" if status.detail else "")
-        says = status.detail if status is not None and down is None else None
+        detail = status.detail if status is not None and down is None else None
         return Snapshot(
             elapsed_s,
             counts,
@@ -113,43 +124,45 @@ class RunStats:
             retrying,
             self._eta_s(lengths, counts, in_flight),
             down,
-            says,
+            detail,
             self.failed,
             output,
         )
 
     def report(
-        self, end: RunEnd, seconds: float, counts: Counts, least: Least | None, notes: tuple[str, ...]
+        self, end: RunEnd, seconds: float, counts: Counts, minimum: MinimumTokens | None, notes: tuple[str, ...]
     ) -> RunReport:
-        """The final report."""
-        pace = self.pace
+        """The report of the run, which ended with `end`."""
+        throughput = self.throughput
         return RunReport(
             end,
             seconds,
-            pace.busy_s,
+            throughput.busy_s,
             counts,
-            pace.answers,
-            pace.tokens,
-            pace.rates(),
-            pace.lanes,
+            throughput.answers,
+            throughput.tokens,
+            throughput.rates(),
+            throughput.busy_slots,
             self.misses,
-            least,
-            self.deaths,
+            minimum,
+            self.crashes,
             notes,
-            pace.head_tok_s,
+            throughput.long_prefill_tok_s,
+            self._shape.width,
+            dict(self._finish_reasons.most_common()),
         )
 
     def _eta_s(self, lengths: AnswerLengths, counts: Counts, in_flight: Sequence[int]) -> float | None:
-        begun = [tokens for tokens in in_flight if tokens]  # their prompts are computed
-        left = lengths.left(max(0, counts.pending + counts.running - len(begun)))
+        decoding = [tokens for tokens in in_flight if tokens]  # the prompts of these jobs have been computed
+        left = lengths.remaining(max(0, counts.pending + counts.running - len(decoding)))
         mean = lengths.mean_tokens
         if left is None or mean is None:
             return None
-        output = left.output_tokens + sum(max(0.0, mean - tokens) for tokens in begun)
-        rates = self.pace.rates()
-        # A rate measured from answers alone includes the prompts.
+        output = left.output_tokens + sum(max(0.0, mean - tokens) for tokens in decoding)
+        rates = self.throughput.rates()
+        # Without a prefill rate, the decode rate was measured over whole answers and includes their prompts.
         prompt = left.prompt_tokens if rates.prefill_tok_s is not None else 0.0
-        return eta_s(Left(prompt, output), rates, self._shape.width)
+        return eta_s(RemainingWork(prompt, output), rates, self._shape.width)
 
 
 OnSnapshot = Callable[[Snapshot], None]
