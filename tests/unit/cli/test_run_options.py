@@ -20,7 +20,7 @@ def test_defaults_of_bodies_are_checked_like_lines() -> None:
     for options, said in (
         (BodyOptions(temperature=-1), "temperature"),
         (BodyOptions(body='{"mesages": []}'), "unknown key"),
-        (BodyOptions(body='{"prompt": "x"}'), "belongs to each"),
+        (BodyOptions(body='{"prompt": "x"}'), "prompt"),
         (BodyOptions(body="{"), "not JSON"),
         (BodyOptions(body="3"), "not a JSON object"),
     ):
