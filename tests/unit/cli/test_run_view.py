@@ -165,9 +165,7 @@ def test_a_summary_says_what_would_help_and_counts_in_words() -> None:
     whole = ended(report(crashes=1), load_s=3.0)
     text = " ".join(printed(*summary(whole)).split())
     assert "loaded in 3.0 s, restarted 1 time" in text
-    assert (
-        "1 too long: tokenmill retry batch_0123456789abcdef --failed, then the same command with a larger --con" in text
-    )
+    assert "1 too long: tokenmill retry batch_0123456789abcdef --failed, " in text
     assert "the other one: tokenmill retry batch_0123456789abcdef --failed, then the same command" in text
     alone = replace(whole, batch=replace(BATCH, counts=Counts(failed=1)), failed_by_code={"refused": 1})
     text = " ".join(printed(*summary(alone)).split())
