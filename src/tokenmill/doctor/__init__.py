@@ -1,4 +1,4 @@
-"""Finds settings that slow a machine down, and the command that corrects each.
+"""Finds settings that slow a machine down and suggests commands to correct them.
 
 `gather` reads facts, `examine` runs the checks on them; the checks are pure.
 """

@@ -1,7 +1,7 @@
 """The result of a check: severity, observation, reason, and commands to run.
 
-A check is a pure function from `Facts` to a `CheckResult`, or to None if it does not apply to the machine. Anything
-that cannot be read is `unknown` with a way to find out; it never counts as fine.
+A check is a pure function from `Facts` to a `CheckResult`, or None if it does not apply to the machine. A fact that
+cannot be read makes the result `unknown`, never `fine`.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from tokenmill.units import format_seconds
 
 Severity = Literal["problem", "advice", "fine", "unknown"]
 SEVERITIES: tuple[Severity, ...] = ("problem", "advice", "unknown", "fine")
-"""Most urgent first. A problem costs much speed or will fail; advice is an improvement; both have commands."""
+"""Most urgent first. A problem costs much speed or causes failures, advice improves speed; both have remedies."""
 
 When = Literal["now", "for good", "look", "by hand"]
 
@@ -22,15 +22,15 @@ LIMITS_FILE = "/etc/security/limits.d/tokenmill.conf"
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """One command or line of a file to copy, or a manual step."""
+    """A command or configuration line to copy, or a manual step."""
 
     when: When
     command: str
-    note: str | None = None  # where to put it, or its purpose
+    note: str | None = None  # its purpose, or the file it belongs in
 
     @property
     def root(self) -> bool:
-        """Whether it needs root."""
+        """Whether the command needs root."""
         return self.command.startswith("sudo ") or " sudo " in self.command
 
 
@@ -63,8 +63,8 @@ def sysfs(path: str, value: str) -> tuple[Remedy, ...]:
 
 
 def since(uptime_s: float | None) -> str:
-    """The suffix of a count: ` in the 3.2 days since the machine was started`; empty if unknown."""
+    """The suffix of a count: ` since boot 3 days ago`; empty if unknown."""
     if uptime_s is None:
         return ""
     days = uptime_s / 86400
-    return f" in the {f'{days:.0f} days' if days >= 3 else format_seconds(uptime_s)} since the machine was started"
+    return f" since boot {f'{days:.0f} days' if days >= 3 else format_seconds(uptime_s)} ago"

@@ -16,37 +16,37 @@ def plan_fits(facts: Facts) -> CheckResult | None:
     if plan.fits:
         return CheckResult("plan", "fine", f"{what} fits: {plan.settings.sequences} x {plan.settings.context} tokens")
     lacks = "; ".join(f"{lack.tier} lacks {format_bytes(lack.missing_bytes)}" for lack in plan.shortfalls)
-    look = Remedy("look", facts.planning, note="with the cheapest changes that would help")
+    look = Remedy("look", facts.planning, note="shows the cheapest changes that make it fit")
     return CheckResult(
-        "plan", "problem", f"{what} does not fit: {lacks}", "it would swap, or fail to load", remedies=(look,)
+        "plan", "problem", f"{what} does not fit: {lacks}", "loading fails, or the machine swaps", remedies=(look,)
     )
 
 
 def engine_records(facts: Facts) -> CheckResult:
-    """Engines without a supervisor, and records of engines that are gone."""
-    lost = [state for state in facts.engines if state.alive and not state.minded]
-    gone = [state for state in facts.engines if not state.alive]
-    running = [state for state in facts.engines if state.alive and state.minded]
-    if lost:
-        named = ", ".join(f"{state.record.name} (process {state.record.engine.pid})" for state in lost)
+    """Registered engines that run without a supervisor or have ended."""
+    unsupervised = [state for state in facts.engines if state.alive and not state.supervised]
+    ended = [state for state in facts.engines if not state.alive]
+    running = [state for state in facts.engines if state.alive and state.supervised]
+    if unsupervised:
+        named = ", ".join(f"{state.record.name} (process {state.record.engine.pid})" for state in unsupervised)
         return CheckResult(
             "engines",
             "problem",
-            f"{named}: still running, and the process that looked after it is gone",
-            "it holds its memory, and nobody restarts or ends it",
-            remedies=tuple(Remedy("now", f"kill {state.record.engine.pid}") for state in lost),
+            f"running without a supervisor: {named}",
+            "it keeps its memory, and no process restarts or stops it",
+            remedies=tuple(Remedy("now", f"kill {state.record.engine.pid}") for state in unsupervised),
         )
-    if gone:
-        named = ", ".join(state.record.name for state in gone)
+    if ended:
+        named = ", ".join(state.record.name for state in ended)
         return CheckResult(
             "engines",
             "advice",
-            f"on record but gone: {named}",
-            "it was killed, or the machine went down",
+            f"registered but not running: {named}",
+            "the engine or its supervisor was killed, or the machine restarted",
             remedies=(
-                Remedy("look", f"tail {shlex.quote(gone[0].record.log)}", note="its last words"),
-                Remedy("now", "tokenmill engines", note="removes what is gone from the record"),
+                Remedy("look", f"tail {shlex.quote(ended[0].record.log)}", note="the end of its log"),
+                Remedy("now", "tokenmill engines", note="removes engines that ended from the registry"),
             ),
         )
     names = ", ".join(state.record.name for state in running)
-    return CheckResult("engines", "fine", f"running: {names}" if names else "no engine is on record")
+    return CheckResult("engines", "fine", f"running: {names}" if names else "no engine is registered")

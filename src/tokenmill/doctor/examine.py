@@ -1,4 +1,4 @@
-"""Runs every check on a machine's facts, most urgent results first. Pure."""
+"""Runs all checks on a machine's facts. Pure."""
 
 from collections.abc import Callable, Iterable
 
@@ -39,14 +39,14 @@ CHECKS: tuple[Check, ...] = (
     limits.open_files,
     engines.engine_records,
 )
-"""Ordered by cost; results of equal severity keep this order."""
+"""Ordered by the size of the effect; results of equal severity keep this order."""
 
 
 def examine(facts: Facts) -> tuple[CheckResult, ...]:
-    """All results, problems first."""
+    """The results of all checks that apply, sorted by severity."""
     return by_severity(finding for check in CHECKS if (finding := check(facts)) is not None)
 
 
 def by_severity(findings: Iterable[CheckResult]) -> tuple[CheckResult, ...]:
-    """Sort results: problem, advice, unknown, fine."""
+    """Sort results by severity: problem, advice, unknown, fine."""
     return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))

@@ -1,4 +1,4 @@
-"""The input of all checks as plain values. None means missing or unreadable, never zero."""
+"""The input of all checks as plain values. None means missing or unreadable."""
 
 import shlex
 from dataclasses import dataclass, field
@@ -23,12 +23,12 @@ class MemoryHolder:
 
 @dataclass(frozen=True, slots=True)
 class CounterSample:
-    """Monotonic counters; two samples give a rate."""
+    """Monotonic counters; the rate follows from two samples."""
 
     time_s: float
     swapped_in_bytes: int | None = None
     swapped_out_bytes: int | None = None
-    throttles: int | None = None  # thermal throttles of all cores
+    throttles: int | None = None  # thermal throttling events of all cores
     quota_throttles: int | None = None  # throttles of this control group by its CPU quota
     quota_periods: int | None = None
 
@@ -58,7 +58,7 @@ class Clocks:
 
 @dataclass(frozen=True, slots=True)
 class CgroupFacts:
-    """A version 2 control group around this process."""
+    """A version 2 control group that contains this process."""
 
     path: str
     max_bytes: int | None = None
@@ -94,7 +94,7 @@ class GpuState:
     default_power_limit_w: float | None = None
     slowed_by: tuple[str, ...] = ()  # active reasons for lower clocks
     slowed_s: dict[str, float] = field(default_factory=dict)  # seconds per reason since the driver was loaded
-    device_generation: int | None = None  # PCIe, of the card alone
+    device_generation: int | None = None  # highest PCIe generation of the GPU itself
     holders: tuple[MemoryHolder, ...] = ()
 
 
@@ -106,9 +106,9 @@ class ModelNeeds:
     plan: Plan
     paths: tuple[Path, ...] = ()  # empty: a catalogue name, or an address
     cached_bytes: int | None = None  # bytes of its files in the page cache
-    file_bytes: int | None = None  # data, holes left out
+    file_bytes: int | None = None  # allocated bytes of its files, without holes
     disk_gb_s: float | None = None
-    disk_measured: bool = False  # measured now or in the machine file, rather than stated
+    disk_measured: bool = False  # the rate was measured, now or in the machine file; False: nominal
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class DoctorEngine:
 
     record: Record
     alive: bool
-    minded: bool  # its supervisor is running
+    supervised: bool  # its supervisor is running
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +130,10 @@ class Facts:
     kernel: Kernel = field(default_factory=Kernel)
     clocks: Clocks = field(default_factory=Clocks)
     groups: tuple[CgroupFacts, ...] = ()  # this process's group first, then its parents
-    groups_seen: bool = False  # whether the kernel lists this process's groups, of either version
+    groups_seen: bool = False  # whether the kernel lists this process's control groups, version 1 or 2
     pools: tuple[Pool, ...] = ()
     swapped: tuple[MemoryHolder, ...] = ()  # processes with the most swap
-    board_channels: int | None = None  # memory channels of the board, filled or not
+    board_channels: int | None = None  # memory channels of the board, with or without modules
     gpu_states: tuple[GpuState, ...] | None = None  # None: nvidia-smi did not answer
     shm_bytes: int | None = None  # size of /dev/shm
     open_files: int | None = None  # soft limit
@@ -142,7 +142,7 @@ class Facts:
     memlock_bytes: int | None = None  # None, if known: unlimited
     engine_kind: str = "native"
     own_build: bool = False  # the user provides a library, binary or container
-    started_by_us: bool = True  # engines get CPUs and memory nodes from the plan
+    started_by_us: bool = True  # tokenmill starts the engines and binds them to CPUs and memory nodes
     model: ModelNeeds | None = None
     engines: tuple[DoctorEngine, ...] = ()
 

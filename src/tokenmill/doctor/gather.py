@@ -1,5 +1,7 @@
-"""Reads the facts for all checks through a `Host`, in about a second. Counters are sampled twice, one second
-apart; the slow reads (the probe, nvidia-smi, the model) run concurrently in between.
+"""Reads the facts for all checks through a `Host`, in about a second.
+
+Counters are sampled twice, one second apart; the slow reads (the probe, nvidia-smi, the model) run concurrently in
+between.
 """
 
 import mmap
@@ -35,12 +37,13 @@ from tokenmill.hardware.limits import parse_cgroup
 from tokenmill.hardware.machine import Machine
 from tokenmill.hardware.memory import count_channels, parse_meminfo
 from tokenmill.hardware.probe import probe
+from tokenmill.native.builds.finished import with_build
 from tokenmill.units import KIB
 
-LOOK_S = 1.0
+SAMPLE_INTERVAL_S = 1.0
 _CPUS = "/sys/devices/system/cpu"
 _CGROUPS = "/sys/fs/cgroup"
-_MOST_HOLDERS = 3
+_MAX_HOLDERS = 3
 
 ReadModel = Callable[[Machine], ModelNeeds]
 
@@ -57,14 +60,15 @@ def gather(
     """Read the facts of a machine; `path` is the folder of its models, `model` the model to check."""
     host = host or LocalHost()
     config = config or Config()
-    before = look(host, clock())
+    engine = with_build(config.engine, config.engines_path)
+    before = sample_counters(host, clock())
     with ThreadPoolExecutor(max_workers=3) as pool:
         states = pool.submit(gpu_states, host)
         machine = pool.submit(probe, path, host=host)
         channels = pool.submit(board_channels, host)
         read = None if model is None else model(machine.result())
         found = machine.result()
-        pause(max(0.0, LOOK_S - (clock() - before.time_s)))
+        pause(max(0.0, SAMPLE_INTERVAL_S - (clock() - before.time_s)))
     limits = host.text("/proc/self/limits") or ""
     known, memlock = parse_memlock(limits, host.text("/proc/self/status") or "")
     soft, hard = parse_open_files(limits)
@@ -73,7 +77,7 @@ def gather(
     return Facts(
         machine=found,
         before=before,
-        after=look(host, clock()),
+        after=sample_counters(host, clock()),
         kernel=read_kernel(host),
         clocks=read_clocks(host),
         groups=read_groups(host),
@@ -88,28 +92,28 @@ def gather(
         memlock_known=known,
         memlock_bytes=memlock,
         engine_kind=config.engine.kind,
-        own_build=bool(config.engine.library or config.engine.binary or config.engine.container),
+        own_build=bool(engine.library or engine.binary or engine.container),
         started_by_us="://" not in config.engine.kind and config.engine.container is None,
         model=read,
         engines=engine_states(config.state_path),
     )
 
 
-def look(host: Host, time_s: float) -> CounterSample:
-    """Sample every counter."""
+def sample_counters(host: Host, time_s: float) -> CounterSample:
+    """Read all counters."""
     vmstat = host.text("/proc/vmstat") or ""
-    coming = counter(vmstat, "pswpin")
-    going = counter(vmstat, "pswpout")
+    swapped_in = counter(vmstat, "pswpin")
+    swapped_out = counter(vmstat, "pswpout")
     files = host.glob(f"{_CPUS}/cpu[0-9]*/thermal_throttle/core_throttle_count")
     throttles = [number(host.text(path)) for path in files]
-    told = [count for count in throttles if count is not None]
+    known = [count for count in throttles if count is not None]
     group = _folder(host)
     quota = (host.text(f"{group}/cpu.stat") or "") if group else ""
     return CounterSample(
         time_s=time_s,
-        swapped_in_bytes=None if coming is None else coming * mmap.PAGESIZE,
-        swapped_out_bytes=None if going is None else going * mmap.PAGESIZE,
-        throttles=sum(told) if told else None,
+        swapped_in_bytes=None if swapped_in is None else swapped_in * mmap.PAGESIZE,
+        swapped_out_bytes=None if swapped_out is None else swapped_out * mmap.PAGESIZE,
+        throttles=sum(known) if known else None,
         quota_throttles=counter(quota, "nr_throttled"),
         quota_periods=counter(quota, "nr_periods"),
     )
@@ -147,15 +151,15 @@ def read_clocks(host: Host) -> Clocks:
 
 
 def read_groups(host: Host) -> tuple[CgroupFacts, ...]:
-    """The control group of this process and its parents that limit or count anything."""
+    """The control group of this process and its parents, innermost first."""
     folder = _folder(host)
     groups = list[CgroupFacts]()
     while folder is not None and folder != _CGROUPS:
-        most, high = (number(host.text(f"{folder}/{name}")) for name in ("memory.max", "memory.high"))
+        maximum, high = (number(host.text(f"{folder}/{name}")) for name in ("memory.max", "memory.high"))
         kills = counter(host.text(f"{folder}/memory.events") or "", "oom_kill")
         share = [number(word) for word in (host.text(f"{folder}/cpu.max") or "").split()]
         cpus = share[0] / share[1] if len(share) == 2 and share[0] and share[1] else None
-        groups.append(CgroupFacts(folder.removeprefix(_CGROUPS), most, high, cpus, kills))
+        groups.append(CgroupFacts(folder.removeprefix(_CGROUPS), maximum, high, cpus, kills))
         folder = folder.rpartition("/")[0]
     return tuple(groups)
 
@@ -172,19 +176,19 @@ def read_pools(host: Host) -> tuple[Pool, ...]:
 
 
 def swap_holders(host: Host) -> tuple[MemoryHolder, ...]:
-    """The processes with most in swap."""
+    """The processes with the most swap in use."""
     found = []
     for path in host.glob("/proc/[0-9]*/status"):
-        text = host.text(path) or ""  # it may have ended since
+        text = host.text(path) or ""  # None if the process has ended
         swapped = parse_status(text).swap_bytes
         name = re.search(r"^Name:\s+(.+)$", text, re.MULTILINE)
         if swapped and name:
             found.append(MemoryHolder(name[1], int(path.split("/")[2]), swapped))
-    return tuple(sorted(found, key=lambda holder: -(holder.bytes or 0))[:_MOST_HOLDERS])
+    return tuple(sorted(found, key=lambda holder: -(holder.bytes or 0))[:_MAX_HOLDERS])
 
 
 def board_channels(host: Host) -> int | None:
-    """Memory channels of the board, filled or not; None if the slot names do not tell."""
+    """Memory channels of the board, with or without modules; None if the slot names do not show them."""
     modules, _ = read_modules(host)
     return count_channels(modules)[0] if modules else None
 
@@ -203,12 +207,12 @@ def parse_open_files(limits: str) -> tuple[int | None, int | None]:
 
 
 def engine_states(state: Path) -> tuple[DoctorEngine, ...]:
-    """Registered engines, dead ones included; nothing is removed."""
+    """Registered engines, including ended ones; does not clean up the registry."""
     folder = state / "engines"
     homes = sorted(folder.iterdir()) if folder.is_dir() else []
     found = []
     for home in homes:
-        with suppress(UsageError):  # not a name that an engine can have
+        with suppress(UsageError):  # not a valid engine name
             record = registry.read(state, home.name)
             if record is not None:
                 found.append(DoctorEngine(record, record.alive, record.minder.alive))

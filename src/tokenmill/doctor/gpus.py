@@ -1,4 +1,4 @@
-"""Checks of GPUs: PCIe links, memory used by others, and reduced clocks."""
+"""Checks of GPUs: PCIe links, memory in use, power limits and reduced clocks."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,7 +24,7 @@ _HARMLESS = {
     "unknown",
 }
 _WORDS = {
-    "hw_slowdown": "the card itself (heat or power)",
+    "hw_slowdown": "the GPU's own protection (heat or power)",
     "hw_thermal_slowdown": "heat",
     "hw_power_brake_slowdown": "the power supply",
     "sw_thermal_slowdown": "heat",
@@ -32,17 +32,17 @@ _WORDS = {
     "hw_therm_slowdown": "heat",
     "hw_power_brake": "the power supply",
 }
-_STREAMS = "experts kept in host memory cross this link in prefill, and every layer's activations in decoding"
+_LINK_WHY = "prefill copies host experts over this link, and decoding sends activations of every layer over it"
 
 
 def gpu_link(facts: Facts) -> CheckResult | None:
-    """PCIe links below the capability of card and slot."""
+    """PCIe links below the capability of GPU and slot."""
     gpus = [gpu for gpu in facts.machine.gpus if gpu.pcie.width is not None]
     if not facts.machine.gpus:
         return None
     if not gpus:
         return CheckResult(
-            "gpu-link", "unknown", "the driver does not state the cards' PCIe links", remedies=(Remedy("look", _LINKS),)
+            "gpu-link", "unknown", "the driver does not report PCIe links", remedies=(Remedy("look", _LINKS),)
         )
     narrow = [gpu for gpu in gpus if _less(gpu.pcie.width, gpu.pcie.max_width)]
     slow = [gpu for gpu in gpus if _less(gpu.pcie.generation, gpu.pcie.max_generation)]
@@ -54,8 +54,8 @@ def gpu_link(facts: Facts) -> CheckResult | None:
         return CheckResult(
             "gpu-link",
             "problem",
-            f"GPU {_indices(working)} at work on PCIe {gpu.pcie.generation}.0 of {gpu.pcie.max_generation}.0",
-            _STREAMS,
+            f"GPU {_indices(working)} runs PCIe {gpu.pcie.generation}.0 of {gpu.pcie.max_generation}.0 under load",
+            _LINK_WHY,
             remedies=_link_remedies(facts),
         )
     older = [gpu for gpu in gpus if _less(gpu.pcie.max_generation, _state(facts, gpu).device_generation)]
@@ -65,40 +65,40 @@ def gpu_link(facts: Facts) -> CheckResult | None:
         return CheckResult(
             "gpu-link",
             "advice",
-            f"GPU {_indices(older)} could do PCIe {best}.0 and the slot gives {gpu.pcie.max_generation}.0",
-            _STREAMS,
+            f"GPU {_indices(older)} supports PCIe {best}.0, but the slot only {gpu.pcie.max_generation}.0",
+            _LINK_WHY,
             remedies=_link_remedies(facts),
         )
-    idle = f"; GPU {_indices(slow)} at a lower generation now, as idle cards are: look again under load" if slow else ""
+    idle = f"; GPU {_indices(slow)} is idle at a lower PCIe generation, so check it again under load" if slow else ""
     best_link = gpus[0].pcie
-    return CheckResult("gpu-link", "fine", f"links at their full width of {best_link.width} lanes{idle}")
+    return CheckResult("gpu-link", "fine", f"links use their full width of {best_link.width} lanes{idle}")
 
 
 def gpu_memory(facts: Facts) -> CheckResult | None:
-    """GPUs on which other programs hold memory that the plan needs."""
+    """GPU memory held by other programs, compared with the plan if there is one."""
     gpus = [gpu for gpu in facts.machine.gpus if gpu.vram_bytes]
     if not gpus:
         return None
     if any(gpu.free_bytes is None for gpu in gpus):
-        return CheckResult("gpu-memory", "unknown", "the driver does not tell how much of a card's memory is free")
-    return _any_use(facts, gpus) if facts.model is None else _beside_plan(facts, gpus, facts.model.plan)
+        return CheckResult("gpu-memory", "unknown", "the driver does not report free GPU memory")
+    return _any_use(facts, gpus) if facts.model is None else _use_beyond_plan(facts, gpus, facts.model.plan)
 
 
 def _any_use(facts: Facts, gpus: Sequence[Gpu]) -> CheckResult:
     full = [gpu for gpu in gpus if (gpu.free_bytes or 0) < (1 - MUCH_USED) * (gpu.vram_bytes or 0)]
     if not full:
-        return CheckResult("gpu-memory", "fine", f"GPU {_indices(gpus)}: all but free")
+        return CheckResult(
+            "gpu-memory", "fine", f"GPU {_indices(gpus)}: at least {1 - MUCH_USED:.0%} of the memory is free"
+        )
     own = {state.record.engine.pid for state in facts.engines if state.alive}
     holders = [holder for gpu in full for holder in _state(facts, gpu).holders]
     seen = "; ".join(_used(facts, gpu) for gpu in full)
     if holders and all(holder.pid in own for holder in holders):
-        return CheckResult("gpu-memory", "fine", f"{seen}: engines of ours")
-    return CheckResult(
-        "gpu-memory", "advice", seen, "a plan counts on all that a card has", remedies=_kill_remedies(facts, full)
-    )
+        return CheckResult("gpu-memory", "fine", f"{seen}, all engines of tokenmill")
+    return CheckResult("gpu-memory", "advice", seen, "plans use only free memory", remedies=_kill_remedies(facts, full))
 
 
-def _beside_plan(facts: Facts, gpus: Sequence[Gpu], plan: Plan) -> CheckResult:
+def _use_beyond_plan(facts: Facts, gpus: Sequence[Gpu], plan: Plan) -> CheckResult:
     short = []
     for gpu in gpus:
         rows = [row for row in plan.ledger.full_context if row.tier == f"gpu{gpu.index}" and row.item != "reserve"]
@@ -106,13 +106,13 @@ def _beside_plan(facts: Facts, gpus: Sequence[Gpu], plan: Plan) -> CheckResult:
         if need > (gpu.free_bytes or 0):
             short.append((gpu, need))
     if not short:
-        return CheckResult("gpu-memory", "fine", "every card has room for the plan")
+        return CheckResult("gpu-memory", "fine", "the plan fits in the free memory of every GPU")
     seen = "; ".join(f"the plan needs {format_bytes(need)} on {_used(facts, gpu)}" for gpu, need in short)
     return CheckResult(
         "gpu-memory",
         "problem",
         seen,
-        "the load fails, or the first long prompt does",
+        "loading fails, or the first long prompt",
         remedies=_kill_remedies(facts, [gpu for gpu, _ in short]),
     )
 
@@ -122,19 +122,19 @@ def gpu_power(facts: Facts) -> CheckResult | None:
     states = facts.gpu_states
     if not _nvidia(facts):
         return None
-    told = [state for state in states or () if state.power_limit_w and state.default_power_limit_w]
-    if not told:
-        return CheckResult("gpu-power", "unknown", "nvidia-smi does not tell the cards' power limits")
-    lower = [state for state in told if (state.power_limit_w or 0) < (state.default_power_limit_w or 0)]
+    known = [state for state in states or () if state.power_limit_w and state.default_power_limit_w]
+    if not known:
+        return CheckResult("gpu-power", "unknown", "nvidia-smi does not report power limits")
+    lower = [state for state in known if (state.power_limit_w or 0) < (state.default_power_limit_w or 0)]
     if not lower:
-        return CheckResult("gpu-power", "fine", f"power limits at their defaults, {told[0].power_limit_w:.0f} W")
+        return CheckResult("gpu-power", "fine", f"power limits are at their default, {known[0].power_limit_w:.0f} W")
     first = lower[0]
     chosen = ",".join(str(state.index) for state in lower)
     return CheckResult(
         "gpu-power",
         "advice",
-        f"GPU {_numbers(lower)} limited to {first.power_limit_w:.0f} W of {first.default_power_limit_w:.0f} W",
-        "prefill and wide batches slow down with it, decoding one sequence hardly; leave it if it is meant",
+        f"GPU {_numbers(lower)} is limited to {first.power_limit_w:.0f} W of {first.default_power_limit_w:.0f} W",
+        "it slows down prefill and large batches, but hardly single sequences; keep it if it is intended",
         remedies=(Remedy("now", f"sudo nvidia-smi -i {chosen} -pl {first.default_power_limit_w:.0f}"),),
     )
 
@@ -143,17 +143,17 @@ def gpu_persistence(facts: Facts) -> CheckResult | None:
     """Disabled persistence mode, in which the driver releases an unused GPU."""
     if not _nvidia(facts):
         return None
-    told = [state for state in facts.gpu_states or () if state.persistent is not None]
-    if not told:
-        return CheckResult("gpu-persistence", "unknown", "nvidia-smi does not tell the cards' persistence mode")
-    off = [state for state in told if not state.persistent]
+    known = [state for state in facts.gpu_states or () if state.persistent is not None]
+    if not known:
+        return CheckResult("gpu-persistence", "unknown", "nvidia-smi does not report the persistence mode")
+    off = [state for state in known if not state.persistent]
     if not off:
         return CheckResult("gpu-persistence", "fine", "persistence mode is on")
     return CheckResult(
         "gpu-persistence",
         "advice",
         f"persistence mode is off on GPU {_numbers(off)}",
-        "the driver is set up anew for every first program, which takes its time for each card, and limits are lost",
+        "the driver unloads when no program uses a GPU: the next start waits for it, and power limits are lost",
         "NVIDIA driver documentation, Driver Persistence",
         (
             Remedy("now", "sudo nvidia-smi -pm 1"),
@@ -171,7 +171,7 @@ def gpu_throttling(facts: Facts) -> CheckResult | None:
         return CheckResult(
             "gpu-throttling",
             "unknown",
-            "nvidia-smi did not answer: what holds clocks down is not known",
+            "nvidia-smi does not answer, so reduced clocks cannot be detected",
             remedies=(Remedy("look", _PERFORMANCE),),
         )
     now = [state for state in states if set(state.slowed_by) - _HARMLESS]
@@ -181,8 +181,8 @@ def gpu_throttling(facts: Facts) -> CheckResult | None:
         return CheckResult(
             "gpu-throttling",
             "problem",
-            f"GPU {_numbers(now)} slowed down now by {' and '.join(reasons)}" + (f", at {heat}" if heat else ""),
-            "everything on that card waits",
+            f"GPU {_numbers(now)} is slowed down by {' and '.join(reasons)}" + (f", at {heat}" if heat else ""),
+            "all work on that GPU is slower",
             remedies=(Remedy("look", _PERFORMANCE),),
         )
     past = [
@@ -197,10 +197,10 @@ def gpu_throttling(facts: Facts) -> CheckResult | None:
             "gpu-throttling",
             "advice",
             f"GPU {state.index} was slowed down by {_WORDS.get(name, name)} for {seconds:.0f} s so far",
-            "everything on that card waits meanwhile",
-            remedies=(Remedy("look", _PERFORMANCE, note="while an engine works"),),
+            "all work on that GPU was slower during that time",
+            remedies=(Remedy("look", _PERFORMANCE, note="while an engine runs"),),
         )
-    return CheckResult("gpu-throttling", "fine", "nothing holds the cards' clocks down")
+    return CheckResult("gpu-throttling", "fine", "clocks are not reduced")
 
 
 def _narrow(facts: Facts, gpus: Sequence[Gpu]) -> CheckResult:
@@ -211,8 +211,8 @@ def _narrow(facts: Facts, gpus: Sequence[Gpu]) -> CheckResult:
     return CheckResult(
         "gpu-link",
         "problem",
-        f"GPU {_indices(gpus)} on {gpu.pcie.width} lanes of {gpu.pcie.max_width}{rates}",
-        _STREAMS,
+        f"GPU {_indices(gpus)} uses {gpu.pcie.width} of {gpu.pcie.max_width} PCIe lanes{rates}",
+        _LINK_WHY,
         remedies=_link_remedies(facts),
     )
 
@@ -221,14 +221,14 @@ def _link_remedies(facts: Facts) -> tuple[Remedy, ...]:
     look = "nvidia-smi -q | grep -A10 'GPU Link Info'" if _nvidia(facts) else _LINKS
     return (
         Remedy("look", look, note="under load"),
-        Remedy("by hand", "another slot, no riser, no bifurcation; the slot's generation in the firmware's setup"),
+        Remedy("by hand", "use another slot without riser or bifurcation; set the slot's PCIe generation in the BIOS"),
     )
 
 
 def _kill_remedies(facts: Facts, gpus: Sequence[Gpu]) -> tuple[Remedy, ...]:
     holders = {holder.pid: holder for gpu in gpus for holder in _state(facts, gpu).holders}
     if not holders:
-        return (Remedy("look", "nvidia-smi", note="its last table names the processes; root sees all of them"),)
+        return (Remedy("look", "nvidia-smi", note="lists the processes; run it as root to see all"),)
     return tuple(
         Remedy("now", f"kill {holder.pid}", note=f"if {holder.name} is not needed") for holder in holders.values()
     )
@@ -238,7 +238,7 @@ def _used(facts: Facts, gpu: Gpu) -> str:
     total = gpu.vram_bytes or 0
     free = gpu.free_bytes or 0
     by = ", ".join(_holds(holder) for holder in _state(facts, gpu).holders)
-    return f"GPU {gpu.index}: {format_bytes(free)} of {format_bytes(total)} free" + (f", taken by {by}" if by else "")
+    return f"GPU {gpu.index}: {format_bytes(free)} of {format_bytes(total)} free" + (f", used by {by}" if by else "")
 
 
 def _holds(holder: MemoryHolder) -> str:

@@ -19,7 +19,7 @@ from tokenmill.units import MIB
 READ_S = 0.4
 READ_BYTES = 4 * MIB
 READERS = 4
-LEAST_BYTES = 256 * MIB  # smaller files are read too quickly to measure the disk
+MIN_FILE_BYTES = 256 * MIB  # smaller files are read too quickly to measure the disk
 
 
 def model_facts(
@@ -32,10 +32,10 @@ def model_facts(
     for path in paths:
         try:
             found.append(resident(path))
-        except ModelError:  # the load will report the error
+        except ModelError:  # loading reports the error
             break
     known = len(found) == len(paths) and all(one.bytes is not None for one in found)
-    stated = machine.disk.nominal_gb_s if machine.disk else None
+    nominal = machine.disk.nominal_gb_s if machine.disk else None
     rate = plan.machine.measured.gb_s("disk") if plan.machine.measured else None
     if rate is None and paths:
         rate = read_gb_s(max(paths, key=lambda path: path.stat().st_size))
@@ -45,7 +45,7 @@ def model_facts(
         paths=paths,
         cached_bytes=sum(one.bytes or 0 for one in found) if found and known else None,
         file_bytes=sum(one.total_bytes for one in found) if found and known else None,
-        disk_gb_s=rate if rate is not None else stated,
+        disk_gb_s=rate if rate is not None else nominal,
         disk_measured=rate is not None,
     )
 
@@ -53,8 +53,8 @@ def model_facts(
 def read_gb_s(path: Path, seconds: float = READ_S) -> float | None:
     """Read rate of a file, bypassing the page cache; None if it cannot be measured."""
     status = path.stat()
-    if status.st_size < LEAST_BYTES or status.st_blocks * 512 < status.st_size * 0.95:
-        return None  # too small, or holes that never touch a disk
+    if status.st_size < MIN_FILE_BYTES or status.st_blocks * 512 < status.st_size * 0.95:
+        return None  # too small, or with holes, which are not read from disk
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
     except OSError:
@@ -62,8 +62,7 @@ def read_gb_s(path: Path, seconds: float = READ_S) -> float | None:
     began = perf_counter()
 
     def read(reader: int) -> int:
-        """Read one part of the file."""
-        buffer = mmap.mmap(-1, READ_BYTES)  # page-aligned, as O_DIRECT wants it
+        buffer = mmap.mmap(-1, READ_BYTES)  # page-aligned, as O_DIRECT requires
         part = status.st_size // READERS // READ_BYTES * READ_BYTES
         done = 0
         while done < part and perf_counter() - began < seconds:

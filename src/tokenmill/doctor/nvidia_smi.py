@@ -1,7 +1,7 @@
-"""Reads `nvidia-smi -q -x`: what a card is doing and what holds it back, which the probe does not ask.
+"""Parses `nvidia-smi -q -x`: utilisation, power, throttling and processes of each GPU, which the probe does not read.
 
-Names of elements moved between drivers (throttle reasons became event reasons with 535); both are read. A card that
-does not know answers "N/A", which is None here.
+Element names differ between drivers (throttle reasons became event reasons with 535); both are read. The value "N/A"
+becomes None.
 """
 
 import re
@@ -16,9 +16,9 @@ _COUNTER = re.compile(r"clocks_event_reasons_counters_(\w+)")
 
 
 def parse(text: str) -> tuple[GpuState, ...] | None:
-    """Every card in the tool's order, which is the management library's; None where this is not its document."""
+    """The state of every GPU in NVML's order; None if the text is not a document of nvidia-smi."""
     try:
-        log = ElementTree.fromstring(text)  # noqa: S314  written by the driver's own tool on this machine
+        log = ElementTree.fromstring(text)  # noqa: S314  written by the driver's tool on this machine
     except ElementTree.ParseError:
         return None
     if log.tag != "nvidia_smi_log":
@@ -60,7 +60,7 @@ def _holders(gpu: ElementTree.Element) -> list[MemoryHolder]:
         pid = _number(process.findtext("pid"))
         used = _number(process.findtext("used_memory"))
         if pid is not None:
-            words = (process.findtext("process_name") or "").split()  # a whole command line with some drivers
+            words = (process.findtext("process_name") or "").split()  # some drivers report the whole command line
             name = words[0].rpartition("/")[2] if words else "a process"
             found.append(MemoryHolder(name, int(pid), None if used is None else round(used * MIB)))
     return sorted(found, key=lambda holder: -(holder.bytes or 0))

@@ -1,4 +1,4 @@
-"""Checks of the processors: clocks, heat, and instructions that the engine's build leaves unused."""
+"""Checks of the CPU: clocks, heat, and instruction sets that the engine's build does not use."""
 
 from tokenmill.doctor.check_result import CheckResult, Remedy, since, sysfs
 from tokenmill.doctor.facts import Facts
@@ -11,19 +11,19 @@ _BATCH_WIDE = ("avx512f", "amx_int8", "avx_vnni")
 
 
 def governor(facts: Facts) -> CheckResult:
-    """Whether the processors are allowed to run as fast as they can."""
+    """Frequency governor, energy preference and turbo."""
     clocks = facts.clocks
     if not clocks.governors:
-        where = "the hypervisor's host decides" if facts.machine.virtual else "the kernel shows no cpufreq"
-        return CheckResult("governor", "unknown", f"how clocks are chosen is not visible: {where}")
+        where = "the hypervisor's host sets them" if facts.machine.virtual else "the kernel has no cpufreq"
+        return CheckResult("governor", "unknown", f"CPU frequency settings are not visible: {where}")
     slow = {name: count for name, count in clocks.governors.items() if name != "performance"}
-    dim = {name: count for name, count in clocks.preferences.items() if name != "performance"}
+    saving = {name: count for name, count in clocks.preferences.items() if name != "performance"}
     if clocks.boost is False:
         return CheckResult(
             "governor",
             "advice",
             "turbo (boost) is switched off",
-            "the processors stay at their base clock",
+            "the CPU stays at its base clock",
             _CLOCKS,
             sysfs("/sys/devices/system/cpu/cpufreq/boost", "1")
             if "intel_pstate" not in clocks.drivers
@@ -31,11 +31,11 @@ def governor(facts: Facts) -> CheckResult:
         )
     if not slow:
         return CheckResult("governor", "fine", f"{_counted(clocks.governors)} governor")
-    # Drivers that leave the choice to the processor call their only other governor powersave, whatever it prefers.
-    own_choice = any(driver.endswith(("_pstate", "-pstate-epp")) for driver in clocks.drivers)
-    if own_choice and clocks.preferences and not dim:
+    # With drivers that leave the frequency to the CPU, the governor powersave also covers a preference for performance.
+    cpu_decides = any(driver.endswith(("_pstate", "-pstate-epp")) for driver in clocks.drivers)
+    if cpu_decides and clocks.preferences and not saving:
         return CheckResult(
-            "governor", "fine", f"{_counted(clocks.governors)} governor, and the processor prefers performance"
+            "governor", "fine", f"{_counted(clocks.governors)} governor with a preference for performance"
         )
     seen = f"the governor is {_counted(clocks.governors)}"
     seen += f"; energy preference: {_counted(clocks.preferences)}" if clocks.preferences else ""
@@ -43,14 +43,14 @@ def governor(facts: Facts) -> CheckResult:
         "governor",
         "advice",
         seen,
-        "threads wait for each other thousands of times a second, and clocks that fall in a wait must rise again",
+        "threads wait for each other thousands of times per second, and clocks that drop meanwhile rise slowly",
         _CLOCKS,
-        (*sysfs(_GOVERNOR, "performance"), *(sysfs(_PREFERENCE, "performance")[:1] if dim else ())),
+        (*sysfs(_GOVERNOR, "performance"), *(sysfs(_PREFERENCE, "performance")[:1] if saving else ())),
     )
 
 
 def cpu_throttling(facts: Facts) -> CheckResult | None:
-    """Cores that are slowed down for heat."""
+    """Thermal throttling of CPU cores."""
     total = facts.after.throttles
     rate = facts.rate("throttles")
     if total is None:
@@ -60,19 +60,19 @@ def cpu_throttling(facts: Facts) -> CheckResult | None:
             else CheckResult(
                 "cpu-throttling",
                 "unknown",
-                "this processor does not count how often it was slowed down for heat",
+                "this CPU does not count thermal throttling",
                 remedies=(Remedy("look", "sudo turbostat --show Core,Bzy_MHz,PkgTmp,CoreTmp"),),
             )
         )
     if not total:
-        return CheckResult("cpu-throttling", "fine", "no core was slowed down for heat")
+        return CheckResult("cpu-throttling", "fine", "no thermal throttling")
     return CheckResult(
         "cpu-throttling",
         "problem" if rate else "advice",
-        f"cores were slowed down for heat {total} times{since(facts.kernel.uptime_s)}"
+        f"cores were thermally throttled {total} times{since(facts.kernel.uptime_s)}"
         + (f", {rate:.0f} times in the last second" if rate else ""),
-        "the slowest core sets the pace of all",
-        remedies=(Remedy("look", "sudo turbostat --show Core,Bzy_MHz,PkgTmp,CoreTmp", note="while an engine works"),),
+        "all threads wait for the slowest core",
+        remedies=(Remedy("look", "sudo turbostat --show Core,Bzy_MHz,PkgTmp,CoreTmp", note="while an engine runs"),),
     )
 
 
@@ -80,7 +80,7 @@ def instruction_set(facts: Facts) -> CheckResult | None:
     """Instruction sets of the CPU that the engine's build does not use."""
     have = set(facts.machine.cpu.isa)
     if not have:
-        return CheckResult("instruction-set", "unknown", "the processor's instruction sets are not known")
+        return CheckResult("instruction-set", "unknown", "the CPU's instruction sets are unknown")
     embedded = facts.engine_kind in ("native", "llama-server") and not facts.own_build
     if not embedded or "neon" in have:
         return None
@@ -89,32 +89,27 @@ def instruction_set(facts: Facts) -> CheckResult | None:
         return CheckResult(
             "instruction-set",
             "problem",
-            f"the processor lacks {', '.join(missing)}, which the llama.cpp in the xllamacpp wheel is built for",
-            "it ends with an illegal instruction",
+            f"the CPU lacks {', '.join(missing)}, which the llama.cpp of the xllamacpp wheel requires",
+            "the engine crashes with an illegal instruction",
             remedies=_own_build(),
         )
     wider = [name for name in _BATCH_WIDE if name in have]
     if not wider:
-        return CheckResult("instruction-set", "fine", "the engine's build uses what the processor has")
+        return CheckResult("instruction-set", "fine", "the engine's build uses the CPU's instruction sets")
     avx512 = "avx512f" in have
     return CheckResult(
         "instruction-set",
         "advice",
-        f"the processor has {', '.join(wider)}; the llama.cpp in the xllamacpp wheel is built for AVX2",
-        ("with AVX-512 a core unpacks about six times as many 4-bit weights a second: " if avx512 else "")
-        + "prefill gains, and decoding where it does not wait for memory",
+        f"the CPU supports {', '.join(wider)}; the llama.cpp of the xllamacpp wheel is built for AVX2",
+        ("with AVX-512 a core unpacks about six times as many 4-bit weights per second, so " if avx512 else "")
+        + "prefill gets faster, and so does decoding unless it waits for memory",
         "docs/forecast.md, unpack_avx512 and unpack_avx2",
         _own_build(),
     )
 
 
 def _own_build() -> tuple[Remedy, ...]:
-    build = "cmake -B build -DBUILD_SHARED_LIBS=ON -DGGML_NATIVE=ON\ncmake --build build -j"
-    use = 'library = "/path/to/llama.cpp/build/bin/libllama.so"\nheader = "/path/to/llama.cpp/include/llama.h"'
-    return (
-        Remedy("for good", build, note="in the source of llama.cpp"),
-        Remedy("for good", use, note="in tokenmill.toml, under [engine]"),
-    )
+    return (Remedy("for good", "tokenmill engines build", note="native and llama-server then use this build"),)
 
 
 def _counted(names: dict[str, int]) -> str:

@@ -1,4 +1,4 @@
-"""Checks of the models' disk: load time, kind of storage, and how much of the model is cached."""
+"""Checks of the disk that holds the models: load time, file system, and cached share of the model."""
 
 import shlex
 
@@ -12,11 +12,11 @@ VERY_SLOW_S = 1800
 COLD = 0.05  # of the files
 COLD_S = 5.0  # shorter loads are not reported
 _MEASURE = Remedy("look", "tokenmill probe --measure")
-_PEERS = "a published 8 x RTX 3090 machine loaded Kimi-K2.5 in an hour, its neighbours from NVMe in 3 to 5 minutes"
+_PEERS = "a published 8 x RTX 3090 machine loaded Kimi-K2.5 in an hour, similar ones from NVMe in 3 to 5 minutes"
 
 
 def disk_speed(facts: Facts) -> CheckResult | None:
-    """How long a cold load takes from this disk."""
+    """The time of a cold load from this disk."""
     model = facts.model
     disk = facts.machine.disk
     if model is None or (disk is not None and disk.kind == "memory"):
@@ -26,12 +26,12 @@ def disk_speed(facts: Facts) -> CheckResult | None:
         return CheckResult(
             "disk-speed",
             "unknown",
-            f"the disk's rate is not known; the model has {format_bytes(size)}",
-            "a cold load takes as long as reading it",
+            f"the disk's rate is unknown; the model has {format_bytes(size)}",
+            "a cold load takes as long as reading the model from disk",
             remedies=(_MEASURE,),
         )
     seconds = size / model.disk_gb_s / 1e9
-    how = "measured" if model.disk_measured else "stated"
+    how = "measured" if model.disk_measured else "nominal"
     seen = f"a cold load takes {format_seconds(seconds)}: {format_bytes(size)} at {format_gb_s(model.disk_gb_s)}, {how}"
     if seconds < SLOW_S:
         return CheckResult("disk-speed", "fine", seen)
@@ -40,17 +40,17 @@ def disk_speed(facts: Facts) -> CheckResult | None:
         "disk-speed",
         "problem" if seconds >= VERY_SLOW_S else "advice",
         seen,
-        f"every start without a warm page cache waits for it: {_PEERS}",
+        f"every start with a cold page cache waits for the disk: {_PEERS}",
         remedies=(
             _MEASURE,
-            Remedy("look", device, note="an old or overheated disk slows down"),
-            Remedy("by hand", "keep the model on NVMe; the page cache survives an engine's restart"),
+            Remedy("look", device, note="shows wear and temperature, which slow a disk down"),
+            Remedy("by hand", "move the model to NVMe; restarts of an engine read from the page cache"),
         ),
     )
 
 
 def file_system(facts: Facts) -> CheckResult | None:
-    """What kind of file system the models lie on."""
+    """The file system that holds the models."""
     disk = facts.machine.disk
     if disk is None:
         return None
@@ -60,26 +60,26 @@ def file_system(facts: Facts) -> CheckResult | None:
         return CheckResult(
             "file-system",
             "unknown",
-            f"what {where} lies on is not known",
+            f"the file system of {where} is unknown",
             remedies=(Remedy("look", f"findmnt --target {shlex.quote(str(where))}"),),
         )
     if disk.kind == "network":
         return CheckResult(
             "file-system",
             "advice",
-            f"{where} is on another machine ({kind})",
-            "a mapped model is read in small pieces with a round trip for each, and stalls when the network does",
+            f"{where} is on a network file system ({kind})",
+            "a mapped model is read in small pieces with a network round trip each, and stalls with the network",
             remedies=(
                 Remedy("for good", f"cp -r {shlex.quote(str(where))} /local/disk/"),
-                Remedy("now", f"{facts.planning} --no-mmap", note="reads it in order instead"),
+                Remedy("now", f"{facts.planning} --no-mmap", note="reads the file sequentially instead"),
             ),
         )
     if kind == "overlay":
         return CheckResult(
             "file-system",
             "advice",
-            f"{where} is in a container's own layer (overlay)",
-            "the model is lost with the container, and its first write copies all of it",
+            f"{where} is in the container's writable layer (overlay)",
+            "the model is deleted with the container, and the first write copies all of it",
             remedies=(Remedy("for good", "podman run -v /srv/models:/models:ro ..."),),
         )
     if kind == "zfs":
@@ -87,7 +87,7 @@ def file_system(facts: Facts) -> CheckResult | None:
             "file-system",
             "advice",
             f"{where} is on ZFS",
-            "ZFS caches files in memory of its own (ARC) beside the page cache, so a mapped model may be held twice",
+            "ZFS has a cache (ARC) in addition to the page cache, so a mapped model may be in memory twice",
             "OpenZFS documentation, Module Parameters, zfs_arc_max",
             (
                 Remedy("now", f"{facts.planning} --no-mmap"),
@@ -98,21 +98,21 @@ def file_system(facts: Facts) -> CheckResult | None:
 
 
 def page_cache(facts: Facts) -> CheckResult | None:
-    """How much of a mapped model is in memory before anyone asks for it."""
+    """The share of a mapped model that is in the page cache before the start."""
     model = facts.model
     if model is None or not model.paths or mapped_bytes(model.plan) == 0:
         return None
     total = model.file_bytes
     cached = model.cached_bytes
     if total is None or cached is None:
-        seen = "how much of the model is in memory is told only to who owns its files or may write them"
+        seen = "only the owner of the model's files can see how much of them is in memory"
         return CheckResult("page-cache", "unknown", seen)
     cold = total - cached
     seconds = None if model.disk_gb_s is None else cold / model.disk_gb_s / 1e9
-    seen = f"{format_bytes(cached)} of the model's {format_bytes(total)} are in memory"
+    seen = f"{format_bytes(cached)} of the model's {format_bytes(total)} are in the page cache"
     if cold <= COLD * total or (seconds is not None and seconds < COLD_S):
         return CheckResult("page-cache", "fine", seen)
-    wait = "" if seconds is None else f": reading the rest takes {format_seconds(seconds)}"
+    wait = "" if seconds is None else f"; reading the rest takes {format_seconds(seconds)}"
     files = " ".join(shlex.quote(str(path)) for path in model.paths[:1])
     if len(model.paths) > 1:
         files = shlex.quote(str(model.paths[0].parent)) + "/*.gguf"
@@ -120,6 +120,6 @@ def page_cache(facts: Facts) -> CheckResult | None:
         "page-cache",
         "advice",
         f"{seen}{wait}",
-        "the first request after a start pays for it, page by page; engines that tokenmill starts are warmed first",
+        "the first requests after a start wait for the disk; tokenmill warms the engines it starts before that",
         remedies=(Remedy("now", f"cat {files} > /dev/null"),),
     )

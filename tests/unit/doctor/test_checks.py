@@ -1,4 +1,4 @@
-"""Each check on the facts that decide it: what is a problem, what is advice, what is fine, what is not known."""
+"""The severity of every check for the facts that it depends on."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -132,7 +132,11 @@ CASES: list[tuple[Check, Facts, Severity]] = [
     (limits.memory_limit, facts(limited(cgroup_memory_bytes=700 * GIB), model=model()), "fine"),
     (limits.memory_limit, facts(limited(cgroup_memory_bytes=16 * GIB), model=model()), "problem"),
     (limits.memory_limit, facts(groups=(CgroupFacts("/a", high_bytes=16 * GIB),), model=model()), "problem"),
-    (limits.memory_limit, facts(groups=(CgroupFacts("/a", high_bytes=2000 * GIB),)), "fine"),  # more than there is
+    (
+        limits.memory_limit,
+        facts(groups=(CgroupFacts("/a", high_bytes=2000 * GIB),)),
+        "fine",
+    ),  # more than the machine has
     (limits.cpu_limit, facts(groups_seen=False), "unknown"),
     (limits.cpu_limit, facts(), "fine"),
     (limits.cpu_limit, facts(limited(cgroup_cpus=4.0)), "advice"),
@@ -154,12 +158,12 @@ CASES: list[tuple[Check, Facts, Severity]] = [
     (limits.shared_memory, facts(shm_bytes=64 * MIB), "advice"),
     (limits.shared_memory, facts(shm_bytes=64 * MIB, engine_kind="vllm"), "problem"),
     (limits.open_files, facts(), "unknown"),
-    (limits.open_files, facts(memlock_known=True), "fine"),  # the limits were read, and this one is none
+    (limits.open_files, facts(memlock_known=True), "fine"),  # the limits were read, and this one is unlimited
     (limits.open_files, facts(open_files=1024), "fine"),
     (limits.open_files, facts(open_files=256, open_files_hard=4096), "advice"),
     (numa.numa_nodes, facts(replace(MACHINE, numa=())), "unknown"),
     (numa.numa_nodes, facts(), "fine"),
-    (numa.numa_nodes, facts(NUMA), "fine"),  # engines of ours are bound or spread
+    (numa.numa_nodes, facts(NUMA), "fine"),  # tokenmill binds its engines
     (numa.numa_nodes, facts(NUMA, started_by_us=False), "advice"),
     (numa.numa_uneven, facts(NUMA), "fine"),
     (numa.numa_uneven, facts(replace(NUMA, numa=(replace(TWO_NODES[0], free_bytes=GIB), TWO_NODES[1]))), "advice"),
@@ -270,7 +274,7 @@ def test_every_check_has_a_case_of_every_severity_that_it_knows() -> None:
         seen.setdefault(check.__name__, set()).add(severity)
     assert set(seen) == {check.__name__ for check in CHECKS}
     poor = {name for name, severities in seen.items() if "fine" not in severities or len(severities) < 2}
-    assert poor == {"engine_records"}  # only a problem is worth a word
+    assert poor == {"engine_records"}  # its other severities have a test of their own
 
 
 @pytest.mark.parametrize(
@@ -293,56 +297,55 @@ def test_every_check_has_a_case_of_every_severity_that_it_knows() -> None:
         (engines.plan_fits, facts()),
     ],
 )
-def test_what_does_not_apply_is_not_said(check: Check, given: Facts) -> None:
+def test_checks_that_do_not_apply_return_nothing(check: Check, given: Facts) -> None:
     assert check(given) is None
 
 
-def test_the_limit_is_named_beside_what_the_plan_locks() -> None:
+def test_memlock_shows_the_limit_and_the_weights_of_the_plan() -> None:
     plan = planned(mlock=True)
     finding = said(memory.memlock, facts(memlock_known=True, memlock_bytes=8 * MIB, model=model(plan)))
-    assert (
-        finding.seen
-        == f"8.0 MiB may be locked in memory, and the plan keeps {host_weights_bytes(plan) / GIB:.1f} GiB of weights in memory"
-    )
+    assert "8.0 MiB" in finding.seen
+    assert f"{host_weights_bytes(plan) / GIB:.1f} GiB" in finding.seen
     assert [remedy.when for remedy in finding.remedies] == ["now", "for good", "for good"]
 
 
-def test_a_fuller_card_names_who_filled_it() -> None:
+def test_gpu_memory_names_the_processes_that_use_it() -> None:
     given = facts(
         card(vram_bytes=96 * GIB, free_bytes=20 * GIB),
         model=model(planned(1)),
         gpu_states=(GpuState(0, holders=(MemoryHolder("vllm", 77, 76 * GIB),)),),
     )
     finding = said(gpus.gpu_memory, given)
-    assert "20.0 GiB of 96.0 GiB free, taken by vllm (77) 76.0 GiB" in finding.seen
+    assert "20.0 GiB of 96.0 GiB" in finding.seen
+    assert "vllm (77) 76.0 GiB" in finding.seen
     assert [remedy.command for remedy in finding.remedies] == ["kill 77"]
 
 
-def engine(*, alive: bool, minded: bool) -> DoctorEngine:
+def engine(*, alive: bool, supervised: bool) -> DoctorEngine:
     pid = Pid(4711, 1, "boot")
     record = Record(
         "kimi", "native", pid, pid, "socket", "Kimi", "id", "b1", ("x",), 0.0, "/state/its log", detached=True
     )
-    return DoctorEngine(record, alive, minded)
+    return DoctorEngine(record, alive, supervised)
 
 
 @pytest.mark.parametrize(
-    ("alive", "minded", "severity", "command"),
+    ("alive", "supervised", "severity", "command"),
     [
         (True, True, "fine", None),
         (True, False, "problem", "kill 4711"),
         (False, False, "advice", "tail '/state/its log'"),
     ],
 )
-def test_engines_on_record(alive: bool, minded: bool, severity: Severity, command: str | None) -> None:
-    finding = said(engines.engine_records, facts(engines=(engine(alive=alive, minded=minded),)))
+def test_engines_on_record(alive: bool, supervised: bool, severity: Severity, command: str | None) -> None:
+    finding = said(engines.engine_records, facts(engines=(engine(alive=alive, supervised=supervised),)))
     assert finding.severity == severity
     assert [remedy.command for remedy in finding.remedies][:1] == ([command] if command else [])
 
 
-def test_a_card_filled_by_our_own_engine_is_as_it_should_be() -> None:
+def test_gpu_memory_of_a_tokenmill_engine_is_fine() -> None:
     states = (GpuState(0, holders=(MemoryHolder("python3", 4711, 14 * GIB),)),)
-    given = facts(card(free_bytes=10 * GIB), gpu_states=states, engines=(engine(alive=True, minded=True),))
+    given = facts(card(free_bytes=10 * GIB), gpu_states=states, engines=(engine(alive=True, supervised=True),))
     assert said(gpus.gpu_memory, given).severity == "fine"
 
 
@@ -351,11 +354,12 @@ def test_a_cold_split_model_is_read_with_one_command() -> None:
     finding = said(
         storage.page_cache, facts(model=model(paths=paths, cached_bytes=10 * GIB, file_bytes=610 * GIB, disk_gb_s=0.5))
     )
-    assert finding.seen == "10.0 GiB of the model's 610.0 GiB are in memory: reading the rest takes 21 min"
+    for fact in ("10.0 GiB", "610.0 GiB", "21 min"):
+        assert fact in finding.seen
     assert finding.remedies[0].command == "cat '/srv/my models'/*.gguf > /dev/null"
 
 
-def test_a_limit_is_taken_away_where_it_was_set() -> None:
+def test_a_limit_is_removed_in_the_unit_that_sets_it() -> None:
     groups = (
         CgroupFacts("/mill.slice/x.service/worker"),
         CgroupFacts("/mill.slice/x.service"),
@@ -367,12 +371,12 @@ def test_a_limit_is_taken_away_where_it_was_set() -> None:
     assert said(limits.memory_limit, facts(inside)).remedies[0].command == "podman run --memory=0 ..."
 
 
-def test_optane_holds_the_other_modules_back() -> None:
+def test_optane_limits_the_speed_of_other_modules() -> None:
     finding = said(memory.memory_speed, facts(modules(2933, 2666, replace(MACHINE, pmem=Pmem(mode="memory")))))
     assert "persistent memory" in finding.remedies[0].command
 
 
-def test_commands_come_for_now_and_for_good() -> None:
+def test_remedies_apply_now_and_permanently() -> None:
     now, good = sysctl("vm.x", 0)
     assert (now.command, now.root) == ("sudo sysctl -w vm.x=0", True)
     assert good.command == "echo 'vm.x = 0' | sudo tee -a /etc/sysctl.d/90-tokenmill.conf"

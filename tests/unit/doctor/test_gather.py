@@ -1,4 +1,4 @@
-"""What the doctor reads: NVIDIA's tool through its versions, limits, groups, records; and the look at a model."""
+"""The facts that the doctor reads: versions of nvidia-smi, limits, control groups, registered engines, the model."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from tokenmill.config import Config, EngineConfig
 from tokenmill.doctor import nvidia_smi
 from tokenmill.doctor.facts import CgroupFacts, MemoryHolder, Pool
 from tokenmill.doctor.gather import engine_states, gather, parse_open_files
-from tokenmill.doctor.model import LEAST_BYTES, model_facts, read_gb_s
+from tokenmill.doctor.model import MIN_FILE_BYTES, model_facts, read_gb_s
 from tokenmill.engine.process import registry
 from tokenmill.engine.process.identity import Pid
 from tokenmill.hardware.machine import Measurements, Rate
@@ -106,7 +106,7 @@ def test_records_are_looked_at_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "engines" / "not a name!").mkdir()
     (tmp_path / "engines" / "broken").mkdir()
     (tmp_path / "engines" / "broken" / "engine.json").write_text(json.dumps(asdict(here)))
-    assert [(state.record.name, state.alive, state.minded) for state in engine_states(tmp_path)] == [
+    assert [(state.record.name, state.alive, state.supervised) for state in engine_states(tmp_path)] == [
         ("alive", True, True),
         ("gone", False, False),
     ]
@@ -139,7 +139,7 @@ def test_a_ghost_is_not_taken_for_a_model_in_memory(tmp_path: Path) -> None:
 def test_a_disk_is_read_past_the_page_cache(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     with path.open("wb") as opened:
-        for _ in range(LEAST_BYTES // (16 * MIB)):
+        for _ in range(MIN_FILE_BYTES // (16 * MIB)):
             opened.write(os.urandom(MIB) * 16)
         opened.flush()
         os.fsync(opened.fileno())

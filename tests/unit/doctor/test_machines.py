@@ -1,4 +1,4 @@
-"""Whole machines through all checks: what was captured on real ones, and what reports of others tell."""
+"""All checks on whole machines: captured ones, and ones written from published reports."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -22,9 +22,9 @@ def found(facts: Facts) -> dict[str, CheckResult]:
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_every_machine_is_examined_and_unknown_is_said_as_unknown(name: str, tmp_path: Path) -> None:
+def test_every_machine_is_examined_and_unreadable_facts_are_unknown(name: str, tmp_path: Path) -> None:
     findings = examine(looked_at(captured(tmp_path, name)))
-    # none of these captures holds the kernel's counters, so none of them may be called fine
+    # none of these captures contains the kernel's counters, so these checks must not be fine
     unknown = {finding.check for finding in findings if finding.severity == "unknown"}
     assert {"swap", "oom-kills", "overcommit", "governor", "shared-memory"} <= unknown
     ranks = [SEVERITIES.index(finding.severity) for finding in findings]
@@ -46,12 +46,11 @@ def test_a_machine_that_shows_nothing_is_unknown_and_not_fine(tmp_path: Path) ->
 def test_this_machine_really_captured(tmp_path: Path) -> None:
     facts = looked_at(captured(tmp_path, "this-vm", "this-vm"))
     findings = found(facts)
-    assert findings["swap"] == CheckResult("swap", "fine", "no swap in use")
+    assert findings["swap"].severity == "fine"
+    assert "no swap" in findings["swap"].seen
     assert findings["overcommit"].severity == "fine"
-    assert (
-        findings["oom-kills"].seen
-        == "the kernel killed 1 process for memory in the 3.8 h since the machine was started"
-    )
+    assert "killed 1 process " in findings["oom-kills"].seen
+    assert "3.8 h" in findings["oom-kills"].seen
     assert findings["memlock"].severity == "advice"
     assert findings["governor"].severity == "unknown"
     assert "cpu-throttling" not in findings  # a guest does not see it
@@ -83,28 +82,34 @@ def full_cards() -> NvmlReading:
 
 def test_eight_cards_while_the_model_swaps_in(tmp_path: Path) -> None:
     host = captured(tmp_path, "eight-3090", "eight-3090-loading", nvml=full_cards())
-    # half a gigabyte a second comes back, a tenth of that goes out
+    # 500 MB/s are swapped in, a tenth of that is swapped out
     facts = looked_at(host, between="-- /proc/vmstat --\npswpin 1322070\npswpout 4112207\noom_kill 2\n")
     findings = found(facts)
     swap = findings["swap"]
     assert swap.severity == "problem"
-    assert swap.seen == (
-        "swapping now: 500 MB/s in, 50 MB/s out; 9.5 GiB of 128.0 GiB swap in use: "
-        "llama-server (4711) 9.0 GiB, Web Content (900) 512.0 MiB"
-    )
+    for fact in ("500 MB/s in", "50 MB/s out", "9.5 GiB of 128.0 GiB", "llama-server (4711) 9.0 GiB"):
+        assert fact in swap.seen
+    assert "Web Content (900) 512.0 MiB" in swap.seen
     link = findings["gpu-link"]
-    assert (link.severity, link.seen) == ("problem", "GPU 7 on 8 lanes of 16, 15.8 GB/s of 31.5 GB/s")
-    assert findings["gpu-throttling"].seen == "GPU 3 slowed down now by heat, at 83 C"
+    assert link.severity == "problem"
+    for fact in ("GPU 7", "8 of 16", "15.8 GB/s of 31.5 GB/s"):
+        assert fact in link.seen
+    throttling = findings["gpu-throttling"]
+    assert throttling.severity == "problem"
+    for fact in ("GPU 3", "heat", "83 C"):
+        assert fact in throttling.seen
     assert findings["gpu-power"].remedies[0].command == "sudo nvidia-smi -i 0,1,2,3,4,5,6,7 -pl 350"
     assert findings["gpu-persistence"].severity == "advice"
     memory = findings["gpu-memory"]
     assert memory.severity == "advice"
-    assert "GPU 7: 1.6 GiB of 24.0 GiB free, taken by llama-server (4711) 22.4 GiB" in memory.seen
+    assert "GPU 7: 1.6 GiB of 24.0 GiB" in memory.seen
+    assert "llama-server (4711) 22.4 GiB" in memory.seen
     assert "kill 4711" in [remedy.command for remedy in memory.remedies]
-    assert "rated for 3200 MT/s and run at 2933: 8 %" in findings["memory-speed"].seen
+    for fact in ("2933 MT/s", "3200", "8 %"):
+        assert fact in findings["memory-speed"].seen
 
 
-def test_two_sockets_with_everything_as_it_should_not_be(tmp_path: Path) -> None:
+def test_two_sockets_with_every_setting_wrong(tmp_path: Path) -> None:
     host = captured(tmp_path, "epyc-dual", "epyc-dual-untuned")
     stat = "/sys/fs/cgroup/mill.slice/tokenmill.service/worker/cpu.stat"
     heat = "/sys/devices/system/cpu/cpu0/thermal_throttle/core_throttle_count"
@@ -113,22 +118,23 @@ def test_two_sockets_with_everything_as_it_should_not_be(tmp_path: Path) -> None
     problems = {check for check, finding in findings.items() if finding.severity == "problem"}
     assert problems == {"zone-reclaim", "cpu-limit", "cpu-throttling"}
     assert findings["zone-reclaim"].remedies[0].command == "sudo sysctl -w vm.zone_reclaim_mode=0"
-    assert "held back now" in findings["cpu-limit"].seen
+    assert "throttled" in findings["cpu-limit"].seen
     assert (
         findings["cpu-limit"].remedies[0].command == "sudo systemctl set-property --runtime tokenmill.service CPUQuota="
     )
     assert "3 times in the last second" in findings["cpu-throttling"].seen
     limit = findings["memory-limit"]
-    assert "850.0 GiB of the machine's 1007.6 GiB (memory.high)" in limit.seen
+    for fact in ("850.0 GiB", "1007.6 GiB", "memory.high"):
+        assert fact in limit.seen
     assert limit.remedies[1].command == "sudo systemctl set-property tokenmill.service MemoryHigh=infinity"
-    assert findings["oom-kills"].seen.startswith(
-        "the kernel killed 3 processes for memory (1 in this control group) in the 14 days"
-    )
-    assert findings["governor"].seen.startswith("the governor is powersave; energy preference: balance_power on 1 CPUs")
+    for fact in ("killed 3 processes", "1 in this control group", "14 days"):
+        assert fact in findings["oom-kills"].seen
+    for fact in ("powersave", "balance_power on 1 CPUs"):
+        assert fact in findings["governor"].seen
     assert findings["numa-balancing"].severity == "advice"
-    assert findings["reserved-pages"].seen == "16.0 GiB of 16.0 GiB set aside as huge pages are idle"
+    assert "16.0 GiB of 16.0 GiB" in findings["reserved-pages"].seen
     assert findings["overcommit"].severity == "advice"
-    assert findings["shared-memory"].seen == "/dev/shm holds 64.0 MiB"
+    assert "64.0 MiB" in findings["shared-memory"].seen
 
 
 @pytest.mark.parametrize("name", ["eight-3090", "epyc-dual"])
@@ -137,7 +143,7 @@ def test_reads_well_at_eighty_columns(name: str, tmp_path: Path) -> None:
     findings = examine(looked_at(captured(tmp_path, name, extra)))
     lines = [str(part) for part in render(findings) if isinstance(part, CopyLine)]
     assert lines
-    # commands are never folded; those few that are longer stay whole
+    # commands are never wrapped, not even the few longer ones
     assert sum(len(line) > 80 for line in lines) <= len(lines) // 4
     joined = "\n".join(lines)
     for finding in findings:
@@ -148,6 +154,6 @@ def test_reads_well_at_eighty_columns(name: str, tmp_path: Path) -> None:
                     assert first in joined
 
 
-def test_every_check_has_a_sentence_of_its_own() -> None:
+def test_every_check_has_a_docstring_and_a_unique_name() -> None:
     assert all(check.__doc__ for check in CHECKS)
     assert len({check.__name__ for check in CHECKS}) == len(CHECKS)
