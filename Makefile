@@ -4,7 +4,7 @@ BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help venv demo test test-vllm check format record bench clean
+.PHONY: help venv demo test test-vllm test-build check format record bench clean
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -23,6 +23,10 @@ test: check ## run every check and every test
 test-vllm: venv ## run a real vLLM on the processors, in an environment of its own (1.5 GB), and test against it
 	@PYTHON="$(PYTHON)" sh scripts/vllm.sh
 	@$(BIN)/python -m pytest tests/vllm
+
+test-build: venv ## build llama.cpp for this processor (10 minutes on 2 cores) and test the native engine with it
+	@build="$$($(BIN)/tokenmill engines build --cpu)" && \
+	TOKENMILL_TEST_BUILD="$$build" $(BIN)/python -m pytest tests/llama_build tests/integration/native
 
 check: venv ## lint, types, import rules
 	@$(BIN)/ruff check .

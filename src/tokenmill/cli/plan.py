@@ -260,12 +260,14 @@ def _verified(made: EnginePlan, command: Command | None, binary: str | None) -> 
                 hint="tokenmill models ghost writes a header-only file",
             )
         return verify_by_binary(made.plan, command.argv, binary)
+    library = None if made.config.library is None else Path(made.config.library).expanduser()
+    header = None if made.config.header is None else Path(made.config.header).expanduser()
     if path.is_file():
-        return verify_plan(made.plan, path)
+        return verify_plan(made.plan, path, library=library, header=header)
     with TemporaryDirectory(prefix="tokenmill-") as folder:
         target = Path(folder) / "ghost.gguf"
         ghost.write(str(path), target)
-        return verify_plan(made.plan, target)
+        return verify_plan(made.plan, target, library=library, header=header)
 
 
 def _verification(checked: Verification | None) -> dict[str, Any]:

@@ -11,13 +11,14 @@ an engine, unless the configuration names a library of its own, or "wheel".
 
 import json
 import shutil
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib import metadata as packages
 from pathlib import Path
 
 from tokenmill.config import EngineConfig
-from tokenmill.errors import UsageError
+from tokenmill.decode import decode
+from tokenmill.errors import ConfigError, UsageError
 from tokenmill.native.builds.toolchain import Processor, architectures_here, this_processor
 from tokenmill.native.llama.library import LLAMA_VERSION, WHEEL, WHEEL_MAX_SEQUENCES, WHEEL_VERSION, open_library
 from tokenmill.planner.plan import Decision
@@ -104,13 +105,11 @@ def read(folder: Path) -> Build | None:
     """The build in a folder; None if there is none, or it is damaged or from another version of tokenmill."""
     try:
         document = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        names = {field.name for field in fields(Build)} - {"folder"}
-        values = {name: tuple(value) if isinstance(value, list) else value for name, value in document.items()}
-        build = Build(**{name: value for name, value in values.items() if name in names}, folder=folder)
-    except (OSError, ValueError, TypeError, AttributeError):
+        build = replace(decode(Build, document, where=str(folder / RECORD)), folder=folder)
+    except (OSError, ValueError, ConfigError):
         return None
     whole = build.library.is_file() and build.header.is_file() and build.server.is_file()
-    return build if whole and isinstance(build.max_sequences, int) else None
+    return build if whole else None
 
 
 @cache

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ HERE = Host(Processor("A CPU", ("avx2", "avx512f")), (), gpu_wheel=False)
 
 def write(engines: Path, **changes: object) -> Build:
     """A finished build in a folder."""
-    values = {
+    values: dict[str, Any] = {
         "xllamacpp": WHEEL_VERSION,
         "llama_version": LLAMA_VERSION,
         "max_sequences": 4096,
@@ -38,7 +39,7 @@ def write(engines: Path, **changes: object) -> Build:
         **changes,
     }
     values.setdefault("name", name_of(values["cuda_architectures"], values["max_sequences"]))
-    made = Build(**values, folder=engines / str(values["name"]))  # type: ignore[arg-type]
+    made = Build(**values, folder=engines / values["name"])
     (made.folder / "bin").mkdir(parents=True)
     for path in (made.library, made.header, made.server):
         path.touch()

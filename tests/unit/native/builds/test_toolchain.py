@@ -17,7 +17,8 @@ from tokenmill.native.builds.toolchain import (
     find_toolchain,
 )
 
-TOOLS = Toolchain(*(Tool(Path(f"/usr/bin/{name}"), "1.0") for name in ("cmake", "ninja", "c++")), None)
+TOOL = Tool(Path("/usr/bin/tool"), "1.0")
+TOOLS = Toolchain(TOOL, TOOL, TOOL, None)
 
 
 def cards(monkeypatch: pytest.MonkeyPatch, *architectures: str) -> None:
@@ -90,7 +91,7 @@ def test_programs_of_the_running_environment_are_found(monkeypatch: pytest.Monke
     path = tmp_path / "programs"
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     monkeypatch.setattr("sys.executable", str(path / "python"))
-    monkeypatch.setattr(toolchain.shutil, "which", only_in(path))
+    monkeypatch.setattr("shutil.which", only_in(path))
     assert find_toolchain(cuda=False, asked=False).cmake == Tool(path / "cmake", "cmake version 3.25.1")
 
 
