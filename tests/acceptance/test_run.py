@@ -53,7 +53,7 @@ def test_a_batch_is_answered_in_order_with_its_head_computed_once(
     before = output.read_bytes()
     again = tokenmill(home, "run", source, "--output", output, *store)
     assert again.returncode == 0
-    assert "all by earlier runs" in again.stdout
+    assert "all in earlier runs" in again.stdout
     assert "engine" not in again.stderr  # none was needed
     assert output.read_bytes() == before
 
@@ -157,7 +157,7 @@ def test_jobs_come_through_pipes_and_packed(form: str, home: Path, store: tuple[
     assert "3 of 3 answered" in done.stderr  # the summary does not mix with the data
     again = tokenmill(home, "run", source, "-o", "-", *store, stdin=data)
     assert again.stdout == done.stdout
-    assert "all by earlier runs" in again.stderr
+    assert "all in earlier runs" in again.stderr
 
 
 def test_a_duplicate_name_is_refused_with_both_lines(home: Path, store: tuple[str, Path], tmp_path: Path) -> None:

@@ -209,7 +209,7 @@ def _answered(counts: Counts, report: RunReport | None) -> str:
     computed = report.answers if report is not None else 0
     answered = f"{counts.done:,} of {counts.total:,} answered"
     if not computed:
-        return f"{answered}, all by earlier runs" if counts.done else answered
+        return f"{answered}, all in earlier runs" if counts.done else answered
     if computed < counts.done:
         answered += f", {computed:,} in this run"
     reasons = report.finish_reasons if report is not None else {}
