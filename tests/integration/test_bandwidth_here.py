@@ -23,7 +23,7 @@ SMALL = Machine("here", cpu=Cpu(l3_bytes=32 * MIB))
 def _any_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the tests run where temporary folders are memory, and where a disk is slow; what is tested is the same."""
     monkeypatch.setattr(disk, "MEMORY_FILE_SYSTEMS", ())
-    monkeypatch.setattr(disk, "LEAST_TEMPORARY_BYTES", disk.BLOCK_BYTES)
+    monkeypatch.setattr(disk, "MIN_TEMPORARY_BYTES", disk.BLOCK_BYTES)
 
 
 def _holds_together(rate: Rate) -> None:
@@ -88,7 +88,7 @@ def test_without_o_direct_the_page_cache_is_dropped_instead(tmp_path: Path, monk
 def test_a_folder_that_may_not_be_written_is_left_out_with_the_reason() -> None:
     said: list[str] = []
     assert disk.measure_disk(Path("/proc"), 0.1, said.append) is None
-    assert said[-1].startswith("disk: left out")
+    assert said[-1].startswith("disk: skipped")
 
 
 def test_a_mapped_file_is_read_and_copied_to_memory(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_mapped_file_is_read_and_copied_to_memory(tmp_path: Path) -> None:
 def test_a_killed_process_leaves_nothing_behind(tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from tokenmill.hardware.bandwidth import disk\n"
-        "disk.MEMORY_FILE_SYSTEMS, disk.LEAST_TEMPORARY_BYTES = (), disk.BLOCK_BYTES\n"
+        "disk.MEMORY_FILE_SYSTEMS, disk.MIN_TEMPORARY_BYTES = (), disk.BLOCK_BYTES\n"
         "disk.measure_disk(Path(sys.argv[1]), 2.0, lambda text: print(text, flush=True))"
     )
     with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True) as running:

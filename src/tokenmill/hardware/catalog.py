@@ -1,7 +1,7 @@
-"""Machines by name: the catalogue that ships with tokenmill, machine files, and `this` one.
+"""Finds machines by name: catalogue entries, machine files, and `this` machine.
 
-A catalogue entry is a machine file like any other (catalog/NAME.toml); its notes say where every
-figure comes from. Prefer a file of your own: `tokenmill probe -o FILE`.
+A catalogue entry is an ordinary machine file (catalog/NAME.toml) whose notes give the source of every figure. For your
+own machine, prefer a file written by `tokenmill probe -o FILE`.
 """
 
 import difflib
@@ -19,19 +19,22 @@ _FOLDER = Path(__file__).with_name("catalog")
 
 
 def names() -> tuple[str, ...]:
-    """Every catalogue name, sorted."""
+    """All catalogue names, sorted."""
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.toml")))
 
 
 def load_all() -> tuple[Machine, ...]:
-    """Every machine of the catalogue, by name."""
+    """All machines of the catalogue, sorted by name."""
     return tuple(_entry(name) for name in names())
 
 
 def find(name: str) -> Machine:
-    """The machine meant by `this`, a catalogue name, or a path to a machine file."""
+    """The machine with this name: `this`, a catalogue name, or a path to a machine file.
+
+    Raises `UnknownMachine` if there is no such machine, `ConfigError` for a wrong machine file.
+    """
     if name == THIS:
-        from tokenmill.hardware.probe import probe  # noqa: PLC0415  reads the machine: only when asked
+        from tokenmill.hardware.probe import probe  # noqa: PLC0415  imports the whole probe
 
         return probe()
     if "/" in name or name.endswith(".toml"):
@@ -42,15 +45,15 @@ def find(name: str) -> Machine:
 
 
 def _file(path: Path) -> Machine:
-    with suppress(RuntimeError):  # ~nobody/: taken as it stands, and then not found
+    with suppress(RuntimeError):  # the home of an unknown user: left as it is, so not found
         path = path.expanduser()
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:
-        hint = f"tokenmill probe -o {path} writes one for this machine"
+        hint = f"tokenmill probe -o {path} writes a file for this machine"
         raise UnknownMachine(f"no machine file at {path}", hint=hint) from error
     except OSError:
-        pass  # it may be there: reading it says what is wrong
+        pass  # it may exist; reading it reports the error
     return read(path)
 
 
@@ -64,5 +67,5 @@ def _suggestion(name: str) -> str:
     near = [candidate for candidate in known if wanted and wanted in candidate]
     near = near[:3] or difflib.get_close_matches(wanted, known, n=3)
     if near:
-        return f"did you mean {' or '.join(near)}? tokenmill machines lists them all"
-    return "tokenmill machines lists the catalogue; a path to a machine file works too"
+        return f"did you mean {' or '.join(near)}? tokenmill machines lists all names"
+    return "tokenmill machines lists all names; or give the path of a machine file"

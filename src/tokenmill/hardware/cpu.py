@@ -1,7 +1,4 @@
-"""Reads the CPUs: from lscpu's JSON if installed, else from /proc/cpuinfo and sysfs.
-
-Clock rates are ignored; the number of cores and the instruction sets matter.
-"""
+"""Reads CPU facts from lscpu, or from /proc/cpuinfo and sysfs if lscpu is not installed. Ignores clock rates."""
 
 import json
 import re
@@ -12,13 +9,13 @@ from tokenmill.hardware.host import Host, number
 from tokenmill.hardware.machine import ISA_THAT_MATTERS, Cpu, Note
 from tokenmill.units import parse_bytes
 
-# Linux's name -> ours.
+# Linux's name -> name in ISA_THAT_MATTERS
 _ISA_ALIASES = {"asimd": "neon", "asimddp": "dotprod", "avx512vbmi": "avx512_vbmi"}
 _CPUS = "/sys/devices/system/cpu"
 
 
 def read_cpu(host: Host) -> tuple[Cpu, str | None, list[Note]]:
-    """Return the processors, the hypervisor's name if there is one, and notes."""
+    """Return the CPUs, the name of the hypervisor (None on bare metal), and notes."""
     answer = host.run("lscpu", "-J")
     fields = parse_lscpu(answer.out) if answer and answer.code == 0 else {}
     blocks = parse_cpuinfo(host.text("/proc/cpuinfo") or "")
@@ -30,7 +27,7 @@ def read_cpu(host: Host) -> tuple[Cpu, str | None, list[Note]]:
         cores=cores,
         threads_per_core=threads_per_core,
         isa=isa(flags),
-        # sysfs first: lscpu rounds 24.75 MiB to 24.8.
+        # sysfs first, because lscpu rounds 24.75 MiB to 24.8
         l3_bytes=_sysfs_l3(host) or cache_total(fields.get("L3 cache") or fields.get("L3") or ""),
     )
     virtual = fields.get("Hypervisor vendor") or ("unnamed hypervisor" if "hypervisor" in flags else None)
@@ -38,7 +35,7 @@ def read_cpu(host: Host) -> tuple[Cpu, str | None, list[Note]]:
 
 
 def parse_lscpu(text: str) -> dict[str, str]:
-    """Field names without their colon to data; nested output (`children`) is flattened, `-` is dropped."""
+    """Parse `lscpu -J` into field names without colon -> data; nested fields are flattened, empty ones dropped."""
     try:
         document = json.loads(text)
     except ValueError:
@@ -49,7 +46,7 @@ def parse_lscpu(text: str) -> dict[str, str]:
         entry = waiting.pop(0)
         name = str(entry.get("field", "")).removesuffix(":")
         data = str(entry.get("data") or "")
-        # A big.LITTLE machine repeats the fields once per kind of core; the first kind is the one reported.
+        # with big.LITTLE the fields repeat for each kind of core; the first kind counts
         if name not in found and data not in ("", "-"):
             found[name] = data
         waiting = [*_entries(entry, "children"), *waiting]
@@ -57,7 +54,7 @@ def parse_lscpu(text: str) -> dict[str, str]:
 
 
 def parse_cpuinfo(text: str) -> list[dict[str, str]]:
-    """One mapping per logical CPU."""
+    """Parse /proc/cpuinfo into one mapping per logical CPU."""
     blocks = []
     for block in re.split(r"\n\s*\n", text):
         pairs = (line.partition(":") for line in block.splitlines() if ":" in line)
@@ -68,19 +65,19 @@ def parse_cpuinfo(text: str) -> list[dict[str, str]]:
 
 
 def isa(flags: Iterable[str]) -> tuple[str, ...]:
-    """The flags that select a kernel."""
+    """The flags in `ISA_THAT_MATTERS`, under the names used there."""
     have = {_ISA_ALIASES.get(flag, flag) for flag in flags}
     return tuple(flag for flag in ISA_THAT_MATTERS if flag in have)
 
 
 def cache_total(text: str) -> int | None:
-    """Read `512 MiB (16 instances)`; older versions print one instance's size alone, which is not a total."""
+    """Parse `512 MiB (16 instances)`; None for older lscpu versions, which print the size of one instance."""
     match = re.fullmatch(r"([\d.]+ [KMG]iB) \(\d+ instances?\)", text.strip())
     return parse_bytes(match[1]) if match else None
 
 
 def parse_numbers(text: str) -> tuple[int, ...]:
-    """Read the kernel's `0-3,8,10-11`."""
+    """Parse a list of numbers in the kernel's format: `0-3,8,10-11`."""
     cpus: list[int] = []
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
@@ -90,7 +87,7 @@ def parse_numbers(text: str) -> tuple[int, ...]:
 
 
 def format_numbers(cpus: Sequence[int]) -> str:
-    """Format numbers like the kernel: `0-3,8,10-11`."""
+    """Format numbers in the kernel's format: `0-3,8,10-11`."""
     runs: list[list[int]] = []
     for cpu in cpus:
         if runs and cpu == runs[-1][-1] + 1:
@@ -117,7 +114,7 @@ def _counts(fields: dict[str, str], blocks: list[dict[str, str]], host: Host) ->
         topologies = host.glob(f"{_CPUS}/cpu[0-9]*/topology")
         siblings = [host.text(f"{folder}/thread_siblings_list") for folder in topologies]
         cores = {(text, "") for text in siblings if text}
-        # Some ARM firmware states no package and the kernel shows -1.
+        # some ARM firmware reports no package, which the kernel shows as -1
         packages = {text for folder in topologies if (text := host.text(f"{folder}/physical_package_id"))} - {"-1\n"}
         threads = len(topologies)
     if not cores:
@@ -146,14 +143,16 @@ def _cpuinfo_model(blocks: list[dict[str, str]]) -> str | None:
 
 def _notes(cpu: Cpu, host: Host) -> list[Note]:
     if cpu.cores is None:
-        return [Note("cpu.cores", "neither lscpu nor /proc/cpuinfo nor sysfs tells: apt-get install util-linux")]
+        return [
+            Note("cpu.cores", "not in /proc/cpuinfo or sysfs, and lscpu does not report it: apt-get install util-linux")
+        ]
     online = parse_numbers(host.text(f"{_CPUS}/online") or "")
     if cpu.threads_per_core and len(online) not in (0, cpu.cores * cpu.threads_per_core):
         return [
             Note(
                 "cpu.threads_per_core",
                 f"{len(online)} logical CPUs are online, not {cpu.cores} x {cpu.threads_per_core}: "
-                "cores of two kinds, or some are switched off; lscpu --extended shows each",
+                "there are two kinds of cores, or some are offline; see lscpu --extended",
             )
         ]
     return []

@@ -1,7 +1,7 @@
-"""The disk under a path: filesystem, device, kind, room. Its read rate is measured, never looked up.
+"""Reads the disk that holds a path: file system, device, kind and free space, but not its read rate.
 
-Goes from the mount to the block device and down through device-mapper, LUKS and RAID to the disks
-themselves. A virtual disk says nothing of the hardware beneath it, so its kind stays unknown.
+Follows the mount to its block device, then device-mapper, LUKS and RAID to the disks. The kind of a virtual disk is
+unknown, because the hardware below it is not visible.
 """
 
 import re
@@ -17,7 +17,7 @@ from tokenmill.hardware.machine import Disk, Note
 class MountPoint:
     """One line of mountinfo."""
 
-    device: str  # major:minor; 0:n for filesystems without a block device, btrfs among them
+    device: str  # major:minor; 0:n for file systems without a block device, such as btrfs
     root: str  # mounted folder of the filesystem; / unless it is a bind mount or subvolume
     point: str
     filesystem: str
@@ -26,7 +26,7 @@ class MountPoint:
 
 
 def parse_mountinfo(text: str) -> tuple[MountPoint, ...]:
-    """Read every well-formed line, in mount order."""
+    """Parse /proc/self/mountinfo in mount order, skipping malformed lines."""
     mounts = []
     for line in text.splitlines():
         left, dash, right = line.partition(" - ")
@@ -47,7 +47,7 @@ def parse_mountinfo(text: str) -> tuple[MountPoint, ...]:
 
 
 def mount_of(path: str, mounts: tuple[MountPoint, ...]) -> MountPoint | None:
-    """Return the mount that holds `path`: the deepest, and of equals the one mounted last."""
+    """Return the mount that holds `path`: the deepest, or the last one mounted at the same place."""
     wanted = PurePosixPath(path)
     found = None
     for mount in mounts:
@@ -96,13 +96,13 @@ _SLOWEST_FIRST: tuple[DiskKind, ...] = ("hdd", "ssd", "nvme")
 
 
 def read_disk(host: Host, path: Path, mounts: tuple[MountPoint, ...], *, virtual: bool) -> tuple[Disk, list[Note]]:
-    """Return the disk of `path`, which need not exist yet."""
+    """Return the disk that holds `path`, which need not exist yet, and notes."""
     place = host.real(str(nearest_existing(host, path)))
     mount = mount_of(place, mounts)
     space = host.space(place)
     if mount is None:
         return Disk(str(path), total_bytes=space[0] if space else None, free_bytes=space[1] if space else None), [
-            Note("disk.device", "no mount is known for this path: findmnt --target shows it")
+            Note("disk.device", "the mount of this path is unknown: see findmnt --target")
         ]
     device, kind, notes = _kind(host, mount, virtual=virtual)
     disk = Disk(
@@ -113,7 +113,7 @@ def read_disk(host: Host, path: Path, mounts: tuple[MountPoint, ...], *, virtual
         total_bytes=space[0] if space else None,
         free_bytes=space[1] if space else None,
     )
-    rate = Note("disk.nominal_gb_s", "no tool states a read rate: tokenmill probe --measure measures it")
+    rate = Note("disk.nominal_gb_s", "not reported by any tool: measure it with tokenmill probe --measure")
     return disk, [*notes, rate]
 
 
@@ -127,18 +127,18 @@ def _kind(host: Host, mount: MountPoint, *, virtual: bool) -> tuple[str | None, 
     if mount.filesystem in _NETWORK:
         return mount.source, "network", []
     if mount.filesystem in _MEMORY:
-        note = f"{mount.point} is {mount.filesystem}: what is written there takes up memory"
+        note = f"{mount.point} is {mount.filesystem}: its files take up memory"
         return None, "memory", [Note("disk.kind", note)]
     name = block_name(host, mount)
     if name is None:
-        text = f"{mount.filesystem} at {mount.point} names no disk: give a mounted volume, or see zpool status on ZFS"
+        text = f"{mount.filesystem} at {mount.point} does not name a disk; on ZFS see zpool status"
         return None, None, [Note("disk.kind", text)]
     device = f"/dev/{name}"
     disks = underlying(host, name)
     kinds = {disk: disk_kind(host, disk, virtual=virtual) for disk in disks}
     notes = []
     if len(disks) > 1 or not name.startswith(disks[0]):  # more than a disk and its partition
-        notes.append(Note("disk.device", f"{device} lies on {', '.join(disks)}"))
+        notes.append(Note("disk.device", f"{device} is on {', '.join(disks)}"))
     known = {kind for kind, _ in kinds.values()}
     reasons = sorted({reason for _, reason in kinds.values() if reason})
     if None in known or len(known) != 1:
@@ -146,12 +146,12 @@ def _kind(host: Host, mount: MountPoint, *, virtual: bool) -> tuple[str | None, 
     if None in known:
         return device, None, notes
     if len(known) > 1:
-        notes.append(Note("disk.kind", "disks of several kinds: the slowest is named"))
+        notes.append(Note("disk.kind", "there are several kinds of disks; this is the slowest"))
     return device, next(kind for kind in (*_SLOWEST_FIRST, "memory") if kind in known), notes
 
 
 def block_name(host: Host, mount: MountPoint) -> str | None:
-    """Return the kernel's name of the mounted block device: by number, else (btrfs) by the source's name."""
+    """Return the kernel's name of the mounted block device, found by number or (btrfs) by the mount's source."""
     uevent = host.text(f"/sys/dev/block/{mount.device}/uevent") or ""
     named = re.search(r"^DEVNAME=(.+)$", uevent, re.MULTILINE)
     if named:
@@ -168,7 +168,7 @@ def block_name(host: Host, mount: MountPoint) -> str | None:
 
 
 def underlying(host: Host, name: str) -> list[str]:
-    """Return the whole disks beneath a device, through any number of layers."""
+    """Return the disks below a block device, through any number of layers."""
     below = [path.rpartition("/")[2] for path in host.glob(f"/sys/class/block/{name}/slaves/*")]
     if below:
         return sorted({disk for device in below for disk in underlying(host, device)})
@@ -177,7 +177,7 @@ def underlying(host: Host, name: str) -> list[str]:
 
 
 def disk_kind(host: Host, disk: str, *, virtual: bool) -> tuple[DiskKind | None, str | None]:
-    """Return the kind, or None and why."""
+    """Return the kind of a disk, or None and the reason why it is unknown."""
     if disk.startswith("nvme"):
         return "nvme", None
     if disk.startswith(("zram", "ram")):
@@ -185,8 +185,8 @@ def disk_kind(host: Host, disk: str, *, virtual: bool) -> tuple[DiskKind | None,
     if disk.startswith("pmem"):
         return None, f"{disk} is persistent memory, not a disk"
     if disk.startswith(("vd", "xvd", "loop", "nbd", "rbd", "drbd")) or virtual:
-        return None, f"{disk} is a virtual disk: what it is made of is not visible here"
+        return None, f"{disk} is a virtual disk; the hardware below it is not visible"
     rotational = number(host.text(f"/sys/block/{disk}/queue/rotational"))
     if rotational is None:
-        return None, f"the kernel does not say what {disk} is: lsblk --discard --output-all"
+        return None, f"the kernel does not report the kind of {disk}: see lsblk --output-all"
     return ("hdd" if rotational else "ssd"), None

@@ -1,7 +1,7 @@
-"""Memory modules as the firmware lists them: SMBIOS type 17, from the raw table or from dmidecode's text.
+"""Reads the firmware's list of memory modules: SMBIOS type 17, from the raw table or from dmidecode.
 
-The table (DMTF DSP0134, section 7.18) is root's to read and so is dmidecode, which prints the same records.
-What board makers write into the locators is theirs alone; dram.py makes what it can of it.
+Only root can read the table (DMTF DSP0134, section 7.18) or run dmidecode, which prints the same records. The format of
+locators differs between board makers; `memory` interprets them.
 """
 
 import re
@@ -50,19 +50,19 @@ _SIZES = {"bytes": 1, "kB": KIB, "MB": MIB, "GB": GIB, "TB": TIB, "MiB": MIB, "G
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """One slot on the board and what is in it."""
+    """One memory slot and the module in it."""
 
     locator: str
     bank: str | None = None
-    size_bytes: int | None = None  # 0: an empty slot; None: the firmware does not say
+    size_bytes: int | None = None  # 0: empty slot; None: not reported
     kind: str | None = None
     technology: str | None = None
-    width_bits: int | None = None  # of data, without ECC
+    width_bits: int | None = None  # data bits, without ECC
     rated_mts: int | None = None
     configured_mts: int | None = None
     volatile_bytes: int | None = None
     persistent_bytes: int | None = None
-    caches: bool = False  # DRAM in front of persistent memory
+    caches: bool = False  # DRAM that caches persistent memory
 
     @property
     def is_pmem(self) -> bool:
@@ -72,7 +72,7 @@ class Module:
 
 
 def read_modules(host: Host) -> tuple[tuple[Module, ...] | None, list[Note]]:
-    """Return every slot, or None and a note that says how to find out."""
+    """Return all slots, or None and a note with the way to list them."""
     table = host.data(TABLE)
     if table:
         return parse_table(table), []
@@ -81,19 +81,19 @@ def read_modules(host: Host) -> tuple[tuple[Module, ...] | None, list[Note]]:
     if modules:
         return modules, []
     if host.exists(TABLE) or (answer and "ermission denied" in f"{answer.out}{answer.err}"):
-        text = f"only root may read the module list ({TABLE}): run sudo dmidecode -t 17, or sudo tokenmill probe"
+        text = f"only root can read the module list ({TABLE}): run sudo dmidecode -t 17, or sudo tokenmill probe"
     elif answer is None:
         text = (
-            f"there is no {TABLE}, and dmidecode is not installed: apt-get install dmidecode, then "
-            "sudo dmidecode -t 17 (a virtual machine may have no list at all)"
+            f"{TABLE} does not exist, and dmidecode is not installed: apt-get install dmidecode, then "
+            "sudo dmidecode -t 17 (a virtual machine may have no list)"
         )
     else:
-        text = "sudo dmidecode -t 17 lists no modules: the firmware, or the hypervisor, does not say what they are"
+        text = "sudo dmidecode -t 17 lists no modules: the firmware or the hypervisor does not report them"
     return None, [Note("dram.dimms", text)]
 
 
 def parse_dmidecode(text: str) -> tuple[Module, ...]:
-    """Read the output of `dmidecode -t 17` (or of all types)."""
+    """Parse the output of `dmidecode -t 17` (or of all types)."""
     modules = []
     for record in re.split(r"\n(?=Handle 0x)", text):
         if not re.search(r"^\s*Memory Device\s*$", record, re.MULTILINE):
@@ -112,7 +112,7 @@ def parse_dmidecode(text: str) -> tuple[Module, ...]:
                 technology=technology,
                 width_bits=_leading(fields.get("Data Width")),
                 rated_mts=_leading(fields.get("Speed")),
-                # dmidecode before 3.2 called it a clock and wrote MHz, with the same figure.
+                # dmidecode before 3.2 calls it a clock and writes MHz, but prints the same number
                 configured_mts=_leading(fields.get("Configured Memory Speed") or fields.get("Configured Clock Speed")),
                 volatile_bytes=_size(fields.get("Volatile Size")),
                 persistent_bytes=_size(fields.get("Non-Volatile Size")),
@@ -123,7 +123,7 @@ def parse_dmidecode(text: str) -> tuple[Module, ...]:
 
 
 def parse_table(table: bytes) -> tuple[Module, ...]:
-    """Read the raw structure table; a damaged tail ends the reading."""
+    """Parse the raw structure table up to its end or to a damaged entry."""
     modules = []
     at = 0
     while at + 4 <= len(table):
@@ -133,7 +133,7 @@ def parse_table(table: bytes) -> tuple[Module, ...]:
         if length < 4 or end < 0 or kind == 127:
             break
         if kind == 17 and length >= 0x15:
-            # Fields that this SMBIOS version does not have yet read as zero, which means "not given" in all of them.
+            # fields that this SMBIOS version lacks become zero, which means "not given" in all of them
             body = table[at : at + length].ljust(0x60, b"\0")
             module = _module(body, table[at + length : end].split(b"\0"))
             if module.kind not in _NOT_MEMORY:
@@ -182,13 +182,13 @@ def _table_size(size: int, extended_mib: int) -> int | None:
 
 
 def _size(text: str | None) -> int | None:
-    """`64 GB`, `65536 MB` or `None`; dmidecode's units are binary whatever they are called."""
+    """Parse `64 GB` or `65536 MB`; all units of dmidecode are binary."""
     match = re.fullmatch(r"(\d+) (\w+)", text or "")
     return int(match[1]) * _SIZES[match[2]] if match and match[2] in _SIZES else None
 
 
 def _leading(text: str | None) -> int | None:
-    """Return the number of `3200 MT/s` or `64 bits`; None for `Unknown`."""
+    """Parse the number of `3200 MT/s` or `64 bits`; None for `Unknown`."""
     match = re.match(r"(\d+) ", text or "")
     return int(match[1]) or None if match else None
 

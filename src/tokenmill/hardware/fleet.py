@@ -1,7 +1,7 @@
-"""Several hosts and the network between them: named with commas, or a fleet file with `[[hosts]]` and `[link]`.
+"""Several hosts and the network between them: names separated by commas, or a file with `[[hosts]]` and `[link]`.
 
-The first host is the head: it has the model's files and answers requests. One link stands for the whole network: every
-host reaches every other with the same bandwidth and the same round trip. Nothing here sends a packet.
+The first host is the head host, which has the model's files and serves requests. All hosts are connected with the same
+bandwidth and round-trip time. Does not access the network.
 """
 
 import ipaddress
@@ -17,7 +17,7 @@ from tokenmill.hardware.catalog import find
 from tokenmill.hardware.machine import Machine
 
 RPC_PORT = 50052  # llama.cpp's default
-WRITTEN = "25Gbit:50us"  # example of a link
+LINK_EXAMPLE = "25Gbit:50us"
 
 _BITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 _RATE = re.compile(r"([0-9]*\.?[0-9]+)\s*([kmgt]?)(bit|b)(?:/s|ps)?", re.IGNORECASE)
@@ -28,7 +28,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 @dataclass(frozen=True, slots=True)
 class NetworkLink:
-    """The network between hosts, as iperf3 and ping would measure it."""
+    """The network between hosts, with the bandwidth of iperf3 and the round trip of ping."""
 
     gb_s: float  # per direction
     round_trip_s: float
@@ -41,12 +41,12 @@ class NetworkLink:
 
 @dataclass(frozen=True, slots=True)
 class FleetHost:
-    """One machine of a fleet and where the others reach it."""
+    """One machine of a fleet and its address."""
 
     name: str  # also the prefix of its tiers: NAME/dram
     machine: Machine
     address: str
-    port: int = RPC_PORT  # of llama.cpp's RPC server
+    port: int = RPC_PORT  # port of llama.cpp's RPC server
 
     @property
     def endpoint(self) -> str:
@@ -56,14 +56,14 @@ class FleetHost:
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """Hosts in the order they were named, the head first."""
+    """Hosts in the given order, the head host first."""
 
     hosts: tuple[FleetHost, ...]
     link: NetworkLink
 
     @property
     def head(self) -> FleetHost:
-        """The main host, which has the model's files and serves requests."""
+        """The head host, which has the model's files and serves requests."""
         return self.hosts[0]
 
     @property
@@ -76,7 +76,7 @@ class Fleet:
 class _HostEntry:
     """One `[[hosts]]` table."""
 
-    machine: str  # as for --machine; relative paths start at the fleet file
+    machine: str  # as for --machine; paths are relative to the fleet file
     name: str | None = None
     address: str | None = None
     port: int | None = None
@@ -99,36 +99,40 @@ class _FleetFile:
 
 
 def fleet_of(named: str, link: str | None) -> Fleet | None:
-    """The fleet that `--machine` and `--link` mean; None where they mean one machine."""
+    """The fleet given by `--machine` and `--link`; None if they name a single machine.
+
+    Raises `UsageError` for wrong options and `ConfigError` for a wrong fleet file.
+    """
     parts = [part.strip() for part in named.split(",") if part.strip()]
     if len(parts) > 1:
         if link is None:
-            raise UsageError("several hosts need a link between them", hint=f"add --link, such as --link {WRITTEN}")
+            raise UsageError("several hosts need a network link", hint=f"add --link, for example --link {LINK_EXAMPLE}")
         return _fleet([_HostEntry(part) for part in parts], parse_link(link), Path())
     path = Path(named)
-    with suppress(RuntimeError):  # ~nobody/
+    with suppress(RuntimeError):  # the home of an unknown user
         path = path.expanduser()
     file = _fleet_file(path) if named.endswith(".toml") or "/" in named else None
     if file is None:
         if link is not None:
             raise UsageError(
-                "--link is for several hosts", hint=f"--machine head.toml,worker.toml --link {WRITTEN}, or no --link"
+                "--link needs several hosts",
+                hint=f"use --machine head.toml,worker.toml --link {LINK_EXAMPLE}, or omit --link",
             )
         return None
     if link is None and file.link is None:
         raise ConfigError(
             f"{path}: the fleet has no [link]",
-            hint='add [link] with bandwidth = "25 Gbit/s" and round_trip = "50 us", or give --link',
+            hint='add [link] with bandwidth = "25 Gbit/s" and round_trip = "50 us", or use --link',
         )
-    said = parse_link(link) if link is not None else _stated(file.link, path)
-    return _fleet(file.hosts, said, path.parent)
+    network = parse_link(link) if link is not None else _link_of(file.link, path)
+    return _fleet(file.hosts, network, path.parent)
 
 
 def parse_link(text: str) -> NetworkLink:
-    """Read `25Gbit:50us`: bandwidth of one direction, then the round trip."""
+    """Parse `25Gbit:50us`: bandwidth of one direction and round-trip time. Raises `UsageError`."""
     rate, colon, time = text.partition(":")
     if not colon:
-        raise UsageError(f"{text!r} is no link: it needs a bandwidth and a round trip", hint=f"such as {WRITTEN}")
+        raise UsageError(f"--link {text!r} lacks a bandwidth or a round trip", hint=f"for example {LINK_EXAMPLE}")
     return NetworkLink(_rate(rate), _time(time))
 
 
@@ -136,7 +140,9 @@ def _rate(text: str) -> float:
     found = _RATE.fullmatch(text.strip())
     gb_s = float(found[1]) * _BITS[found[2].lower()] / 1e9 if found else 0.0
     if found is None or gb_s <= 0:
-        raise UsageError(f"{text.strip()!r} is no bandwidth", hint="write 25Gbit, 100 Gbit/s, 940Mbit or 3 GB/s")
+        raise UsageError(
+            f"{text.strip()!r} is not a bandwidth", hint="use a form such as 25Gbit, 100 Gbit/s, 940Mbit or 3 GB/s"
+        )
     bits = found[3].lower() == "bit" or found[3] == "b"
     return gb_s / 8 if bits else gb_s
 
@@ -144,7 +150,9 @@ def _rate(text: str) -> float:
 def _time(text: str) -> float:
     found = _TIME.fullmatch(text.strip())
     if found is None:
-        raise UsageError(f"{text.strip()!r} is no round trip", hint="write what ping says, such as 50us or 0.2ms")
+        raise UsageError(
+            f"{text.strip()!r} is not a round-trip time", hint="use the time that ping reports, such as 50us or 0.2ms"
+        )
     return float(found[1]) * _SECONDS[found[2].lower()]
 
 
@@ -157,8 +165,8 @@ def _fleet_file(path: Path) -> _FleetFile | None:
     return decode(_FleetFile, data, where=str(path)) if "hosts" in data else None
 
 
-def _stated(entry: _LinkEntry | None, path: Path) -> NetworkLink:
-    assert entry is not None  # noqa: S101  asked for before
+def _link_of(entry: _LinkEntry | None, path: Path) -> NetworkLink:
+    assert entry is not None  # noqa: S101  checked by the caller
     try:
         return NetworkLink(_rate(entry.bandwidth), _time(entry.round_trip))
     except UsageError as error:
@@ -167,23 +175,27 @@ def _stated(entry: _LinkEntry | None, path: Path) -> NetworkLink:
 
 def _fleet(entries: list[_HostEntry] | tuple[_HostEntry, ...], link: NetworkLink, folder: Path) -> Fleet:
     if len(entries) < 2:
-        raise UsageError("a fleet of one host is a machine", hint="name a second one, or give --machine its name")
+        raise UsageError("a fleet needs at least two hosts", hint="add a host, or pass the single one to --machine")
     hosts: list[FleetHost] = []
     taken: set[tuple[str, int]] = set()
     for entry in entries:
-        machine = find(_beside(entry.machine, folder))
+        machine = find(_resolved(entry.machine, folder))
         name = _unused(entry.name or machine.name, {host.name for host in hosts})
         address = entry.address or name
         _check_private(name, address)
         port = entry.port or next(port for port in range(RPC_PORT, 65536) if (address, port) not in taken)
-        if (address, port) in taken or not 0 < port < 65536:
-            raise ConfigError(f"host {name}: {address}:{port} is taken, or no port", hint="give each host its own port")
+        if not 0 < port < 65536:
+            raise ConfigError(f"host {name}: port must be 1-65535 (got {port})", hint=f"the default is {RPC_PORT}")
+        if (address, port) in taken:
+            raise ConfigError(
+                f"host {name}: another host already uses {address}:{port}", hint="give each host its own port"
+            )
         taken.add((address, port))
         hosts.append(FleetHost(name, machine, address, port))
     return Fleet(tuple(hosts), link)
 
 
-def _beside(machine: str, folder: Path) -> str:
+def _resolved(machine: str, folder: Path) -> str:
     path = Path(machine)
     if machine.endswith(".toml") and not path.is_absolute() and not machine.startswith("~"):
         return str(folder / path)
@@ -200,13 +212,13 @@ def _unused(name: str, taken: set[str]) -> str:
 
 
 def _check_private(name: str, address: str) -> None:
-    """Require a private address: neither llama.cpp's RPC server nor Ray authenticates clients."""
+    """Require a private address, because llama.cpp's RPC server and Ray do not authenticate clients."""
     try:
         found = ipaddress.ip_address(address)
     except ValueError:
-        return  # a host name, which is not resolved here
+        return  # host names are not resolved
     if found.is_unspecified or found.is_global:
         raise ConfigError(
-            f"host {name}: {address} can be reached from outside, and whoever reaches it can run anything there",
-            hint="give an address of a private network or of a tunnel, such as 10.0.0.2",
+            f"host {name}: {address} is a public address, and anyone who reaches it can run code on the host",
+            hint="use an address of a private network or a tunnel, such as 10.0.0.2",
         )

@@ -1,7 +1,7 @@
-"""All access of the probe to the outside goes through a `Host`.
+"""The probe's access to files and commands.
 
-`LocalHost` reads the machine it runs on; tests replay recorded machines through the same protocol. Missing files,
-unreadable files and missing commands are ordinary results.
+`LocalHost` reads this machine; tests implement the `Host` protocol with recorded machines. Missing or unreadable files
+and missing commands are ordinary results, not errors.
 """
 
 import glob
@@ -40,10 +40,10 @@ class Host(Protocol):
         """Whether a path exists, readable or not."""
 
     def glob(self, pattern: str) -> list[str]:
-        """Return matching paths, numbers inside names in numeric order."""
+        """Return matching paths, sorted with numbers in numeric order."""
 
     def link(self, path: str) -> str | None:
-        """Return where a symbolic link points, as written."""
+        """Return the target of a symbolic link, as written."""
 
     def real(self, path: str) -> str:
         """Return `path` with every symbolic link followed."""
@@ -52,44 +52,44 @@ class Host(Protocol):
         """Return (total, free for us) bytes of the filesystem that holds `path`."""
 
     def run(self, *command: str) -> CommandResult | None:
-        """Run a command; None when it is not installed or did not end in time."""
+        """Run a command; None if it is not installed or does not end within ten seconds."""
 
     def nvml(self) -> nvml.NvmlReading:
-        """Return what NVIDIA's management library says."""
+        """Read NVIDIA's management library."""
 
 
 class LocalHost:
     """The machine this process runs on."""
 
     def text(self, path: str) -> str | None:
-        """Return a file's text; odd bytes in firmware strings are replaced."""
+        """Return a file's text; invalid bytes are replaced."""
         data = self.data(path)
         return None if data is None else data.decode(errors="replace")
 
     def data(self, path: str) -> bytes | None:
-        """Return a file's bytes; sysfs answers some reads with an error of its own."""
+        """Return a file's bytes; None for any error."""
         try:
             return Path(path).read_bytes()
         except OSError:
             return None
 
     def exists(self, path: str) -> bool:
-        """Tell whether something is there."""
+        """Whether a path exists, even as a broken link."""
         return os.path.lexists(path)
 
     def glob(self, pattern: str) -> list[str]:
         """Return matching paths in natural order."""
-        return sorted(glob.glob(pattern), key=natural)  # noqa: PTH207  sysfs names are strings, not paths to build on
+        return sorted(glob.glob(pattern), key=natural)  # noqa: PTH207  returns strings
 
     def link(self, path: str) -> str | None:
-        """Return where a link points."""
+        """Return the target of a link."""
         try:
-            return os.readlink(path)  # noqa: PTH115  pid:[4026531836] is no path
+            return os.readlink(path)  # noqa: PTH115  pid:[4026531836] is not a path
         except OSError:
             return None
 
     def real(self, path: str) -> str:
-        """Return the path behind every link."""
+        """Return the path with all links resolved."""
         return os.path.realpath(path)
 
     def space(self, path: str) -> tuple[int, int] | None:
@@ -120,18 +120,18 @@ class LocalHost:
 
     def nvml(self) -> nvml.NvmlReading:
         """Read NVML in this process."""
-        import pynvml  # noqa: PLC0415  a large module that most commands never need
+        import pynvml  # noqa: PLC0415  a large module that most commands do not need
 
         return nvml.read(pynvml)
 
 
 def natural(name: str) -> list[tuple[int, str]]:
-    """Sort key that puts cpu10 after cpu9."""
+    """Sort key that orders cpu9 before cpu10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def number(text: str | None) -> int | None:
-    """Read one integer file of sysfs, decimal or 0x; None for anything else."""
+    """Parse the integer in a sysfs file, decimal or 0x; None for anything else."""
     try:
         return int((text or "").strip(), 0)
     except ValueError:

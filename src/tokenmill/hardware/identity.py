@@ -1,4 +1,4 @@
-"""Identifies a machine, for measurements that are valid only on it."""
+"""Identifies a machine, because measurements are valid on one machine only."""
 
 import hashlib
 import json

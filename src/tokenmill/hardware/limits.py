@@ -1,7 +1,7 @@
-"""What this process may use of the machine: control groups, CPU affinity, locked memory, and containers.
+"""Reads the limits of this process: control groups, CPU affinity, locked memory, and containers.
 
-A limit that is not smaller than the machine is no limit and reads as None. Control groups are read up the
-tree, v1 and v2 alike, because the smallest limit on the way is the one that holds.
+A limit that is not below the machine's size is None. The lowest limit of a control group (v1 or v2) and its parents
+applies.
 """
 
 import re
@@ -14,7 +14,7 @@ from tokenmill.hardware.host import Host
 from tokenmill.hardware.machine import Limits, Note
 from tokenmill.units import format_bytes
 
-# include/linux/proc_ns.h fixes the inode of the first PID namespace; another number means a container's.
+# the inode of the first PID namespace, fixed in include/linux/proc_ns.h; containers have another
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"
 _NO_LIMIT_V1 = 1 << 60  # v1 writes "unlimited" as the largest number of whole pages
 
@@ -27,14 +27,14 @@ _CONTAINER_GROUPS = (("kubernetes", "kubepods"), ("docker", "docker"), ("podman"
 
 
 def read_limits(host: Host, mounts: tuple[MountPoint, ...], memory_bytes: int | None) -> tuple[Limits, list[Note]]:
-    """Return this process's limits, and the soft ones as notes."""
+    """Return the limits of this process, and notes on soft limits."""
     groups = parse_cgroup(host.text("/proc/self/cgroup") or "")
     memory = _smallest(_memory_limits(host, groups, mounts, "memory.max", "memory.limit_in_bytes"), memory_bytes)
     high = _smallest(_memory_limits(host, groups, mounts, "memory.high", None), memory or memory_bytes)
     quotas = [_cpu_quota(host, folder) for folder in _folders("cpu", groups, mounts)]
     online = parse_numbers(host.text("/sys/devices/system/cpu/online") or "")
     status = host.text("/proc/self/status") or ""
-    # The kernel has already narrowed this by every cpuset above us.
+    # the kernel has already applied the cpusets of all parents
     allowed = parse_numbers(_field(status, "Cpus_allowed_list") or "")
     cpuset = allowed if allowed and len(allowed) < len(online) else None
     locked = _field(host.text("/proc/self/limits") or "", "Max locked memory", separator=r"\s+")
@@ -43,15 +43,14 @@ def read_limits(host: Host, mounts: tuple[MountPoint, ...], memory_bytes: int | 
         notes.append(
             Note(
                 "limits",
-                "/proc/self does not show control groups or ulimits here: there may be limits that are not listed",
+                "/proc/self shows no control groups or ulimits, so there may be limits that are not listed",
             )
         )
     if high is not None:
         notes.append(
             Note(
                 "limits.cgroup_memory_bytes",
-                f"memory.high is {format_bytes(high)}: above it the kernel "
-                "slows this process down instead of stopping it",
+                f"memory.high is {format_bytes(high)}: above it the kernel throttles this process",
             )
         )
     notes += _node_notes(host, parse_numbers(_field(status, "Mems_allowed_list") or ""))
@@ -61,7 +60,7 @@ def read_limits(host: Host, mounts: tuple[MountPoint, ...], memory_bytes: int | 
 
 
 def parse_cgroup(text: str) -> tuple[tuple[frozenset[str], str], ...]:
-    """(controllers, path) per hierarchy of /proc/self/cgroup; v2 has no controllers listed."""
+    """Parse /proc/self/cgroup into (controllers, path) per hierarchy; v2 lists no controllers."""
     groups = []
     for line in text.splitlines():
         parts = line.split(":", 2)
@@ -71,7 +70,7 @@ def parse_cgroup(text: str) -> tuple[tuple[frozenset[str], str], ...]:
 
 
 def read_container(host: Host) -> tuple[str | None, list[Note]]:
-    """Name the container around this process, if there is one."""
+    """Return the kind of container that this process runs in, or None, and notes."""
     marks = [name for name, path in _CONTAINER_MARKS if host.exists(path)]
     if "KUBERNETES_SERVICE_HOST=" in (host.text("/proc/self/environ") or ""):
         marks.insert(0, "kubernetes")
@@ -81,15 +80,15 @@ def read_container(host: Host) -> tuple[str | None, list[Note]]:
     marks += [declared] if declared else []
     marks += [name for name, word in _CONTAINER_GROUPS if re.search(rf"[/:-]{word}", groups)]
     if marks and host.link("/proc/self/ns/pid") == _FIRST_PID_NAMESPACE:
-        why = "an image turned into a machine, or a container started with --pid=host"
-        return None, [Note("container", f"marks of {marks[0]}, but this is the machine's first PID namespace: {why}")]
+        why = "a machine made from a container image, or a container started with --pid=host"
+        return None, [Note("container", f"signs of {marks[0]}, but this is the first PID namespace: {why}")]
     return (marks[0] if marks else None), []
 
 
 def _folders(
     controller: str, groups: Iterable[tuple[frozenset[str], str]], mounts: tuple[MountPoint, ...]
 ) -> list[str]:
-    """Return the folders that can limit us, from our own group up to the top of each mount."""
+    """Return the folders of this process's control group and its parents, for each mount."""
     folders = []
     for controllers, path in groups:
         if controllers and controller not in controllers:
@@ -103,7 +102,7 @@ def _folders(
 
 def _ancestors(path: str, mount: MountPoint) -> list[str]:
     inside = PurePosixPath(path)
-    # Inside a container the path may be the host's, or lead outside the namespace: then only the mount is ours.
+    # in a container the path may be that of the host or lead out of the namespace; then only the mount applies
     relative = inside.relative_to(mount.root) if inside.is_relative_to(mount.root) else PurePosixPath()
     if ".." in relative.parts:
         relative = PurePosixPath()
@@ -149,8 +148,8 @@ def _node_notes(host: Host, allowed: tuple[int, ...]) -> list[Note]:
     return [
         Note(
             "limits",
-            f"memory may come from NUMA nodes {', '.join(map(str, allowed))} only, of {len(nodes)} "
-            "with memory (a cpuset or numactl around this process)",
+            f"memory comes from NUMA nodes {', '.join(map(str, allowed))} only, of {len(nodes)} "
+            "with memory (limited by a cpuset or numactl)",
         )
     ]
 

@@ -1,4 +1,4 @@
-"""What a machine is: memories, processors, GPUs, disks and links, as one frozen `Machine`."""
+"""Values of a machine: CPUs, memories, GPUs, disks and links in one frozen `Machine`."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -10,13 +10,13 @@ TierKind = Literal["vram", "dram", "pmem", "disk"]
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """The processors of one machine, all sockets together."""
+    """The CPUs, all sockets together."""
 
     model: str | None = None
     sockets: int | None = None
     cores: int | None = None  # physical cores, all sockets
     threads_per_core: int | None = None
-    isa: tuple[str, ...] = ()  # of ISA_THAT_MATTERS, those it has
+    isa: tuple[str, ...] = ()  # supported ones of ISA_THAT_MATTERS
     l3_bytes: Bytes | None = None  # all instances together
 
 
@@ -44,7 +44,7 @@ ISA_THAT_MATTERS = (
     "sve2",
     "bf16",
 )
-"""Flags that choose a kernel in llama.cpp or vLLM, spelled as Linux spells them (`asimd` is `neon`)."""
+"""CPU flags that select kernels in llama.cpp or vLLM, with Linux's names (except `neon` for `asimd`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +72,13 @@ class Dimm:
 
 @dataclass(frozen=True, slots=True)
 class Dram:
-    """Ordinary memory. With PMem in Memory Mode this is the cache in front of it, which the system cannot use."""
+    """Ordinary memory. With PMem in Memory Mode it is a cache of the PMem that programs cannot use directly."""
 
-    total_bytes: Bytes | None = None  # usable by the operating system; Memory Mode: size of the cache
-    available_bytes: Bytes | None = None  # without swapping, right now; Memory Mode: None
+    total_bytes: Bytes | None = None  # usable by the operating system; in Memory Mode, size of the cache
+    available_bytes: Bytes | None = None  # currently available without swapping; in Memory Mode, None
     kind: str | None = None
     dimms: tuple[Dimm, ...] = ()
-    slots: int | None = None  # on the board, filled or not
+    slots: int | None = None  # on the board, with or without modules
     channels: int | None = None  # populated, all sockets
     mts: int | None = None  # configured speed
     nominal_gb_s: float | None = None  # channels x MT/s x 8 bytes
@@ -102,8 +102,8 @@ class Pmem:
     mode: Literal["memory", "app-direct", "mixed"] | None = None
     dimms: int | None = None
     total_bytes: Bytes | None = None
-    memory_mode_bytes: Bytes | None = None  # volatile capacity, what the system sees as RAM
-    available_bytes: Bytes | None = None  # of that, without swapping, right now
+    memory_mode_bytes: Bytes | None = None  # volatile capacity, which the system sees as RAM
+    available_bytes: Bytes | None = None  # part of it that is currently available without swapping
     namespaces: tuple[PmemNamespace, ...] = ()
     nominal_gb_s: float | None = None
 
@@ -119,7 +119,7 @@ class PcieLink:
 
     @property
     def nominal_gb_s(self) -> float | None:
-        """One direction at the best both ends agree on; idle cards report a lower generation now."""
+        """Rate of one direction at the highest generation and width; idle GPUs currently use a lower generation."""
         generation = self.max_generation or self.generation
         width = self.max_width or self.width
         per_lane = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}.get(generation or 0)
@@ -128,7 +128,7 @@ class PcieLink:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One graphics card and its memory."""
+    """One GPU and its memory."""
 
     index: int
     name: str
@@ -162,7 +162,7 @@ class Swap:
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """The disk under one path."""
+    """The disk that holds one path."""
 
     path: str
     device: str | None = None
@@ -185,42 +185,42 @@ class HugePages:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What this process may use of the machine, where that is less than all of it."""
+    """Limits of this process that are below the machine's size."""
 
     cgroup_memory_bytes: Bytes | None = None  # None: no limit
     cgroup_cpus: float | None = None  # None: no limit
-    cpuset: tuple[int, ...] | None = None  # logical CPUs this process may run on
+    cpuset: tuple[int, ...] | None = None  # logical CPUs that this process can use; None: all
     memlock_bytes: Bytes | None = None  # None: unlimited
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """One measured bandwidth and how it was reached.
+    """One measured bandwidth.
 
-    Reads count bytes read; copies count each byte once (mbw does too, STREAM twice); gpu0 counts read and write.
+    Reads count bytes read; copies count each byte once, like mbw (STREAM counts twice); gpu0 counts reads and writes.
     """
 
     path: str  # dram, disk, pmem, gpu0, dram->dram, pmem->dram, dram->gpu0, gpu0->dram
     gb_s: float
-    threads: int | None = None  # at which gb_s was reached
+    threads: int | None = None  # number of threads that reached gb_s
     by_threads: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """What `probe --measure` saw, and when."""
+    """The bandwidths that `probe --measure` measured."""
 
     when: str  # ISO 8601, UTC
     rates: tuple[Rate, ...] = ()
 
     def gb_s(self, path: str) -> float | None:
-        """Measured bandwidth of `path`, if it was measured."""
+        """Measured bandwidth of `path`; None if it was not measured."""
         return next((rate.gb_s for rate in self.rates if rate.path == path), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Why a fact is unknown, or where a figure comes from, and what would settle it."""
+    """The reason why a fact is unknown and the way to find it, or the source of a figure."""
 
     about: str  # dotted field name: dram.dimms, gpus[0].nominal_gb_s
     text: str
@@ -228,7 +228,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """One memory a model's bytes can live in."""
+    """One memory that can hold a part of a model."""
 
     name: str  # gpu0, dram, pmem, disk
     kind: TierKind
@@ -241,7 +241,7 @@ class Tier:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What one machine is."""
+    """All facts about one machine."""
 
     name: str
     cpu: Cpu = field(default_factory=Cpu)
@@ -254,18 +254,18 @@ class Machine:
     disk: Disk | None = None
     huge_pages: HugePages | None = None
     limits: Limits = field(default_factory=Limits)
-    container: str | None = None  # docker, podman, kubernetes, lxc, ...; None: none was seen
-    virtual: str | None = None  # hypervisor, where there is one
+    container: str | None = None  # docker, podman, kubernetes, lxc, ...; None: no container
+    virtual: str | None = None  # hypervisor; None: bare metal
     os: str | None = None
     measured: Measurements | None = None
     notes: tuple[Note, ...] = ()
 
     def tiers(self) -> tuple[Tier, ...]:
-        """Every memory of this machine, fastest kind first."""
+        """All memories of this machine, fastest kind first."""
         return (*self._gpu_tiers(), *self._host_tiers())
 
     def capability(self, tier: str) -> str | None:
-        """Compute capability of the GPU that is this tier; None: it is none, or it is not known."""
+        """Compute capability of a GPU tier; None for other tiers and if it is unknown."""
         return next((gpu.compute_capability for gpu in self.gpus if f"gpu{gpu.index}" == tier), None)
 
     def _gpu_tiers(self) -> list[Tier]:
@@ -287,8 +287,8 @@ class Machine:
         disk = self.disk
         tiers = []
         if pmem is not None and pmem.mode in ("memory", "mixed"):
-            # The system's RAM is the PMem; DRAM only caches it and holds nothing of its own. In mixed mode the
-            # App Direct part is storage beside it, and no tier.
+            # The system's RAM is the PMem, and DRAM is only its cache. In mixed mode the App Direct part is storage,
+            # not a tier.
             tiers.append(
                 Tier(
                     "pmem",

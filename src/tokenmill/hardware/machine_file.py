@@ -1,8 +1,7 @@
-"""Machine files: one `Machine` as TOML that a person can read, edit and hand back.
+"""Reads and writes machine files: one `Machine` as TOML that people can edit.
 
-Writing is generic over the dataclasses, so a new field of `Machine` needs nothing here. What is written
-reads back as the same value; comments carry what a reader needs and no data. Knows nothing of the
-catalogue and does not look at this machine.
+Writing is generic over the dataclasses, so new fields of `Machine` need no change here. A written file reads back as
+the same value; comments are for people only. Independent of the catalogue and of this machine.
 """
 
 import dataclasses
@@ -23,13 +22,13 @@ from tokenmill.units import format_bytes
 
 WIDTH = 100
 HEADER = """\
-# What one machine is. Plan for it with: --machine FILE
+# The facts of one machine. Plan for it with: --machine FILE
 #
-# Every line may be edited. Sizes are bytes, or text such as "755 GiB"; bandwidths are decimal GB/s.
+# All lines can be edited. Sizes are bytes, or text such as "755 GiB"; bandwidths are decimal GB/s.
 # A line like `# mts = unknown` is a fact that was not found: remove the # and fill it in, or leave it.
-# A key that tokenmill does not know is an error, so that a slip of the pen is never ignored.
+# Unknown keys are errors, so that typing mistakes are noticed.
 """
-# For these None is an answer, not a gap.
+# fields for which None is a known value
 ABSENT = {
     "container": "none",
     "virtual": "none",
@@ -37,7 +36,7 @@ ABSENT = {
     "cgroup_cpus": "no limit",
     "memlock_bytes": "no limit",
 }
-# Zero of these would be a machine that cannot exist, and a division by zero for whoever plans with it.
+# fields in which 0 is impossible and would cause divisions by zero
 NEVER_ZERO = frozenset(
     {
         "sockets",
@@ -52,40 +51,38 @@ NEVER_ZERO = frozenset(
         "threads",
     }
 )
-_COMPARE = "tokenmill probe -o FILE writes a correct one to compare with"
+_COMPARE = "compare it with a file written by tokenmill probe -o FILE"
 _INDEX = re.compile(r"\[[0-9]+\]")
 
 
 def read(path: Path) -> Machine:
-    """Read one machine; ConfigError names the file, the key and what would be right."""
+    """Read one machine. Raises `ConfigError` with the file and the key of the first error."""
     try:
         machine = read_toml(Machine, path)
     except ConfigError as error:
         unreadable = isinstance(error.__cause__, OSError)
-        way_out = "name a machine file that can be read" if unreadable else _COMPARE
-        raise ConfigError(error.message, hint=error.hint or way_out) from error
+        hint = "give a machine file that can be read" if unreadable else _COMPARE
+        raise ConfigError(error.message, hint=error.hint or hint) from error
     for key, complaint in chain(_impossible_numbers("", machine), _broken_references(machine)):
         raise ConfigError(f"{path}: {key}: {complaint}", hint=_COMPARE)
     return machine
 
 
 def write(machine: Machine, path: Path) -> None:
-    """Write one machine, replacing `path` atomically."""
-    # A name that is not Unicode (a device, a mount) cannot be TOML; its odd bytes become question marks.
+    """Write one machine, replacing `path` atomically. Raises `UsageError` if that fails."""
+    # TOML is Unicode: invalid bytes in names of devices and mounts become question marks
     text = to_toml(machine).encode("utf-8", "replace")
     try:
-        if path.exists() and not path.is_file():  # /dev/stdout, a pipe: nothing to replace
+        if path.exists() and not path.is_file():  # /dev/stdout or a pipe cannot be replaced
             path.write_bytes(text)
             return
         replace_file(path.resolve(), text)
     except OSError as error:
-        raise UsageError(
-            f"cannot write {path}: {error.strerror}", hint="name a file in a folder you may write to"
-        ) from error
+        raise UsageError(f"cannot write {path}: {error.strerror}", hint="use a folder that you can write to") from error
 
 
 def to_toml(machine: Machine) -> str:
-    """The whole file, comments included."""
+    """The text of a machine file, with comments."""
     comments = {path: [text] for path, text in _explanations(Machine, "")}
     for note in machine.notes:
         comments.setdefault(note.about, []).append(note.text)
@@ -93,7 +90,7 @@ def to_toml(machine: Machine) -> str:
 
 
 def _explanations(kind: type, path: str) -> Iterator[tuple[str, str]]:
-    """What each table is for, by its path without indices."""
+    """Yield the path of each table, without indices, and the first line of its dataclass's docstring."""
     for name, hint in get_type_hints(kind).items():
         inner = _dataclass_in(hint)
         if inner is not None:
@@ -102,9 +99,9 @@ def _explanations(kind: type, path: str) -> Iterator[tuple[str, str]]:
 
 
 def _table(value: Any, path: str, comments: dict[str, list[str]]) -> Iterator[str]:
-    """The lines of one dataclass: its plain values, then its tables, as TOML demands.
+    """Yield the lines of one dataclass: its plain values, then its tables, as TOML requires.
 
-    `path` is what notes call it (`gpus[0].pcie`). Takes each comment out of `comments` as it is told.
+    `path` is its path in notes (`gpus[0].pcie`). Removes every comment that it writes from `comments`.
     """
     hints = get_type_hints(type(value))
     tables = []
@@ -124,13 +121,13 @@ def _table(value: Any, path: str, comments: dict[str, list[str]]) -> Iterator[st
 
 
 def _tables(item: Any, path: str, kind: type, comments: dict[str, list[str]]) -> Iterator[str]:
-    """A dataclass, a tuple of them, or the want of either."""
+    """Yield the lines of a dataclass or of a tuple of them; of a comment if the item is empty."""
     several = isinstance(item, tuple)
     header = f"[[{_INDEX.sub('', path)}]]" if several else f"[{_INDEX.sub('', path)}]"
     if not item:
         keys = ", ".join(field.name for field in dataclasses.fields(kind))
         yield f"# {header}"
-        yield from _wrapped(f"none known; its keys would be: {keys}")
+        yield from _wrapped(f"not present or unknown; possible keys: {keys}")
     elif several:
         for index, element in enumerate(item):
             yield from [""] * (index > 0)
@@ -143,7 +140,7 @@ def _tables(item: Any, path: str, kind: type, comments: dict[str, list[str]]) ->
 
 
 def _taken(comments: dict[str, list[str]], path: str) -> Iterator[str]:
-    """Take out what is to be said about `path`; of `gpus.pcie`, which is every card's, with the first card."""
+    """Remove and yield the comments on `path`; those on all GPUs (`gpus.pcie`) appear at the first one."""
     texts = comments.pop(_INDEX.sub("", path), []) + comments.pop(path, [])
     return chain.from_iterable(map(_wrapped, texts))
 
@@ -162,12 +159,12 @@ def _line(name: str, value: Any) -> str:
 
 def _inline(value: Any) -> str:
     if isinstance(value, str):
-        # JSON's escapes are TOML's, but for DEL, which TOML wants escaped too.
+        # JSON's escapes are valid in TOML, which also requires one for DEL
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping):
-        # Keys are numbers of threads, which TOML takes bare.
+        # keys are numbers of threads, which TOML accepts without quotes
         pairs = ", ".join(f"{key} = {_inline(item)}" for key, item in value.items())
         return f"{{ {pairs} }}" if pairs else "{}"
     return f"[{', '.join(map(_inline, value))}]" if isinstance(value, tuple) else repr(value)
@@ -190,7 +187,7 @@ def _dataclass_in(hint: Any) -> type | None:
 
 
 def _impossible_numbers(path: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield (key, complaint) for numbers that no machine has."""
+    """Yield (key, complaint) for impossible numbers."""
     name = path.rpartition(".")[2]
     if dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
@@ -203,13 +200,13 @@ def _impossible_numbers(path: str, value: Any) -> Iterator[tuple[str, str]]:
             yield from _impossible_numbers(f"{path}.{key}", item)
     elif isinstance(value, int | float):
         if value < 0 or not math.isfinite(value):
-            yield path, f"{value} cannot be; leave the line out if it is not known"
+            yield path, f"{value} is impossible; remove the line if the value is unknown"
         elif value == 0 and (name in NEVER_ZERO or name.endswith("gb_s")):
-            yield path, "0 cannot be; leave the line out if it is not known"
+            yield path, "0 is impossible; remove the line if the value is unknown"
 
 
 def _broken_references(machine: Machine) -> Iterator[tuple[str, str]]:
-    """Yield (key, complaint) where one part names another that is not there, or two share a number."""
+    """Yield (key, complaint) for references to missing parts and for duplicate indices."""
     gpus = [gpu.index for gpu in machine.gpus]
     nodes = [node.index for node in machine.numa]
     for what, indices in (("gpus", gpus), ("numa", nodes)):

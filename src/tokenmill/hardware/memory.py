@@ -1,6 +1,6 @@
-"""Ordinary memory: what the kernel can use, made of which modules, on how many channels, how fast.
+"""Reads ordinary memory (size, modules, channels, speed), NUMA nodes, swap, huge pages and the operating system.
 
-Channels are counted only where the locators name them; a board that just numbers its slots leaves them unknown.
+Channels are counted only if the slot names contain them; if a board just numbers its slots, they are unknown.
 """
 
 import re
@@ -13,7 +13,7 @@ from tokenmill.hardware.host import Host, number
 from tokenmill.hardware.machine import Dimm, Dram, HugePages, Note, NumaNode, Swap
 from tokenmill.units import KIB, format_bytes
 
-# How board makers name a channel: group c, with whatever tells sockets or controllers apart in group s.
+# channel names of board makers: the channel in group c, the socket or controller in group s
 _NAMINGS = tuple(
     re.compile(pattern, re.IGNORECASE)
     for pattern in (
@@ -24,13 +24,13 @@ _NAMINGS = tuple(
         r"(?P<s>.*?)CHANNEL[-_ ]?(?P<c>[A-Z](?:/[A-Z])?|\d+)(?:[-_ ].*)?",  # P0 CHANNEL A, P0_Node0_Channel1_Dimm0
     )
 )
-_CHANNEL_BITS = 64  # of data; narrower devices (LPDDR) are counted differently by every firmware
+_CHANNEL_BITS = 64  # data bits; firmware counts narrower devices (LPDDR) in different ways
 
 
 def make_dram(
     total_bytes: int | None, available_bytes: int | None, slots: Sequence[Module] | None, *, virtual: bool = False
 ) -> tuple[Dram, list[Note]]:
-    """Join what the kernel and the firmware say."""
+    """Combine the facts of kernel and firmware; `slots` is None if the module list cannot be read."""
     if slots is None:
         return Dram(total_bytes, available_bytes), []
     modules = [slot for slot in slots if slot.size_bytes and not slot.is_pmem]
@@ -39,7 +39,7 @@ def make_dram(
     channels, channel_notes = count_channels(modules)
     mts, speed_notes = _speed(modules)
     if virtual:
-        note = "the hypervisor names the modules here; channels and speed are the host's: sudo dmidecode -t 17 there"
+        note = "the hypervisor reports virtual modules; run sudo dmidecode -t 17 on its host for channels and speed"
         channels = None
         channel_notes = [Note("dram.nominal_gb_s", note)]
         mts = None
@@ -68,7 +68,7 @@ def make_dram(
 
 
 def count_channels(modules: Sequence[Module]) -> tuple[int | None, list[Note]]:
-    """Count populated channels over all sockets, from the module's own name or its bank's."""
+    """Count populated channels over all sockets by the names of modules or banks; None with a note if unknown."""
     if not modules:
         return None, []
     odd = sorted({module.width_bits for module in modules if module.width_bits not in (None, _CHANNEL_BITS)}, key=str)
@@ -76,7 +76,7 @@ def count_channels(modules: Sequence[Module]) -> tuple[int | None, list[Note]]:
         return None, [
             Note(
                 "dram.channels",
-                f"modules of {odd[0]} data bits are not one channel each; the processor's data sheet has the bandwidth",
+                f"modules of {odd[0]} data bits are not one channel each; see the CPU's data sheet for the bandwidth",
             )
         ]
     places = [(module.locator, module.bank or "") for module in modules]
@@ -84,13 +84,13 @@ def count_channels(modules: Sequence[Module]) -> tuple[int | None, list[Note]]:
     named = named or _named([bank for _, bank in places], places=places)
     if named is None:
         example = ", ".join(sorted({f"{locator} ({bank})" if bank else locator for locator, bank in places})[:2])
-        text = f"the slot names ({example}) do not tell channels apart; the board's manual does"
+        text = f"the slot names ({example}) do not contain channels; see the board's manual"
         return None, [Note("dram.channels", text)]
     return len(named), []
 
 
 def _named(names: list[str], *, places: Sequence[object]) -> set[tuple[str, str]] | None:
-    """Return the channels if one naming explains every module, and every place is named once."""
+    """Return the channels if one naming matches all modules and all places are distinct."""
     if len(set(places)) < len(places):
         return None
     for naming in _NAMINGS:
@@ -102,24 +102,24 @@ def _named(names: list[str], *, places: Sequence[object]) -> set[tuple[str, str]
 
 
 def _speed(modules: Sequence[Module]) -> tuple[int | None, list[Note]]:
-    """The slowest module sets the pace of all; say where speed is left unused."""
+    """Return the speed of the slowest module, which limits all others, and notes on unused speed."""
     configured = Counter(module.configured_mts for module in modules if module.configured_mts)
     rated = [module.rated_mts for module in modules if module.rated_mts]
     if not configured:
         text = (
-            f"the firmware states {min(rated)} MT/s as the rating, but not the speed in use"
+            f"the firmware reports a rating of {min(rated)} MT/s, but not the speed in use"
             if rated
-            else ("the firmware states no memory speed")
+            else "the firmware reports no memory speed"
         )
-        return None, [Note("dram.mts", f"{text}; its setup screen shows it")] if modules else []
+        return None, [Note("dram.mts", f"{text}; see the BIOS setup")] if modules else []
     slowest = min(configured)
     notes = []
     if len(configured) > 1:
         spread = ", ".join(f"{count} at {mts} MT/s" for mts, count in sorted(configured.items()))
-        notes.append(Note("dram.mts", f"mixed speeds ({spread}): the lowest is taken"))
+        notes.append(Note("dram.mts", f"mixed speeds ({spread}); the lowest counts"))
     if rated and min(rated) > slowest:
-        why = "two modules a channel, the processor's limit, or a profile (XMP, EXPO) not chosen in the firmware"
-        notes.append(Note("dram.mts", f"the modules are rated for {min(rated)} MT/s and run at {slowest}: {why}"))
+        why = "two modules per channel, the CPU's limit, or a profile (XMP, EXPO) that is not set in the BIOS"
+        notes.append(Note("dram.mts", f"the modules are rated for {min(rated)} MT/s but run at {slowest}: {why}"))
     return slowest, notes
 
 
@@ -128,7 +128,7 @@ _MM = "/sys/kernel/mm"
 
 
 def parse_meminfo(text: str) -> dict[str, int]:
-    """Field to bytes, or to a count where the kernel gives no unit; a node's own file has a prefix."""
+    """Parse /proc/meminfo, or that of a node, into bytes by field; fields without a unit are counts."""
     found = {}
     for line in text.splitlines():
         match = re.fullmatch(r"(?:Node \d+ )?([\w()]+):\s+(\d+)( kB)?\s*", line)
@@ -138,7 +138,7 @@ def parse_meminfo(text: str) -> dict[str, int]:
 
 
 def read_numa(host: Host, total_bytes: int | None) -> tuple[tuple[NumaNode, ...], list[Note]]:
-    """Return every node that is online, and what is odd about them beside the system's total."""
+    """Return all online nodes, and notes on nodes without CPUs or with unexpected sizes."""
     nodes = []
     for folder in host.glob(f"{_NODES}/node[0-9]*"):
         memory = parse_meminfo(host.text(f"{folder}/meminfo") or "")
@@ -154,8 +154,8 @@ def read_numa(host: Host, total_bytes: int | None) -> tuple[tuple[NumaNode, ...]
     notes = [
         Note(
             f"numa[{node.index}]",
-            f"{format_bytes(node.memory_bytes)} without processors of its own (CXL, PMem as "
-            "system RAM, or HBM): its speed is not that of the other memory, and it is counted in with it",
+            f"{format_bytes(node.memory_bytes)} without CPUs (CXL, PMem as system RAM, or HBM), counted as ordinary "
+            "memory although its speed differs",
         )
         for node in nodes
         if not node.cpus and node.memory_bytes
@@ -165,29 +165,33 @@ def read_numa(host: Host, total_bytes: int | None) -> tuple[tuple[NumaNode, ...]
         notes.append(
             Note(
                 "numa",
-                f"the nodes show {format_bytes(shown)}, the system {format_bytes(total_bytes)}: a "
-                "hypervisor hands out memory as it is used, so the nodes grow",
+                f"the nodes have {format_bytes(shown)}, the system {format_bytes(total_bytes)}: the hypervisor assigns "
+                "memory to nodes when it is used",
             )
         )
     if not nodes:
-        notes.append(Note("numa", f"the kernel shows no nodes under {_NODES}: numactl --hardware may"))
+        notes.append(Note("numa", f"the kernel shows no nodes in {_NODES}; numactl --hardware may show them"))
     return tuple(nodes), notes
 
 
 def read_swap(host: Host, meminfo: dict[str, int]) -> tuple[Swap | None, list[Note]]:
-    """Return swap, and say where it is not on a disk at all."""
+    """Return swap, and a note if it is in compressed memory."""
     total = meminfo.get("SwapTotal")
     if total is None:
         return None, []
     used = total - meminfo["SwapFree"] if "SwapFree" in meminfo else None
     lines = (host.text("/proc/swaps") or "").splitlines()[1:]
     zram = [line.split()[0] for line in lines if "zram" in line]
-    notes = [Note("swap", f"{', '.join(zram)} is compressed memory, not disk: weights do not compress")] if zram else []
+    notes = (
+        [Note("swap", f"{', '.join(zram)} is compressed memory, not a disk, and weights are incompressible")]
+        if zram
+        else []
+    )
     return Swap(total, used), notes
 
 
 def read_huge_pages(host: Host, meminfo: dict[str, int]) -> tuple[HugePages | None, list[Note]]:
-    """Return the default huge page pool and the transparent setting; other pools become notes."""
+    """Return the default huge page pool, the transparent setting, and notes on other pools."""
     chosen = re.search(r"\[(\w+)]", host.text(f"{_MM}/transparent_hugepage/enabled") or "")
     pages = HugePages(
         transparent=chosen[1] if chosen else None,
@@ -203,8 +207,8 @@ def read_huge_pages(host: Host, meminfo: dict[str, int]) -> tuple[HugePages | No
             notes.append(
                 Note(
                     "huge_pages",
-                    f"{count} more pages of {format_bytes(size)} are set aside: memory that "
-                    "only programs asking for them can use",
+                    f"{count} more pages of {format_bytes(size)} are reserved, which only programs that request them "
+                    "can use",
                 )
             )
     return (None if pages == HugePages() else pages), notes

@@ -1,7 +1,7 @@
-"""Persistent memory: how many modules, in which mode, which namespaces.
+"""Reads persistent memory: modules, mode and namespaces.
 
-The mode is read from ipmctl, else from the firmware's module list; sysfs shows modules and namespaces to
-everybody but never tells Memory Mode. How fast it is nobody states: `probe --measure` does.
+The mode is read from ipmctl, else from the firmware's module list, both of which need root. sysfs shows modules and
+namespaces to all users, but not Memory Mode. The bandwidth is only known if `probe --measure` measures it.
 """
 
 import json
@@ -24,16 +24,16 @@ _SYSFS_MODES = {"memory": "fsdax", "dax": "devdax", "safe": "sector", "raw": "ra
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """Division of the capacity as reported by ipmctl or the firmware."""
+    """Volatile and persistent capacity, as reported by ipmctl or the firmware."""
 
     volatile_bytes: int
     persistent_bytes: int
     total_bytes: int | None = None
-    cache_bytes: int | None = None  # DRAM in front of it
+    cache_bytes: int | None = None  # DRAM that caches the volatile part
 
     @property
     def mode(self) -> PmemMode | None:
-        """The mode that the division implies; None if nothing is provisioned."""
+        """The mode that the capacities imply; None if nothing is provisioned."""
         if self.volatile_bytes and self.persistent_bytes:
             return "mixed"
         if self.volatile_bytes:
@@ -44,7 +44,7 @@ class Shares:
 def read_pmem(
     host: Host, modules: Sequence[Module] | None, mounts: Sequence[MountPoint], meminfo: dict[str, int]
 ) -> tuple[Pmem | None, Shares | None, list[Note]]:
-    """Return persistent memory if there is any, how it is divided, and notes."""
+    """Return persistent memory and its capacities (None if there is none or they are unknown), and notes."""
     listed = [module for module in modules or () if module.is_pmem and module.size_bytes]
     seen = host.glob(f"{_DEVICES}/nmem[0-9]*")
     namespaces = _namespaces(host, mounts)
@@ -69,13 +69,13 @@ def read_pmem(
 
 
 def as_cache(dram: Dram, shares: Shares) -> Dram:
-    """In Memory Mode DRAM is a cache of a size of its own, and none of it is free for us."""
+    """The DRAM as cache of Memory Mode, with the cache's size and no available memory."""
     size = shares.cache_bytes or sum(dimm.size_bytes for dimm in dram.dimms) or None
     return Dram(size, None, dram.kind, dram.dimms, dram.slots, dram.channels, dram.mts, dram.nominal_gb_s)
 
 
 def parse_resources(text: str) -> Shares | None:
-    """Read `ipmctl show -memoryresources`: the table of version 2 and 3, or the lines of version 1."""
+    """Parse `ipmctl show -memoryresources`: the table of versions 2 and 3, or the lines of version 1."""
     rows = {}
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split("|")]
@@ -101,13 +101,13 @@ def parse_resources(text: str) -> Shares | None:
 
 
 def parse_dimms(text: str) -> list[int]:
-    """Read `ipmctl show -dimm` into the capacity of each module, in bytes."""
+    """Parse the capacity of each module, in bytes, from `ipmctl show -dimm`."""
     rows = re.findall(r"^\s*0x[0-9a-f]+\s*\|\s*([\d.]+ [KMGT]i?B)\s*\|", text, re.MULTILINE | re.IGNORECASE)
     return [size for row in rows if (size := _capacity(row))]
 
 
 def shares_from_firmware(modules: Iterable[Module]) -> Shares | None:
-    """Read the division out of SMBIOS, whose version 3.2 and later states it per module."""
+    """Add up the capacities of all modules, which SMBIOS lists since version 3.2."""
     modules = list(modules)
     pmem = [module for module in modules if module.is_pmem]
     cache = sum(module.size_bytes or 0 for module in modules if module.caches)
@@ -124,7 +124,7 @@ def shares_from_firmware(modules: Iterable[Module]) -> Shares | None:
 
 
 def parse_ndctl(text: str, mounts: Sequence[MountPoint] = ()) -> tuple[PmemNamespace, ...]:
-    """Read `ndctl list -N`: one object or a list of them, devdax devices nested in older versions."""
+    """Parse `ndctl list -N`: one object or a list; older versions nest devdax devices."""
     try:
         document = json.loads(text or "[]")
     except ValueError:
@@ -146,7 +146,7 @@ def _namespaces(host: Host, mounts: Sequence[MountPoint]) -> tuple[PmemNamespace
     listed = host.run("ndctl", "list", "-N")
     if listed and listed.code == 0 and listed.out.strip():
         return parse_ndctl(listed.out, mounts)
-    holders = {}  # the pfn, btt or dax device that claimed a namespace has its block device
+    holders = {}  # block device of each namespace, found through the pfn, btt or dax device that claims it
     for folder in host.glob(f"{_DEVICES}/*"):
         claimed = (host.text(f"{folder}/namespace") or "").strip() or folder.rpartition("/")[2]
         for block in host.glob(f"{folder}/block/*") + host.glob(f"{folder}/dax/*"):
@@ -156,7 +156,7 @@ def _namespaces(host: Host, mounts: Sequence[MountPoint]) -> tuple[PmemNamespace
         name = folder.rpartition("/")[2]
         size = number(host.text(f"{folder}/size"))
         mode = _SYSFS_MODES.get((host.text(f"{folder}/mode") or "").strip())
-        if size and mode:  # every region carries one empty namespace to make the next from
+        if size and mode:  # every region has one empty namespace, from which new ones are created
             device = holders.get(name)
             spaces.append(
                 PmemNamespace(name, mode, size, f"/dev/{device}" if device else None, _mount_point(device, mounts))
@@ -186,13 +186,13 @@ def _capacity(text: str) -> int | None:
 
 
 def _notes(shares: Shares | None, namespaces: tuple[PmemNamespace, ...]) -> list[Note]:
-    notes = [Note("pmem.nominal_gb_s", "no tool states it: tokenmill probe --measure measures it")]
+    notes = [Note("pmem.nominal_gb_s", "not reported by any tool: measure it with tokenmill probe --measure")]
     if shares is None:
-        known = "App Direct namespaces exist, but whether the rest is Memory Mode" if namespaces else "the mode"
+        unknown = "the mode of the capacity without namespaces" if namespaces else "the mode"
         notes.append(
             Note(
                 "pmem.mode",
-                f"{known} is root's to see: sudo ipmctl show -memoryresources "
+                f"only root can read {unknown}: sudo ipmctl show -memoryresources "
                 "(apt-get install ipmctl), or sudo tokenmill probe",
             )
         )
@@ -200,18 +200,18 @@ def _notes(shares: Shares | None, namespaces: tuple[PmemNamespace, ...]) -> list
         notes.append(
             Note(
                 "pmem.mode",
-                "no capacity is in use: neither Memory Mode nor App Direct is provisioned; "
-                "ipmctl show -goal tells whether a restart will change that",
+                "neither Memory Mode nor App Direct is provisioned; "
+                "ipmctl show -goal shows whether a restart changes that",
             )
         )
     elif shares.mode != "memory" and not namespaces:
-        text = "App Direct capacity has no namespace yet: sudo ndctl create-namespace --mode fsdax"
+        text = "the App Direct capacity has no namespace: sudo ndctl create-namespace --mode fsdax"
         notes.append(Note("pmem.namespaces", text))
     elif shares.mode == "mixed":
         notes.append(
             Note(
                 "pmem.mode",
-                "mixed: the system's RAM is the volatile part, cached by DRAM; namespaces are storage beside it",
+                "mixed: the volatile part, cached by DRAM, is the system's RAM; the namespaces are storage",
             )
         )
     return notes

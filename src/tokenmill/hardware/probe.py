@@ -1,7 +1,7 @@
-"""Reads one machine into one `Machine`, in well under a second, whatever is missing.
+"""Reads this machine into one `Machine` in less than a second.
 
-Order matters in two places only: the firmware's module list comes before PMem, whose mode decides what the
-kernel's memory figures mean, and the hypervisor before DRAM and disk, whose facts it hides.
+The order of reading matters in two places: the firmware's module list comes before PMem, whose mode determines the
+meaning of the kernel's memory sizes, and the hypervisor before DRAM and disk, whose facts it hides.
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ from tokenmill.hardware.pmem import as_cache, read_pmem
 
 
 def probe(path: Path | None = None, *, host: Host | None = None) -> Machine:
-    """Read this machine, and the disk under `path` if one is given; unknowns are None with a note."""
+    """Read this machine and, with `path`, the disk that holds it. Unknown facts are None and explained in a note."""
     host = host or LocalHost()
     meminfo = parse_meminfo(host.text("/proc/meminfo") or "")
     mounts = parse_mountinfo(host.text("/proc/self/mountinfo") or "")

@@ -36,7 +36,7 @@ from tokenmill.hardware.bandwidth.threads import (
 )
 from tokenmill.hardware.disk import parse_mountinfo
 from tokenmill.hardware.machine import Cpu, Disk, Dram, Gpu, Limits, Machine, Pmem, PmemNamespace, Rate
-from tokenmill.units import GIB, MIB
+from tokenmill.units import GIB, MIB, format_bytes
 
 
 @pytest.mark.parametrize(
@@ -216,9 +216,9 @@ def test_memory_to_stream_through(cache: int | None, free: int, cores: int, expe
     ("cache", "free", "cores"), [(32 * MIB, 600 * MIB, 2), (512 * MIB, 4 * GIB, 2), (None, GIB, 8)]
 )
 def test_too_little_free_memory_is_refused_with_a_way_out(cache: int | None, free: int, cores: int) -> None:
-    with pytest.raises(ProbeError, match="of memory is free") as refused:
+    with pytest.raises(ProbeError, match=format_bytes(free)) as refused:
         working_set_bytes(cache, free, thread_counts(cores))
-    assert "measure again" in (refused.value.hint or "")
+    assert refused.value.hint
 
 
 @given(st.integers(0, 2 * GIB), st.integers(64 * MIB, 1024 * GIB), st.integers(1, 512))
@@ -300,12 +300,14 @@ def test_the_largest_solid_model_is_found_and_holes_are_not(tmp_path: Path) -> N
     assert disk.largest_model(tmp_path, GIB) is None
 
 
-def test_a_disk_that_is_memory_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_disk_in_memory_is_skipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     mounts = f"22 1 0:1 / {tmp_path.resolve()} rw - tmpfs tmpfs rw\n"
     monkeypatch.setattr(disk, "parse_mountinfo", lambda _text: parse_mountinfo(mounts))
     said: list[str] = []
     assert disk.measure_disk(tmp_path, 1.0, said.append) is None
-    assert said == [f"disk: left out, {tmp_path} is on tmpfs, which is memory"]
+    (line,) = said
+    assert line.startswith("disk: skipped")
+    assert "tmpfs" in line
 
 
 @pytest.mark.parametrize(
@@ -381,60 +383,64 @@ def _measure_with(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> tuple[list
 def test_a_card_gives_three_rates_and_gets_its_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
     paths, said = _measure_with(Driver(), monkeypatch)
     assert paths == ["gpu0", "dram->gpu0", "gpu0->dram"]
-    assert said == ["gpu0: copying 1.0 GiB within Card, and to and from it"]
+    (line,) = said
+    assert line.startswith("gpu0: ")
+    assert "1.0 GiB" in line
 
 
 @pytest.mark.parametrize(
-    ("driver", "reason"),
+    ("driver", "skipped", "reason"),
     [
-        (Driver(failing="cuInit", status=100), "gpu0: left out, Card is not among the cards"),
-        (Driver(failing="cuInit", status=999), "gpus: left out, the NVIDIA driver refused cuInit: out of luck (999)"),
-        (Driver(failing="cuMemAlloc_v2", status=2), "gpu0: left out, the NVIDIA driver refused cuMemAlloc_v2"),
-        (Driver(failing="cuMemHostAlloc", status=2), "gpu0: left out, the NVIDIA driver refused cuMemHostAlloc"),
-        (Driver(failing="cuMemcpyDtoH_v2", status=700), "gpu0: left out, the NVIDIA driver refused cuMemcpyDtoH_v2"),
-        (Driver(missing="cuDeviceGetUuid"), "gpus: left out, the NVIDIA driver here is too old"),
-        (Driver(free_bytes=20 * MIB), "gpu0: left out, only 20.0 MiB of its memory is free"),
+        (Driver(failing="cuInit", status=100), "gpu0", "Card"),
+        (Driver(failing="cuInit", status=999), "gpus", "cuInit: out of luck (999)"),
+        (Driver(failing="cuMemAlloc_v2", status=2), "gpu0", "cuMemAlloc_v2"),
+        (Driver(failing="cuMemHostAlloc", status=2), "gpu0", "cuMemHostAlloc"),
+        (Driver(failing="cuMemcpyDtoH_v2", status=700), "gpu0", "cuMemcpyDtoH_v2"),
+        (Driver(missing="cuDeviceGetUuid"), "gpus", "cuDeviceGetUuid"),
+        (Driver(free_bytes=20 * MIB), "gpu0", "20.0 MiB"),
     ],
 )
-def test_a_card_that_cannot_be_measured_is_left_out_with_the_reason(
-    driver: Driver, reason: str, monkeypatch: pytest.MonkeyPatch
+def test_a_card_that_cannot_be_measured_is_skipped_with_the_reason(
+    driver: Driver, skipped: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths, said = _measure_with(driver, monkeypatch)
     assert paths == []
-    assert said[-1].startswith(reason)
+    assert said[-1].startswith(f"{skipped}: skipped")
+    assert reason in said[-1]
 
 
-def test_cards_without_a_driver_are_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cards_without_a_driver_are_skipped_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bandwidth_gpu, "load", lambda: None)
     said: list[str] = []
     assert bandwidth_gpu.measure_gpus(Machine("m", gpus=(Gpu(0, "Radeon", "amd"),)), 1.0, said.append) == []
-    assert said == ["gpus: left out, NVIDIA's driver library is not here and there is no other way to measure"]
+    (line,) = said
+    assert line.startswith("gpus: skipped")
 
 
 @pytest.fixture
 def instant(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Nothing is streamed; returned is what was said."""
+    """Replace measuring memory; the list is for progress lines."""
     monkeypatch.setattr(measure, "measure_memory", lambda *_: [Rate("dram", 100.0)])
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     return []
 
 
 @pytest.mark.parametrize("mode", ["memory", "mixed"])
-def test_memory_mode_is_said_to_be_measured_in_its_cache(mode: str, instant: list[str]) -> None:
+def test_memory_mode_is_reported_as_a_measurement_of_the_cache(mode: str, instant: list[str]) -> None:
     pmem = Pmem(mode="memory" if mode == "memory" else "mixed", available_bytes=64 * GIB)
     measured = measure.measure(Machine("m", Cpu(l3_bytes=MIB), pmem=pmem), progress=instant.append)
-    assert "stay in its DRAM cache" in instant[0]
+    assert "Memory Mode" in instant[0]
     assert measured.gb_s("dram") == 100.0
 
 
-def test_a_busy_machine_is_told_that_its_figures_are_low(instant: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_machine_is_reported(instant: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     cores = len(measure.usable_cores(Machine("m")))
     monkeypatch.setattr(os, "getloadavg", lambda: (cores * 0.9, 0.0, 0.0))
     measure.measure(Machine("m", Cpu(l3_bytes=MIB)), progress=instant.append)
-    assert instant[0].startswith(f"this machine is busy (load {cores * 0.9:.1f} on {cores} cores)")
+    assert f"load {cores * 0.9:.1f} on {cores} cores" in instant[0]
 
 
-def test_pmem_that_cannot_be_read_honestly_is_left_out(instant: list[str], tmp_path: Path) -> None:
+def test_pmem_without_dax_is_skipped(instant: list[str], tmp_path: Path) -> None:
     spaces = (
         PmemNamespace("namespace0.0", "fsdax", GIB, mount=str(tmp_path)),
         PmemNamespace("namespace1.0", "devdax", GIB),
@@ -443,29 +449,30 @@ def test_pmem_that_cannot_be_read_honestly_is_left_out(instant: list[str], tmp_p
         Machine("m", Cpu(l3_bytes=MIB), pmem=Pmem(mode="app-direct", namespaces=spaces)), progress=instant.append
     )
     assert measured.gb_s("pmem") is None
-    assert instant[1:] == [
-        "pmem: namespace0.0 left out, it is not mounted with dax here",
-        "pmem: namespace1.0 left out, it is not mounted with dax here",
+    assert [line.split(",")[0] for line in instant[1:]] == [
+        "pmem: namespace0.0 skipped",
+        "pmem: namespace1.0 skipped",
     ]
 
 
-def test_a_dax_mount_without_a_file_to_read_is_left_out(
+def test_a_dax_mount_without_a_large_file_is_skipped(
     instant: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measure, "on_dax", lambda *_: True)
     spaces = (PmemNamespace("namespace0.0", "fsdax", GIB, mount=str(tmp_path)),)
     measure.measure(Machine("m", Cpu(l3_bytes=MIB), pmem=Pmem(namespaces=spaces)), progress=instant.append)
-    assert instant[-1] == f"pmem: namespace0.0 left out, {tmp_path} holds no model file of 512.0 MiB or more to read"
+    assert instant[-1].startswith("pmem: namespace0.0 skipped")
+    assert "512.0 MiB" in instant[-1]
 
 
 def test_a_missing_path_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
-    with pytest.raises(ProbeError, match="there is no"):
+    with pytest.raises(ProbeError, match="gone"):
         measure.measure(Machine("m"), path=tmp_path / "gone")
-    with pytest.raises(ProbeError, match="there is no"):
+    with pytest.raises(ProbeError, match="gone"):
         measure.measure(Machine("m", disk=Disk(str(tmp_path / "gone"))))
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0])
 def test_no_time_is_no_measurement(seconds: float) -> None:
-    with pytest.raises(UsageError, match="cannot measure in"):
+    with pytest.raises(UsageError, match=f"{seconds:g} seconds"):
         measure.measure(Machine("m"), seconds=seconds)

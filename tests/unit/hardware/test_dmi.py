@@ -105,11 +105,11 @@ def test_what_is_persistent(kind: str, technology: str | None, is_pmem: bool) ->
 @pytest.mark.parametrize(
     ("capture", "words"),
     [
-        ("", "dmidecode is not installed: apt-get install dmidecode"),
-        ("-- failed dmidecode -t 17 --\n/dev/mem: Permission denied\n", "only root may read"),
+        ("", "apt-get install dmidecode"),
+        ("-- failed dmidecode -t 17 --\n/dev/mem: Permission denied\n", "only root"),
         (
             "-- run dmidecode -t 17 --\n# dmidecode 3.4\n# No SMBIOS nor DMI entry point found, sorry.\n",
-            "lists no modules",
+            "no modules",
         ),
     ],
 )

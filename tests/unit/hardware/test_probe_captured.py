@@ -55,7 +55,8 @@ def test_desktop_without_lscpu_and_with_memory_below_its_rating(captured: Captur
     assert machine.cpu.l3_bytes == 64 * MIB
     assert "avx512_vbmi" in machine.cpu.isa
     assert (machine.dram.channels, machine.dram.mts, machine.dram.nominal_gb_s) == (2, 4800, 76.8)
-    assert "rated for 6000 MT/s and run at 4800" in notes_on(machine, "dram.mts")
+    for speed in ("6000 MT/s", "4800"):
+        assert speed in notes_on(machine, "dram.mts")
     assert "zram" in notes_on(machine, "swap")
 
 

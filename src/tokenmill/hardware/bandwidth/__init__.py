@@ -1,4 +1,4 @@
-"""Measured bandwidth of memories, disks and links (`probe --measure`):
+"""Measures the bandwidth of memories, disks and links (`probe --measure`).
 
-`measure` runs everything; `threads` is the streaming loop that the others share.
+`measure` is the entry point; `threads` runs the concurrent passes that the measurements share.
 """

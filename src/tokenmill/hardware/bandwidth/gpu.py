@@ -1,6 +1,6 @@
-"""Bandwidth of NVIDIA cards: of their own memory, and both ways over the link to the host.
+"""Measures the bandwidth of NVIDIA GPUs: of their memory, and in both directions of the link to the host.
 
-Other makers' cards are left out: nothing that every machine with one has can measure them.
+Uses the driver library only. GPUs of other vendors are skipped, because their drivers have no such library.
 """
 
 import contextlib
@@ -23,14 +23,14 @@ _pointer = ctypes.c_uint64
 
 
 class Cuda:
-    """The driver library, initialised."""
+    """The initialised driver library. Methods raise `ProbeError` if the driver reports an error."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
         self.has_devices = self._call("cuInit", ctypes.c_uint(0), allowed=NO_DEVICE) == 0
 
     def devices(self) -> dict[str, int]:
-        """Ordinal of each visible device by its UUID, written as nvidia-smi writes it."""
+        """Ordinals of all visible devices by UUID, in nvidia-smi's format."""
         count = ctypes.c_int()
         if self.has_devices:
             self._call("cuDeviceGetCount", ctypes.byref(count))
@@ -43,7 +43,7 @@ class Cuda:
 
     @contextmanager
     def current(self, ordinal: int) -> Iterator[None]:
-        """Work on this device, in this thread, inside the block."""
+        """Make a device current in this thread, inside the block."""
         device = self._device(ordinal)
         context = ctypes.c_void_p()
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
@@ -72,7 +72,7 @@ class Cuda:
 
     @contextmanager
     def pinned_memory(self, size_bytes: int) -> Iterator[int]:
-        """Host memory the card reaches by itself; copies from pageable memory go through such a buffer anyway."""
+        """Host memory that the GPU can access directly; the driver copies pageable memory through such a buffer."""
         address = ctypes.c_void_p()
         self._call("cuMemHostAlloc", ctypes.byref(address), _size(size_bytes), ctypes.c_uint(0))
         try:
@@ -81,19 +81,19 @@ class Cuda:
             self._call("cuMemFreeHost", address)
 
     def copy_within(self, target: int, source: int, size_bytes: int) -> None:
-        """Start a copy on the card; `wait` for it."""
+        """Start a copy within the GPU; `wait` waits for its end."""
         self._call("cuMemcpyDtoD_v2", _pointer(target), _pointer(source), _size(size_bytes))
 
     def copy_in(self, target: int, source: int, size_bytes: int) -> None:
-        """Copy host memory to the card."""
+        """Copy host memory to the GPU."""
         self._call("cuMemcpyHtoD_v2", _pointer(target), ctypes.c_void_p(source), _size(size_bytes))
 
     def copy_out(self, target: int, source: int, size_bytes: int) -> None:
-        """Copy the card's memory to the host."""
+        """Copy GPU memory to the host."""
         self._call("cuMemcpyDtoH_v2", ctypes.c_void_p(target), _pointer(source), _size(size_bytes))
 
     def wait(self) -> None:
-        """Until the card has done everything asked of it."""
+        """Wait until the GPU has finished all work."""
         self._call("cuCtxSynchronize")
 
     def _device(self, ordinal: int) -> ctypes.c_int:
@@ -104,23 +104,23 @@ class Cuda:
     def _call(self, name: str, *arguments: object, allowed: int = 0) -> int:
         function = getattr(self._library, name, None)
         if function is None:
-            raise ProbeError(f"the NVIDIA driver here is too old: it has no {name}", hint="update the driver")
+            raise ProbeError(f"the NVIDIA driver is too old: it has no {name}", hint="update the driver")
         status = int(function(*arguments))
         if status not in (0, allowed):
             raise ProbeError(
-                f"the NVIDIA driver refused {name}: {self._words(status)}",
-                hint="nvidia-smi says whether the card is well and who holds its memory",
+                f"the NVIDIA driver refused {name}: {self._describe(status)}",
+                hint="see nvidia-smi for the state of the GPU and the processes that use its memory",
             )
         return status
 
-    def _words(self, status: int) -> str:
+    def _describe(self, status: int) -> str:
         text = ctypes.c_char_p()
         self._library.cuGetErrorString(ctypes.c_int(status), ctypes.byref(text))
         return (text.value or b"error").decode(errors="replace") + f" ({status})"
 
 
 def load(name: str = "libcuda.so.1") -> Cuda | None:
-    """The driver, or None where it is not installed."""
+    """Load the driver library; None if it is not installed."""
     try:
         library = ctypes.CDLL(name)
     except OSError:
@@ -129,57 +129,57 @@ def load(name: str = "libcuda.so.1") -> Cuda | None:
 
 
 WANTED_BYTES = 1024 * MIB
-LEAST_BYTES = 64 * MIB
-"""Per buffer; the largest second-level cache of a card so far is 126 MB."""
+MIN_BYTES = 64 * MIB
+"""Minimum size of each buffer; the largest L2 cache of a GPU so far is 126 MB."""
 LINK_BYTES = 256 * MIB
 SHARE_OF_FREE = 4
 COPIES_PER_WAIT = 8
 
 
 def measure_gpus(machine: Machine, seconds: float, progress: OnMeasured) -> list[Rate]:
-    """Rates `gpuN`, `dram->gpuN` and `gpuN->dram`, about `seconds` per GPU; empty without a driver."""
+    """Measure `gpuN`, `dram->gpuN` and `gpuN->dram` in about `seconds` per GPU; empty without a driver."""
     if not machine.gpus:
         return []
     try:
         cuda = load()
         if cuda is None:
-            progress("gpus: left out, NVIDIA's driver library is not here and there is no other way to measure")
+            progress("gpus: skipped, the NVIDIA driver library is not installed")
             return []
         ordinals = cuda.devices()
     except ProbeError as error:
-        progress(f"gpus: left out, {error.message}")
+        progress(f"gpus: skipped, {error.message}")
         return []
     rates: list[Rate] = []
     for gpu, ordinal in matched(machine.gpus, ordinals, progress):
         cpus = next((node.cpus for node in machine.numa if node.index == gpu.numa_node), ())
         try:
-            # A thread of its own, because it stays near the card: host memory is local to who allocates it.
-            with ThreadPoolExecutor(1, initializer=_stay_on, initargs=(cpus,)) as pool:
+            # a thread pinned near the GPU, because host memory is allocated on the node of the allocating thread
+            with ThreadPoolExecutor(1, initializer=_pin, initargs=(cpus,)) as pool:
                 rates += pool.submit(_copies, cuda, gpu, ordinal, seconds / 3, progress).result()
         except ProbeError as error:
-            progress(f"gpu{gpu.index}: left out, {error.message}")
+            progress(f"gpu{gpu.index}: skipped, {error.message}")
     return rates
 
 
 def matched(gpus: Sequence[Gpu], ordinals: dict[str, int], progress: OnMeasured) -> Iterator[tuple[Gpu, int]]:
-    """Each card with CUDA's number for it, which need not be ours: CUDA may sort by speed or hide cards."""
+    """Yield each GPU with its CUDA ordinal, which may differ from its index: CUDA can sort by speed or hide GPUs."""
     for gpu in gpus:
         ordinal = ordinals.get(gpu.uuid or "")
         if ordinal is None and gpu.uuid is None and len(gpus) == len(ordinals) == 1:
             ordinal = 0
         if ordinal is None:
-            progress(f"gpu{gpu.index}: left out, {gpu.name} is not among the cards the NVIDIA driver shows here")
+            progress(f"gpu{gpu.index}: skipped, the NVIDIA driver does not list {gpu.name}")
         else:
             yield gpu, ordinal
 
 
 def buffer_bytes(free_bytes: int) -> int | None:
-    """Size of each of two buffers on a card, or None where too little is free."""
+    """Size of each of two buffers on a GPU; None if too little memory is free."""
     size = min(WANTED_BYTES, free_bytes // SHARE_OF_FREE)
-    return size if size >= LEAST_BYTES else None
+    return size if size >= MIN_BYTES else None
 
 
-def _stay_on(cpus: Sequence[int]) -> None:
+def _pin(cpus: Sequence[int]) -> None:
     if cpus:
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, cpus)
@@ -192,9 +192,9 @@ def _copies(cuda: Cuda, gpu: Gpu, ordinal: int, seconds: float, progress: OnMeas
         free = cuda.free_bytes()
         size = buffer_bytes(free)
         if size is None:
-            progress(f"{name}: left out, only {format_bytes(free)} of its memory is free")
+            progress(f"{name}: skipped, only {format_bytes(free)} of its memory is free")
             return []
-        progress(f"{name}: copying {format_bytes(size)} within {gpu.name}, and to and from it")
+        progress(f"{name}: copying {format_bytes(size)} within {gpu.name}, and to and from the host")
         link_size = min(size, LINK_BYTES)
         one, two = (held.enter_context(cuda.device_memory(size)) for _ in range(2))
         host = held.enter_context(cuda.pinned_memory(link_size))
@@ -212,8 +212,8 @@ def _copies(cuda: Cuda, gpu: Gpu, ordinal: int, seconds: float, progress: OnMeas
             cuda.copy_out(host, one, link_size)
             return link_size
 
-        ways = ((name, within), (f"dram->{name}", inward), (f"{name}->dram", outward))
-        return [Rate(path, _best_gb_s(cuda, copy, seconds)) for path, copy in ways]
+        copies = ((name, within), (f"dram->{name}", inward), (f"{name}->dram", outward))
+        return [Rate(path, _best_gb_s(cuda, copy, seconds)) for path, copy in copies]
 
 
 def _best_gb_s(cuda: Cuda, copy: Callable[[], int], seconds: float) -> float:

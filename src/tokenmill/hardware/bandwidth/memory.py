@@ -1,13 +1,13 @@
-"""Read and copy bandwidth of memory, without a compiler.
+"""Measures the read and copy bandwidth of memory without a compiler.
 
-Reading is numpy's maximum over bytes: it releases the interpreter's lock, is vectorised by numpy's own run-time
-dispatch whatever the C library, and goes through cached data at 70 to 90 GB/s a core, over twice what a core drew
-from memory on the machine it was chosen on. memchr, integer sums and xor read memory as fast within noise; memcmp,
-dot products and float sums slower. Copying is numpy's copyto, which for plain blocks is one memmove of the C library,
-the routine mbw calls; its choice of streaming stores for large blocks is part of the result.
+Reading is numpy's maximum over bytes, which releases the GIL, is vectorised by numpy's run-time dispatch, and reads
+cached data at 70 to 90 GB/s per core, over twice the rate from memory on the machine where it was chosen. memchr,
+integer sums and xor are equally fast, memcmp, dot products and float sums slower. Copying is numpy's copyto, which for
+plain blocks is one memmove of the C library, like in mbw; its use of streaming stores for large blocks affects the
+result.
 
-Pages come as the system hands them out, with huge pages only where it gives them unasked: so do STREAM's,
-mbw's and an engine's. Advising huge pages reads up to a fifth faster on one core and no faster on all.
+Huge pages are not requested, as in STREAM, mbw and engines. With them, reads are up to 20 % faster on one core and no
+faster on all cores.
 """
 
 import mmap
@@ -34,49 +34,49 @@ from tokenmill.units import MIB, format_bytes
 Block = NDArray[np.uint8]
 
 WANTED_BYTES = 512 * MIB
-LEAST_BYTES = 128 * MIB
+MIN_BYTES = 128 * MIB
 UNKNOWN_CACHE_BYTES = 256 * MIB
 READ_PASS_BYTES = 64 * MIB
 COPY_PASS_BYTES = 512 * MIB  # the C library copies large blocks with streaming stores, from up to 240 MiB on
-LEAST_SLICE_BYTES = 32 * MIB
+MIN_SLICE_BYTES = 32 * MIB
 CACHE_LINE_BYTES = 64
 SHARE_OF_FREE = 4
 """Maximum share of free memory to use."""
 
 
 def slice_bytes(total_bytes: int, threads: int) -> int:
-    """Memory of each of `threads` threads: together `total_bytes`, but no pass so short that starting it shows."""
-    return max(total_bytes // threads, LEAST_SLICE_BYTES) // (2 * mmap.PAGESIZE) * (2 * mmap.PAGESIZE)
+    """Memory of each thread: together `total_bytes`, but large enough that starting a pass takes no measurable time."""
+    return max(total_bytes // threads, MIN_SLICE_BYTES) // (2 * mmap.PAGESIZE) * (2 * mmap.PAGESIZE)
 
 
 def peak_bytes(total_bytes: int, counts: Sequence[int]) -> int:
-    """All that is touched over the ladder: a thread keeps the slice it was given when it first ran."""
+    """Memory used by all numbers of threads; a thread keeps the slice of its first run."""
     first_runs = zip((0, *counts), counts, strict=False)
     return sum((count - fewer) * slice_bytes(total_bytes, count) for fewer, count in first_runs)
 
 
 def working_set_bytes(cache_bytes: int | None, free_bytes: int, counts: Sequence[int]) -> int:
-    """Bytes to stream through: four times the last-level caches, at least twice, limited by free memory.
+    """Size of the buffers: four times the last-level caches, or at least twice if little memory is free.
 
-    Unknown caches are assumed to be large.
+    Unknown caches are assumed to be large. Raises `ProbeError` if too little memory is free.
     """
     cache = UNKNOWN_CACHE_BYTES if cache_bytes is None else cache_bytes
     total = max(WANTED_BYTES, 4 * cache)
-    least = max(LEAST_BYTES, 2 * cache)
-    while peak_bytes(total, counts) > free_bytes // SHARE_OF_FREE and total > least:
-        total = max(least, total // 2)
+    minimum = max(MIN_BYTES, 2 * cache)
+    while peak_bytes(total, counts) > free_bytes // SHARE_OF_FREE and total > minimum:
+        total = max(minimum, total // 2)
     if (needed := SHARE_OF_FREE * peak_bytes(total, counts)) > free_bytes:
         raise ProbeError(
-            f"{format_bytes(free_bytes)} of memory is free; measuring its bandwidth wants {format_bytes(needed)} free",
-            hint="stop what holds the memory, or raise the container's limit, and measure again",
+            f"measuring the memory needs {format_bytes(needed)} free, but only {format_bytes(free_bytes)} is",
+            hint="stop other programs or raise the container's limit, then measure again",
         )
     return total
 
 
 class StreamBuffers:
-    """Memory touched by the threads that stream through it, one block each, kept from step to step.
+    """One block of memory per thread, reused with increasing numbers of threads.
 
-    Blocks only ever need to shrink, because slices do as threads are added.
+    Blocks never need to grow, because slices shrink when threads are added.
     """
 
     def __init__(self, total_bytes: int) -> None:
@@ -84,7 +84,7 @@ class StreamBuffers:
         self._blocks: dict[int, Block] = {}
 
     def block(self, index: int, threads: int) -> Block:
-        """The slice of thread `index` of `threads`; made and touched by the calling thread the first time."""
+        """The slice of thread `index` of `threads`, allocated by the calling thread at its first call."""
         size = slice_bytes(self.total_bytes, threads)
         if index not in self._blocks:
             pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -94,7 +94,7 @@ class StreamBuffers:
 
 
 def measure_memory(cores: Sequence[int], total_bytes: int, seconds: float, progress: OnMeasured) -> list[Rate]:
-    """`dram` and `dram->dram`, each for about `seconds`, with 1, 2, 4, ... threads on `cores` in their order."""
+    """Measure `dram` and `dram->dram`, each for about `seconds`, with 1, 2, 4, ... threads on `cores` in order."""
     memory = StreamBuffers(total_bytes)
 
     def reader(index: int, threads: int) -> PassStep:
@@ -112,10 +112,10 @@ def measure_memory(cores: Sequence[int], total_bytes: int, seconds: float, progr
 def measure_mapped(
     file: Path, cores: Sequence[int], total_bytes: int, seconds: float, progress: OnMeasured
 ) -> list[Rate]:
-    """`pmem` and `pmem->dram` over a file mapped from persistent memory; the file has at least `total_bytes`."""
+    """Measure `pmem` and `pmem->dram` on a file of at least `total_bytes`, mapped from persistent memory."""
     memory = StreamBuffers(total_bytes)
     with file.open("rb") as opened:
-        # Left to the last view to close: a mapping cannot be closed before its views are gone.
+        # not closed here: a mapping cannot be closed while it has views
         whole = np.frombuffer(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
 
     def part(index: int, threads: int) -> Block:
@@ -148,10 +148,10 @@ def reading(block: Block) -> PassStep:
 
 
 def copying(source: Block, target: Block) -> PassStep:
-    """A step that copies the next stretch of `source` into `target`; each byte counts once.
+    """A step that copies the next part of `source` into `target`, cyclically; each byte counts once.
 
-    Both start on a page. The copy lands a cache line off: where source and target agree in their low twelve bits
-    the processor takes loads for dependent on stores, and that is no property of the memory (12.4 against 14.5 GB/s).
+    Both start on a page, and the copy is shifted by one cache line: if the low twelve bits of both addresses are equal,
+    the CPU assumes that loads depend on stores, which reduces the rate (12.4 instead of 14.5 GB/s).
     """
     outs = _parts(source[:-CACHE_LINE_BYTES], COPY_PASS_BYTES)
     pairs = cycle(list(zip(_parts(target[CACHE_LINE_BYTES:], COPY_PASS_BYTES), outs, strict=True)))
@@ -164,9 +164,9 @@ def copying(source: Block, target: Block) -> PassStep:
     return step
 
 
-def _parts(block: Block, most_bytes: int) -> list[Block]:
-    # Cut at whole cache lines: unaligned passes copy a third slower.
-    return [block[start : start + most_bytes] for start in range(0, block.size, most_bytes)]
+def _parts(block: Block, max_bytes: int) -> list[Block]:
+    # divided at cache lines, because unaligned passes copy a third slower
+    return [block[start : start + max_bytes] for start in range(0, block.size, max_bytes)]
 
 
 def _climb(

@@ -1,8 +1,8 @@
 """Runs concurrent streaming threads and computes their total rate.
 
-Each thread is pinned to one physical core and repeats short passes independently; a pass takes much longer than it
-holds the interpreter's lock. Cores alternate between the last-level caches: a few cores of one chiplet saturate its
-own link long before the machine's memory, and adding core by core would stop there.
+Each thread is pinned to one physical core and repeats short passes independently; a pass holds the GIL only for a small
+part of its time. Consecutive cores are on different last-level caches, because a few cores of one chiplet saturate its
+link long before the machine's memory.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from tokenmill.hardware.machine import Rate
 RISE = 1.03
 """Minimum improvement over the best rate that counts as a rise."""
 STEPS_WITHOUT_RISE = 2
-WINDOW_S = 0.1  # long enough to average out stragglers and bursts, short enough to fit between other work
+WINDOW_S = 0.1  # long enough to average out bursts, short enough to fit between other work
 PASSES_PER_WINDOW = 2
 
 
@@ -48,16 +48,16 @@ class CpuPlace:
     core: str
 
 
-def thread_counts(most: int) -> tuple[int, ...]:
-    """1, 2, 4, ... and `most` itself."""
+def thread_counts(maximum: int) -> tuple[int, ...]:
+    """1, 2, 4, ... and `maximum` itself."""
     counts = [1]
-    while counts[-1] * 2 < most:
+    while counts[-1] * 2 < maximum:
         counts.append(counts[-1] * 2)
-    return tuple(counts) if most <= 1 else (*counts, most)
+    return tuple(counts) if maximum <= 1 else (*counts, maximum)
 
 
 def climb(counts: Iterable[int], rate_at: Callable[[int], float]) -> dict[int, float]:
-    """Measure at increasing counts until two steps in a row fail to improve the best by 3 %."""
+    """Measure at increasing counts until two in a row fail to improve the best rate by 3 %."""
     seen: dict[int, float] = {}
     best = 0.0
     flat = 0
@@ -71,17 +71,17 @@ def climb(counts: Iterable[int], rate_at: Callable[[int], float]) -> dict[int, f
 
 
 def as_rate(path: str, by_threads: Mapping[int, float]) -> Rate:
-    """The best point, with the fewest threads that reached it, and all measured points."""
+    """The best rate, the smallest number of threads that reached it, and the rates at all numbers."""
     rounded = {count: float(f"{rate:.4g}") for count, rate in by_threads.items()}
     threads = max(rounded, key=lambda count: rounded[count])
     return Rate(path=path, gb_s=rounded[threads], threads=threads, by_threads=rounded)
 
 
 def best_window_gb_s(threads: Sequence[Sequence[Pass]]) -> float:
-    """Total rate of all threads in the best window in which all of them were streaming.
+    """Total rate of all threads in the best window during which all of them were running.
 
-    The best, like STREAM, because other work on the machine can only reduce it. A pass cut by a window's edge counts
-    in proportion.
+    The best counts, as in STREAM, because other work on the machine can only reduce it. A pass that crosses the edge of
+    a window counts in proportion.
     """
     start = max(passes[0].start_s for passes in threads)
     end = min(passes[-1].end_s for passes in threads)
@@ -103,7 +103,7 @@ def best_window_gb_s(threads: Sequence[Sequence[Pass]]) -> float:
 
 
 def whole_gb_s(threads: Sequence[Sequence[Pass]]) -> float:
-    """Total bytes from first start to last end, where caches could make single windows look fast."""
+    """Mean rate from first start to last end, for cases in which caches could speed up single windows."""
     every = [each for passes in threads for each in passes]
     whole_s = max(each.end_s for each in every) - min(each.start_s for each in every)
     return sum(each.size_bytes for each in every) / whole_s / 1e9
@@ -129,13 +129,13 @@ def spread_cores(places: Mapping[int, CpuPlace]) -> tuple[int, ...]:
         if place.core not in cores_seen:
             cores_seen.add(place.core)
             packages.setdefault(place.package, {}).setdefault(place.last_cache, []).append(cpu)
-    return tuple(_deal([_deal(list(caches.values())) for caches in packages.values()]))
+    return tuple(_interleave([_interleave(list(caches.values())) for caches in packages.values()]))
 
 
 def stream(cpus: Sequence[int | None], prepare: Callable[[int], PassStep], seconds: float) -> list[list[Pass]]:
-    """Run one thread per entry of `cpus`, pinned unless None, for `seconds` once all are ready.
+    """Run one thread per entry of `cpus`, pinned unless None, for `seconds` after all are ready.
 
-    `prepare(index)` runs in its thread after pinning, so that memory it touches is local to that core.
+    `prepare(index)` runs in its thread after pinning, so that the memory it allocates is local to that core.
     """
     ready = threading.Barrier(len(cpus))
 
@@ -166,12 +166,12 @@ def stream(cpus: Sequence[int | None], prepare: Callable[[int], PassStep], secon
 
 def _pin(cpu: int | None) -> None:
     if cpu is not None:
-        with contextlib.suppress(OSError):  # some sandboxes refuse; the scheduler then places the thread
+        with contextlib.suppress(OSError):  # if a sandbox refuses, the scheduler places the thread
             os.sched_setaffinity(0, {cpu})
 
 
-def _deal(hands: Sequence[Sequence[int]]) -> list[int]:
-    return [card for round_ in zip_longest(*hands) for card in round_ if card is not None]
+def _interleave(groups: Sequence[Sequence[int]]) -> list[int]:
+    return [cpu for row in zip_longest(*groups) for cpu in row if cpu is not None]
 
 
 def _text(path: Path) -> str | None:

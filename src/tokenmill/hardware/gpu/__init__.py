@@ -1,1 +1,1 @@
-"""Graphics cards: `nvidia` (through `nvml`) and `amd`; `cards` has the memory bandwidth of well-known ones."""
+"""Reads GPUs: `nvidia` (through `nvml`) and `amd`; `cards` lists the memory bandwidth of well-known GPUs."""

@@ -1,7 +1,7 @@
-"""AMD cards through the amdgpu driver's files in sysfs.
+"""Reads AMD GPUs from the amdgpu driver's files in sysfs.
 
-A processor's built-in GPU (APU) is listed, but its "VRAM" is a piece of the system's own memory that the
-firmware set aside: it is left unknown, so that no plan counts those bytes twice.
+The GPU of an APU is listed without VRAM: its "VRAM" is system memory that the firmware reserves, and plans would count
+it twice.
 """
 
 import re
@@ -18,11 +18,11 @@ _PCI_FILES = ("/usr/share/hwdata/pci.ids", "/usr/share/misc/pci.ids")
 
 
 def read_amd(host: Host, first_index: int) -> tuple[tuple[Gpu, ...], list[Note]]:
-    """Return every AMD card, numbered from `first_index`, and notes."""
+    """Return all AMD GPUs, numbered from `first_index`, and notes."""
     gpus: list[Gpu] = []
     notes: list[Note] = []
     for folder in host.glob("/sys/class/drm/card[0-9]*/device"):
-        connector = "-" in folder.split("/")[4]  # card0-HDMI-A-1 is a socket of card0
+        connector = "-" in folder.split("/")[4]  # card0-HDMI-A-1 is a connector of card0
         if connector or number(host.text(f"{folder}/vendor")) != _VENDOR:
             continue
         gpu, gpu_notes = _gpu(host, folder, first_index + len(gpus))
@@ -35,16 +35,16 @@ def _gpu(host: Host, folder: str, index: int) -> tuple[Gpu, list[Note]]:
     notes = []
     name, exact = _name(host, folder)
     if not exact:
-        notes.append(Note(f"gpus[{index}].name", "the driver states no product name; lspci -nn shows the card"))
+        notes.append(Note(f"gpus[{index}].name", "the driver reports no product name; see lspci -nn"))
     total, used = (number(host.text(f"{folder}/mem_info_vram_{which}")) for which in ("total", "used"))
     apu = is_apu(host.data(f"{folder}/gpu_metrics") or b"")
     if apu:
-        notes.append(Note(f"gpus[{index}].vram_bytes", "built into the processor: its memory is part of the system's"))
+        notes.append(Note(f"gpus[{index}].vram_bytes", "integrated GPU: its memory is part of the system's"))
     elif total is None:
-        notes.append(Note(f"gpus[{index}].vram_bytes", "the amdgpu driver is not loaded for this card: lspci -k"))
+        notes.append(Note(f"gpus[{index}].vram_bytes", "the amdgpu driver is not loaded for this GPU: see lspci -k"))
     listed = cards.nominal(name)
     if listed is None and not apu:
-        text = "amdgpu states no memory bus width, and the card is not in our table: its data sheet has the figure"
+        text = "amdgpu reports no memory bus width, and tokenmill does not know this GPU: see its data sheet"
         notes.append(Note(f"gpus[{index}].nominal_gb_s", text))
     caps = [number(host.text(path)) for path in host.glob(f"{folder}/hwmon/hwmon*/power1_cap")]
     node = number(host.text(f"{folder}/numa_node"))
@@ -64,15 +64,15 @@ def _gpu(host: Host, folder: str, index: int) -> tuple[Gpu, list[Note]]:
 
 
 def is_apu(metrics: bytes) -> bool:
-    """Tell from the header of amdgpu's gpu_metrics: formats 2 and 3 describe APUs, 1 describes cards."""
+    """Whether amdgpu's gpu_metrics describe an APU, which uses formats 2 and 3; graphics cards use format 1."""
     return len(metrics) >= 4 and metrics[2] in (2, 3)
 
 
 def read_link(host: Host, folder: str) -> PcieLink:
-    """Return the link to the slot; newer cards have a PCIe switch of their own in front of the GPU.
+    """Return the link to the slot, whose maximum is the lower one of both ends.
 
-    The GPU's own link then ends inside the card and always claims the card's best; the card's upstream
-    port, one or two folders up in sysfs, has the true figures. The best is what both ends can do.
+    Newer cards have a PCIe switch: the GPU's link then ends inside the card and always reports the card's maximum, and
+    the upstream port, one or two folders up in sysfs, has the actual values.
     """
     port = folder
     while number(host.text(f"{port}/../vendor")) == _VENDOR and _class(host, f"{port}/..") == _BRIDGE_CLASS:
@@ -85,7 +85,7 @@ def read_link(host: Host, folder: str) -> PcieLink:
 
 
 def parse_amdgpu_ids(text: str, device: int, revision: int) -> str | None:
-    """Read libdrm's table of marketing names: device, revision, name."""
+    """Find a marketing name in libdrm's table of device, revision and name."""
     for line in text.splitlines():
         parts = [part.strip() for part in line.split(",", 2)]
         if len(parts) == 3 and parts[0].upper() == f"{device:04X}" and parts[1].upper() == f"{revision:02X}":
@@ -94,14 +94,14 @@ def parse_amdgpu_ids(text: str, device: int, revision: int) -> str | None:
 
 
 def parse_pci_ids(text: str, vendor: int, device: int) -> str | None:
-    """Read the name of a chip, which several cards may share, from pci.ids."""
+    """Find the name of a chip, which several cards may share, in pci.ids."""
     section = re.search(rf"^{vendor:04x}  .*\n((?:[\t#].*\n|\n)*)", text, re.MULTILINE)
     match = re.search(rf"^\t{device:04x}  (.*)$", section[1], re.MULTILINE) if section else None
     return match[1] if match else None
 
 
 def _name(host: Host, folder: str) -> tuple[str, bool]:
-    """Return (name, whether it is the card's own rather than its chip's)."""
+    """Return the name, and whether it is the name of the card rather than of its chip."""
     product = (host.text(f"{folder}/product_name") or "").strip()
     if product:
         return product, True

@@ -1,8 +1,8 @@
-"""Memory bandwidth of well-known cards, for drivers that do not state bus width and clock.
+"""Memory bandwidth of well-known GPUs, for drivers that do not report bus width and clock.
 
-Each figure is the maker's own, in decimal GB/s, from the product page or data sheet named in the last column.
-Matched on the driver's exact name without the maker's: `GeForce RTX 3090` must not answer for `GeForce RTX 3090 Ti`.
-Names that cover several buses (GeForce RTX 3060, every laptop card) are left out.
+Figures are the vendor's, in decimal GB/s, from the product page or data sheet in the last column. A name must match the
+driver's exactly, except for the vendor, because `GeForce RTX 3090` and `GeForce RTX 3090 Ti` differ. Names that cover
+several bus widths (GeForce RTX 3060, all laptop GPUs) are not listed.
 """
 
 import re
@@ -41,5 +41,5 @@ _KNOWN = {name.casefold(): (float(gb_s), source) for name, gb_s, source in _ROWS
 
 
 def nominal(name: str) -> tuple[float, str] | None:
-    """Return (GB/s, source) for a card's marketing name, if it is a known one."""
+    """Return (GB/s, source) for a GPU's marketing name; None if it is not listed."""
     return _KNOWN.get(re.sub(r"^(nvidia|amd)\s+", "", name.strip(), flags=re.IGNORECASE).casefold())

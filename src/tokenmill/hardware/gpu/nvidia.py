@@ -1,7 +1,7 @@
-"""NVIDIA cards: turns NVML's values into `Gpu` and `NvLink`, and says what they cannot tell.
+"""Converts NVML's values into `Gpu` and `NvLink`, with notes on missing values.
 
-Memory bandwidth is bus width x highest memory clock x 2: NVML's memory clock is half the data rate for
-GDDR5, GDDR6, GDDR6X, GDDR7 and HBM alike. A PCIe link idles at a lower generation than it works at.
+Memory bandwidth is bus width x highest memory clock x 2, because NVML's memory clock is half the data rate for GDDR5,
+GDDR6, GDDR6X, GDDR7 and HBM. Idle GPUs use a lower PCIe generation than busy ones.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ _DISPLAY_CLASS = 0x03  # first byte of the PCI class; a card's audio function is
 
 
 def read_nvidia(host: Host) -> tuple[tuple[Gpu, ...], tuple[NvLink, ...], list[Note]]:
-    """Return cards, the pairs that NVLink joins, and notes."""
+    """Return GPUs, the pairs connected by NVLink, and notes."""
     reading = host.nvml()
     if not reading.cards:
         return (), (), _driver_notes(host, reading)
@@ -30,10 +30,10 @@ def read_nvidia(host: Host) -> tuple[tuple[Gpu, ...], tuple[NvLink, ...], list[N
 
 
 def make_gpu(card: NvmlCard, numa_node: int | None = None) -> Gpu:
-    """One card, without a note."""
+    """Convert one card."""
     return Gpu(
         index=card.index,
-        name=card.name or "NVIDIA card that does not answer",
+        name=card.name or "NVIDIA GPU that does not answer",
         vendor="nvidia",
         vram_bytes=card.memory_total_bytes,
         free_bytes=card.memory_free_bytes,
@@ -47,7 +47,7 @@ def make_gpu(card: NvmlCard, numa_node: int | None = None) -> Gpu:
 
 
 def make_pcie(card: NvmlCard) -> PcieLink:
-    """The link; a card behind a hypervisor may report zeros, which mean nothing."""
+    """Convert the PCIe link; zeros, which hypervisors report, become None."""
     return PcieLink(
         card.pcie_generation or None,
         card.pcie_width or None,
@@ -57,7 +57,7 @@ def make_pcie(card: NvmlCard) -> PcieLink:
 
 
 def nominal_gb_s(card: NvmlCard) -> float | None:
-    """Memory bandwidth from NVML's own figures, else from the table of known cards."""
+    """Memory bandwidth from NVML's values, else from the table of known GPUs."""
     if card.memory_bus_bits and card.memory_clock_mhz:
         return round(card.memory_bus_bits * card.memory_clock_mhz * 2 / 8 / 1000, 1)
     listed = known_cards.nominal(card.name or "")
@@ -65,7 +65,7 @@ def nominal_gb_s(card: NvmlCard) -> float | None:
 
 
 def make_links(cards: Sequence[NvmlCard]) -> tuple[tuple[NvLink, ...], list[Note]]:
-    """Return joined pairs: cards linked to each other, and every two cards that hang on switches."""
+    """Return connected pairs: GPUs with a direct link, and any two GPUs with links to switches."""
     by_bus = {card.bus_id: card.index for card in cards}
     speed = {card.index: card.nvlink_mb_s for card in cards}
     counts: Counter[tuple[int, int]] = Counter()
@@ -79,7 +79,9 @@ def make_links(cards: Sequence[NvmlCard]) -> tuple[tuple[NvLink, ...], list[Note
         counts[first, second] += min(switched[first], switched[second])
     pairs = tuple(NvLink(pair, links, _pair_gb_s(links, speed[pair[0]])) for pair, links in sorted(counts.items()))
     unknown = any(pair.nominal_gb_s is None for pair in pairs)
-    note = Note("nvlinks.nominal_gb_s", "this driver does not state the links' speed: nvidia-smi nvlink --status")
+    note = Note(
+        "nvlinks.nominal_gb_s", "the driver does not report the speed of the links: see nvidia-smi nvlink --status"
+    )
     return pairs, [note] if unknown else []
 
 
@@ -89,11 +91,11 @@ def _pair_gb_s(links: int, mb_s: int | None) -> float | None:
 
 def _numa_node(host: Host, card: NvmlCard) -> int | None:
     node = number(host.text(f"/sys/bus/pci/devices/{card.bus_id}/numa_node")) if card.bus_id else None
-    return None if node is None or node < 0 else node  # -1: the firmware does not say
+    return None if node is None or node < 0 else node  # -1: unknown
 
 
 def _driver_notes(host: Host, reading: NvmlReading) -> list[Note]:
-    """Tell a machine without NVIDIA cards from one whose driver is missing or broken."""
+    """A note if there are NVIDIA GPUs on the PCI bus but the driver is missing or broken."""
     present = [
         folder
         for folder in host.glob("/sys/bus/pci/devices/*")
@@ -103,15 +105,15 @@ def _driver_notes(host: Host, reading: NvmlReading) -> list[Note]:
     if not present:
         return []
     why = (
-        f"NVML says: {reading.error}"
+        f"NVML reports: {reading.error}"
         if reading.error
-        else ("no driver library (libnvidia-ml.so.1) is installed" if not reading.library else "NVML lists none")
+        else ("the driver library (libnvidia-ml.so.1) is missing" if not reading.library else "NVML lists none")
     )
     return [
         Note(
             "gpus",
-            f"{len(present)} NVIDIA device(s) on the PCI bus cannot be used, {why}; nvidia-smi must work "
-            "first (in a container: run it with --gpus all)",
+            f"{len(present)} NVIDIA device(s) on the PCI bus cannot be used, {why}; install a driver with which "
+            "nvidia-smi works (in a container: run it with --gpus all)",
         )
     ]
 
@@ -127,33 +129,33 @@ def _gpu_notes(gpus: Sequence[Gpu], cards: Sequence[NvmlCard]) -> list[Note]:
         *some(
             "vram_bytes",
             lambda gpu: gpu.vram_bytes is None,
-            "the driver states none: the card shares the system's memory, or does not answer (nvidia-smi tells)",
+            "not reported by the driver: the GPU shares the system's memory or does not answer (see nvidia-smi)",
         ),
         *some(
             "vram_bytes",
             lambda gpu: gpu.index in mig,
-            "MIG is on: a program sees one slice, not the whole card; nvidia-smi -L lists the slices",
+            "MIG is on: programs see one slice of the GPU; nvidia-smi -L lists the slices",
         ),
         *some(
             "nominal_gb_s",
             lambda gpu: gpu.nominal_gb_s is None,
-            "the driver states no memory clock or bus "
-            "width, and the card is not in our table: tokenmill probe --measure",
+            "the driver reports no memory clock or bus width, and tokenmill does not know this GPU: measure it with "
+            "tokenmill probe --measure",
         ),
         *some(
             "nominal_gb_s",
             lambda gpu: gpu.index in tabled and gpu.nominal_gb_s is not None,
-            "from the maker's data sheet: the driver states no memory clock or bus width",
+            "from the data sheet, because the driver reports no memory clock or bus width",
         ),
         *some(
             "pcie.generation",
             lambda gpu: _less(gpu.pcie.generation, gpu.pcie.max_generation),
-            "lower than the link can do: idle cards save power that way; look again under load",
+            "below the link's maximum, as usual for idle GPUs; check it again under load",
         ),
         *some(
             "pcie.width",
             lambda gpu: _less(gpu.pcie.width, gpu.pcie.max_width),
-            "fewer lanes than card and slot can do: a riser, bifurcation, or the slot's wiring",
+            "fewer lanes than GPU and slot support, because of a riser, bifurcation or the slot's wiring",
         ),
     ]
 
@@ -165,7 +167,7 @@ def _numbering_notes(gpus: Sequence[Gpu], environment: str) -> list[Note]:
         notes.append(
             Note(
                 "gpus.index",
-                "cards of several kinds: CUDA numbers them fastest first, not as here, unless "
+                "GPUs of different models: CUDA numbers them fastest first, unlike here, unless "
                 "CUDA_DEVICE_ORDER=PCI_BUS_ID is set",
             )
         )
@@ -173,8 +175,7 @@ def _numbering_notes(gpus: Sequence[Gpu], environment: str) -> list[Note]:
         notes.append(
             Note(
                 "gpus",
-                f"CUDA_VISIBLE_DEVICES={settings['CUDA_VISIBLE_DEVICES']} hides cards from engines; "
-                "all are listed here",
+                f"CUDA_VISIBLE_DEVICES={settings['CUDA_VISIBLE_DEVICES']} hides GPUs from engines; this list has all",
             )
         )
     return notes

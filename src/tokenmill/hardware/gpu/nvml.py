@@ -1,7 +1,7 @@
-"""Reads NVIDIA's management library into plain values, and interprets nothing.
+"""Reads NVIDIA's management library (NVML) into plain values, without interpreting them.
 
-The module (`pynvml`) is passed in, so a recorded one drives the same code. NVML answers "not supported"
-card by card and call by call: each refusal is a None, never the end of the reading.
+The module (`pynvml`) is an argument, so that tests can pass a recorded one. NVML may refuse any call for any card; a
+refused value is None, and reading continues.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ class NvmlLink:
 
 @dataclass(frozen=True, slots=True)
 class NvmlCard:
-    """One card as NVML describes it; None where it declines to."""
+    """One GPU as NVML reports it; None: not supported."""
 
     index: int
     name: str | None = None
@@ -30,10 +30,10 @@ class NvmlCard:
     memory_total_bytes: int | None = None
     memory_free_bytes: int | None = None
     memory_bus_bits: int | None = None
-    memory_clock_mhz: int | None = None  # the highest it runs at
+    memory_clock_mhz: int | None = None  # maximum
     pcie_generation: int | None = None
     pcie_width: int | None = None
-    pcie_max_generation: int | None = None  # of card and slot together
+    pcie_max_generation: int | None = None  # that GPU and slot both support
     pcie_max_width: int | None = None
     compute_capability: str | None = None
     power_limit_mw: int | None = None
@@ -44,15 +44,15 @@ class NvmlCard:
 
 @dataclass(frozen=True, slots=True)
 class NvmlReading:
-    """Everything NVML said, or why it said nothing."""
+    """All GPUs, or the reason why NVML cannot be read."""
 
     cards: tuple[NvmlCard, ...] = ()
     error: str | None = None
-    library: bool = True  # False: libnvidia-ml.so.1 is not installed, so no driver is
+    library: bool = True  # False: libnvidia-ml.so.1 is not installed, so there is no driver
 
 
 def read(nvml: Any) -> NvmlReading:
-    """Read every card through a pynvml-like module; never raises NVMLError."""
+    """Read all GPUs through a pynvml-like module; never raises NVMLError."""
     try:
         nvml.nvmlInit()
     except nvml.NVMLError_LibraryNotFound:
@@ -63,7 +63,7 @@ def read(nvml: Any) -> NvmlReading:
         cards = []
         for index in range(nvml.nvmlDeviceGetCount()):
             handle = _ask(nvml, nvml.nvmlDeviceGetHandleByIndex, index)
-            # A card that fell off the bus keeps its number and answers nothing.
+            # a GPU that fell off the bus keeps its number and answers no calls
             cards.append(NvmlCard(index) if handle is None else _card(nvml, index, handle))
         return NvmlReading(tuple(cards))
     except nvml.NVMLError as error:
@@ -76,7 +76,7 @@ def _card(nvml: Any, index: int, handle: Any) -> NvmlCard:
     def ask(call: Callable[..., T], *arguments: Any) -> T | None:
         return _ask(nvml, call, handle, *arguments)
 
-    # The second version leaves out what the driver keeps for itself; older drivers only have the first.
+    # version 2 excludes memory reserved by the driver; older drivers have only version 1
     memory = ask(nvml.nvmlDeviceGetMemoryInfo, nvml.nvmlMemory_v2) or ask(nvml.nvmlDeviceGetMemoryInfo)
     pci = ask(nvml.nvmlDeviceGetPciInfo)
     capability = ask(nvml.nvmlDeviceGetCudaComputeCapability)
@@ -106,7 +106,7 @@ def _links(nvml: Any, handle: Any) -> tuple[NvmlLink, ...]:
     for number in range(nvml.NVML_NVLINK_MAX_LINKS):
         state = _ask(nvml, nvml.nvmlDeviceGetNvLinkState, handle, number)
         if state is None:
-            break  # links are numbered without gaps; cards without NVLink refuse the first
+            break  # links are numbered without gaps, and GPUs without NVLink refuse the first
         if state != nvml.NVML_FEATURE_ENABLED:
             continue
         remote = _ask(nvml, nvml.nvmlDeviceGetNvLinkRemotePciInfo, handle, number)
@@ -130,7 +130,7 @@ def _ask(nvml: Any, call: Callable[..., T], *arguments: Any) -> T | None:
 
 
 def bus_id(raw: bytes | str) -> str:
-    """Return sysfs's spelling, `0000:c1:00.0`, of NVML's `00000000:C1:00.0`."""
+    """Convert NVML's `00000000:C1:00.0` to the format of sysfs, `0000:c1:00.0`."""
     text = _text(raw) or ""
     domain, _, rest = text.lower().partition(":")
     return f"{domain[-4:]}:{rest}"
