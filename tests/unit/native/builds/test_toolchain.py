@@ -1,5 +1,6 @@
 """The toolchain of a build: what is chosen, what is missing, and the options of cmake."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -95,7 +96,7 @@ def test_programs_of_the_running_environment_are_found(monkeypatch: pytest.Monke
     assert find_toolchain(cuda=False, asked=False).cmake == Tool(path / "cmake", "cmake version 3.25.1")
 
 
-def only_in(folder: Path):
+def only_in(folder: Path) -> Callable[..., str | None]:
     """`which` of a machine whose PATH has a compiler and nothing else."""
 
     def which(name: str, path: str | None = None) -> str | None:
