@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from bench.simulation.engine import Work
 from bench.simulation.table import Table, position_of
 
-from tokenmill.jobs.models import Waiting
+from tokenmill.jobs.models import QueuedJob
 from tokenmill.jobs.scheduler.prefix_groups import WORTH_BYTES, chunk_bytes
 from tokenmill.jobs.sharding.policy import (
     COUNTED_JOBS,
@@ -51,7 +51,7 @@ class Sharer:
     seat: int
     lanes: int
     held: list[Held] = field(default_factory=list)
-    behind: Waiting | None = None  # the last job of what it got last
+    behind: QueuedJob | None = None  # the last job of what it got last
     began_s: float | None = None
     jobs: int = 0  # of all that it got
     jobs_s: float | None = None  # a second, when it last came back for more
@@ -61,7 +61,7 @@ class Sharer:
 _OWN_BYTES = 7  # of a place, behind the heads: see `table.Table.row`
 
 
-def quickly_joined(one: Waiting, other: Waiting) -> int:
+def quickly_joined(one: QueuedJob, other: QueuedJob) -> int:
     """As `shard_policy.joined` of two rows of a table, and quicker where they have the same heads."""
     if one.place[:-_OWN_BYTES] != other.place[:-_OWN_BYTES]:
         return joined(one, other)
@@ -141,7 +141,7 @@ class Sharing:
         ranges = self._taken(position_of(rows[0]), position_of(rows[jobs - 1]) + 1)
         return self._give(runner, ranges, rows[jobs - 1], ahead=ahead)
 
-    def _begin(self, runner: Sharer, limit: int) -> tuple[list[Waiting], bool]:
+    def _begin(self, runner: Sharer, limit: int) -> tuple[list[QueuedJob], bool]:
         """Free jobs: the rest of its own head, else the first that are not the rest of another's."""
         own = runner.behind
         if own is not None:
@@ -157,7 +157,7 @@ class Sharing:
         alike = {joined(each, rows[0]): each.place for each in near if each.place[:4] == rows[0].place[:4]}
         return rows[max((elsewhere(place, rows) for place in alike.values()), default=0) :], more
 
-    def _rows(self, limit: int, after: int) -> tuple[list[Waiting], bool]:
+    def _rows(self, limit: int, after: int) -> tuple[list[QueuedJob], bool]:
         """The first free jobs from a position on, up to the next shard; whether they go on."""
         places = list[int]()
         end = None
@@ -233,7 +233,7 @@ class Sharing:
         self._moved(owner, gone, kept)
         return self._give(runner, sorted(ranges), self._table.row(max(end for _, end in ranges) - 1))
 
-    def _give(self, runner: Sharer, ranges: Sequence[Range], last: Waiting, *, ahead: bool = False) -> Held:
+    def _give(self, runner: Sharer, ranges: Sequence[Range], last: QueuedJob, *, ahead: bool = False) -> Held:
         jobs = sum(end - first for first, end in ranges)
         held = Held(ranges[0][0], ranges[-1][1], jobs, ahead, pending=jobs)
         most = max(1, min(self._most_jobs, jobs // (_FINER * runner.lanes)))

@@ -16,7 +16,7 @@ from bench.simulation.engine import Path, Work
 from bench.simulation.loads import SIZE, SPREAD, Kind, Piece
 
 from tokenmill.jobs.ingest.identity import ENDS, KEY_BYTES, stored_prefix_key
-from tokenmill.jobs.models import JobId, Waiting
+from tokenmill.jobs.models import JobId, QueuedJob
 from tokenmill.jobs.scheduler.prefix_groups import Pending
 
 _BYTES = 4  # of prompt for a token
@@ -44,15 +44,15 @@ class Table:
         answers = draw.choices(SPREAD, k=self.jobs) if seed is not None else [1.0] * self.jobs
         self._answers = array("d", accumulate((mean * each for each in answers), initial=0.0))
         self._bytes = [int(_BYTES * (_tokens(kind.path) + kind.prompt_tokens)) for kind in kinds]
-        self._rows: list[Waiting | None] = [None] * self.jobs
+        self._rows: list[QueuedJob | None] = [None] * self.jobs
         self._numbers = count()
 
-    def row(self, position: int) -> Waiting:
+    def row(self, position: int) -> QueuedJob:
         """As a store has it; what lies behind a job's heads is its own."""
         if (row := self._rows[position]) is None:
             kind = self._kind[position]
             place = self._keys[kind] + position.to_bytes(KEY_BYTES, "big") + b"own"
-            row = Waiting(JobId.of(_BATCH, position + 1), 0, place, self._bytes[kind], None, None, 0, 0)
+            row = QueuedJob(JobId.of(_BATCH, position + 1), 0, place, self._bytes[kind], None, None, 0, 0)
             self._rows[position] = row
         return row
 
@@ -106,7 +106,7 @@ class Table:
         return min(end, self._starts[at] if at < len(self._starts) else self.jobs)
 
 
-def position_of(row: Waiting) -> int:
+def position_of(row: QueuedJob) -> int:
     """Where it is in the table."""
     return JobId.line(row.id) - 1
 

@@ -57,7 +57,7 @@ class Jobs(RuleBasedStateMachine):
 
     @rule(job=jobs)
     def die(self, job: int) -> None:
-        self.store.died([job], BROKE, retry_at_s=self.clock.now_s)
+        self.store.record_crash([job], BROKE, retry_at_s=self.clock.now_s)
 
     @rule(job=jobs)
     def release(self, job: int) -> None:

@@ -87,7 +87,7 @@ class Job:
     max_tokens: int | None
     deadline_s: float | None
     attempts: int
-    deaths: int  # engine crashes while it was in flight
+    crashes: int  # engine crashes while it was in flight
     line: str  # as in the file
 
     @property
@@ -101,7 +101,7 @@ class Job:
         return JobId.line(self.id)
 
 
-class Waiting(NamedTuple):
+class QueuedJob(NamedTuple):
     """The fields that decide the order of a pending job; its line is read when it starts."""
 
     id: int
@@ -111,7 +111,7 @@ class Waiting(NamedTuple):
     max_tokens: int | None
     deadline_s: float | None
     attempts: int
-    deaths: int
+    crashes: int
 
     @property
     def key(self) -> "SortKey":

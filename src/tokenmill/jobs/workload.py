@@ -9,7 +9,7 @@ from tokenmill.engine.engine import Engine, Request
 from tokenmill.errors import EngineError, RequestRefused
 from tokenmill.jobs.ingest.identity import stored_prefix_key
 from tokenmill.jobs.ingest.line import call_of
-from tokenmill.jobs.models import Batch, Waiting
+from tokenmill.jobs.models import Batch, QueuedJob
 from tokenmill.jobs.scheduler.prefix_groups import Minimum, Pending, common_length, minimum_bytes
 from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.tuner.slots import PrefixSharing, Workload, changes_layout, measurable_slots, worth_measuring
@@ -40,12 +40,12 @@ async def describe(engine: Engine, store: StoreReader, batch: Batch, *, measure:
     return Workload(batch.counts.pending, output_tokens, requests, sharing)
 
 
-def _mean_output_tokens(rows: Sequence[Waiting]) -> float:
+def _mean_output_tokens(rows: Sequence[QueuedJob]) -> float:
     limits = [ASSUMED_OUTPUT_TOKENS if row.max_tokens is None else row.max_tokens for row in rows]
     return sum(limits) / len(limits) if limits else 0.0
 
 
-def _requests(store: StoreReader, batch: Batch, rows: Sequence[Waiting]) -> Iterator[Request]:
+def _requests(store: StoreReader, batch: Batch, rows: Sequence[QueuedJob]) -> Iterator[Request]:
     for row in rows:
         job = store.job(row.id)
         try:
@@ -78,8 +78,8 @@ async def prefix_sharing(engine: Engine, store: StoreReader, batch: Batch) -> Pr
 
 
 async def _tokenized(
-    engine: Engine, store: StoreReader, batch: Batch, rows: Sequence[Waiting]
-) -> AsyncIterator[tuple[Waiting, tuple[int, ...]]]:
+    engine: Engine, store: StoreReader, batch: Batch, rows: Sequence[QueuedJob]
+) -> AsyncIterator[tuple[QueuedJob, tuple[int, ...]]]:
     for row in rows:
         job = store.job(row.id)
         if job is None:
@@ -91,16 +91,16 @@ async def _tokenized(
         yield row, prompt
 
 
-def _shared_part(rows: Sequence[Waiting]) -> float:
+def _shared_part(rows: Sequence[QueuedJob]) -> float:
     """The part of all prompt bytes that prefixes in whole chunks save."""
     total = sum(row.prompt_bytes for row in rows)
     pending = (Pending(row.id, stored_prefix_key(row.place), row.prompt_bytes) for row in rows)
     return 1 - minimum_bytes(pending) / total if total else 0.0
 
 
-def _pending_rows(store: StoreReader, batch: Batch) -> Sequence[Waiting]:
+def _pending_rows(store: StoreReader, batch: Batch) -> Sequence[QueuedJob]:
     """Pending jobs by place, so that jobs with a common prefix are neighbours."""
-    rows: list[Waiting] = []
+    rows: list[QueuedJob] = []
     while len(rows) < MAX_ROWS:
         page = store.waiting([batch.id], after=rows[-1].key if rows else None, limit=PAGE_ROWS)
         rows += page

@@ -15,7 +15,7 @@ from support.jobs_store import submitted
 from support.worked import QUICK
 from tokenmill.engine.engine import EngineStatus
 from tokenmill.errors import EngineError, StoreError
-from tokenmill.jobs.models import Batch, JobId, State, Waiting
+from tokenmill.jobs.models import Batch, JobId, QueuedJob, State
 from tokenmill.jobs.store.store import Store, ask_to_cancel
 from tokenmill.jobs.worker.loop import RESUME_HINT
 from tokenmill.jobs.worker.pool import PoolMember, PoolReport
@@ -94,7 +94,7 @@ def test_jobs_of_a_machine_that_is_lost_are_done_by_the_others_without_blame(tmp
         report = asyncio.run(run())
         all_done(store, batch, report, tmp_path / "jobs.out")
         jobs = [store.job(JobId.of(batch.id, line)) for line in range(1, 21)]
-        assert [job.deaths for job in jobs if job is not None] == [0] * 20
+        assert [job.crashes for job in jobs if job is not None] == [0] * 20
     assert [each.lost for each in report.members if each.name == "lost"] == [KILLED]
     assert report.members[at].report is not None
     assert report.total.crashes == 1
@@ -323,7 +323,7 @@ def test_who_waits_for_its_engine_does_not_keep_the_others(tmp_path: Path) -> No
 
 
 def test_trouble_with_the_store_ends_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object, **__: object) -> list[Waiting]:
+    def broken(*_: object, **__: object) -> list[QueuedJob]:
         raise StoreError("the disk is gone")
 
     with Store(tmp_path / "store") as store:

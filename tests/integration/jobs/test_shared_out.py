@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from support.jobs_store import Clock, answer, submitted
-from tokenmill.jobs.models import Batch, Failure, JobId, Waiting
+from tokenmill.jobs.models import Batch, Failure, JobId, QueuedJob
 from tokenmill.jobs.sharding.allocator import LocalShards, ShardView
 from tokenmill.jobs.store.sqlite import Database
 from tokenmill.jobs.store.store import Store
@@ -41,11 +41,11 @@ def shared(store: Store, clock: Clock) -> LocalShards:
     return store.local_shards(clock=clock)
 
 
-def digest(row: Waiting) -> bytes:
+def digest(row: QueuedJob) -> bytes:
     return row.place[: 4 * 8]  # 1 KiB
 
 
-def done(store: Store, rows: Sequence[Waiting]) -> None:
+def done(store: Store, rows: Sequence[QueuedJob]) -> None:
     started = store.start([row.id for row in rows])
     store.commit([answer(job.id) for job in started.running])
 
@@ -54,14 +54,14 @@ def apart(out: LocalShards) -> None:
     assert all(one.last < other.first for (_, one), (_, other) in pairwise(out.shards))
 
 
-def take(view: ShardView, batch: Batch, *, again: bool = False, limit: int = 4096) -> list[Waiting]:
+def take(view: ShardView, batch: Batch, *, again: bool = False, limit: int = 4096) -> list[QueuedJob]:
     return view.window([batch.id], again=again, limit=limit)
 
 
 def test_every_head_is_one_workers_and_every_job_is_given_out_once(store: Store, clock: Clock, tmp_path: Path) -> None:
     batch, out = batch_of(store, tmp_path, *[4] * 9), shared(store, clock)
     workers = {name: out.add(name, 2) for name in "abc"}
-    seen: dict[str, list[Waiting]] = {name: [] for name in workers}
+    seen: dict[str, list[QueuedJob]] = {name: [] for name in workers}
     for name in "abc" * 9:
         seen[name] += take(workers[name], batch)
         apart(out)

@@ -10,7 +10,7 @@ from support.crews import LIMIT_S
 from support.fake_engine import FakeEngine
 from support.jobs_store import Clock, answer, submitted
 from support.postgres import Cluster
-from tokenmill.jobs.models import Batch, Waiting
+from tokenmill.jobs.models import Batch, QueuedJob
 from tokenmill.jobs.scheduler.shape import shape_of
 from tokenmill.jobs.sharding.allocator import ShardView
 from tokenmill.jobs.store.address import Address
@@ -125,5 +125,5 @@ def test_from_the_beginning_it_is_read_by_priority(
     assert [row.rank for row in rows] == [-5] * 4 + [-3] * 4 + [-1] * 4
 
 
-def done(store: Store, rows: Sequence[Waiting]) -> None:
+def done(store: Store, rows: Sequence[QueuedJob]) -> None:
     store.commit([answer(job.id) for job in store.start([row.id for row in rows]).running])

@@ -208,14 +208,14 @@ def test_a_job_that_fits_is_found_behind_those_that_are_too_long(tmp_path: Path)
         *unfit, last = store.waiting([batch.id], limit=100)
         table = store.local_shards()
         small, large = table.add("small", 1), table.add("large", 1)
-        small.ready(WorkerSpec("m", 30), 1)
-        large.ready(WorkerSpec("m", 100), 1)
+        small.register(WorkerSpec("m", 30), 1)
+        large.register(WorkerSpec("m", 100), 1)
         for row in unfit:
             assert small.too_long(row.id, TooLong("x", needed_tokens=60, context_tokens=30)) is None
             assert not small.has(row)
             assert large.has(row)
         assert small.window([batch.id], again=True, limit=10) == [last]
-        assert small.hopeless() == []
+        assert small.unrunnable() == []
         large.close()
-        assert sorted(job for job, _ in small.hopeless()) == sorted(row.id for row in unfit)
-        assert small.hopeless() == []
+        assert sorted(job for job, _ in small.unrunnable()) == sorted(row.id for row in unfit)
+        assert small.unrunnable() == []

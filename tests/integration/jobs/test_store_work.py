@@ -15,7 +15,7 @@ from support.jobs_store import Clock, answer, pending, submitted, write_jobs
 from support.postgres import Cluster, past
 from tokenmill.errors import UsageError
 from tokenmill.jobs.ingest.submit import submit
-from tokenmill.jobs.models import Counts, Failure, JobId, JobOutcome, State, Submission, Waiting
+from tokenmill.jobs.models import Counts, Failure, JobId, JobOutcome, QueuedJob, State, Submission
 from tokenmill.jobs.scheduler.estimates import AnswerLengths
 from tokenmill.jobs.scheduler.prefix_groups import shared_bytes
 from tokenmill.jobs.store.address import Address
@@ -150,16 +150,18 @@ def test_a_job_that_kills_engines_is_set_aside(tmp_path: Path, address: Address)
         batch = submitted(store, tmp_path / "j", ["a", "b"])
         poison, innocent = JobId.of(batch.id, 1), JobId.of(batch.id, 2)
         store.start([poison, innocent])
-        assert {item.state for item in store.died([poison, innocent], BROKE, retry_at_s=clock.now_s)} == {State.PENDING}
-        assert {item.deaths for item in store.waiting([batch.id], limit=9)} == {1}
+        assert {item.state for item in store.record_crash([poison, innocent], BROKE, retry_at_s=clock.now_s)} == {
+            State.PENDING
+        }
+        assert {item.crashes for item in store.waiting([batch.id], limit=9)} == {1}
         store.start([poison])
-        assert store.died([poison], BROKE, retry_at_s=clock.now_s) == (JobOutcome(poison, State.QUARANTINED),)
+        assert store.record_crash([poison], BROKE, retry_at_s=clock.now_s) == (JobOutcome(poison, State.QUARANTINED),)
         assert states(store, batch.id) == ["quarantined", "pending"]
         assert store.failures(batch.id, 0, 9)[0].message == BROKE.message
         assert store.retry(batch.id) == 1
         job = store.job(poison)
         assert job is not None
-        assert (job.state, job.deaths, job.attempts) == (State.PENDING, 0, 0)
+        assert (job.state, job.crashes, job.attempts) == (State.PENDING, 0, 0)
 
 
 def test_what_ran_is_pending_after_a_reopening_and_had_no_attempt(tmp_path: Path, address: Address) -> None:
@@ -204,11 +206,11 @@ def test_cancel_and_what_comes_late(tmp_path: Path, address: Address) -> None:
 def test_another_process_may_ask_to_cancel(tmp_path: Path, address: Address) -> None:
     with Store(address) as store:
         batch = submitted(store, tmp_path / "j", ["a"])
-        assert store.asked_to_cancel() == []
+        assert store.cancel_requests() == []
         ask_to_cancel(address, batch.name)
-        assert store.asked_to_cancel() == [batch.id]
+        assert store.cancel_requests() == [batch.id]
         store.cancel(batch.id)
-        assert store.asked_to_cancel() == []
+        assert store.cancel_requests() == []
         with pytest.raises(UsageError, match="no batch 'batch_x'"):
             ask_to_cancel(address, "batch_x")
 
@@ -240,7 +242,7 @@ def test_pending_jobs_come_by_priority_then_by_batch(tmp_path: Path, address: Ad
             for name in "abc"
             for priority in (0, 5, -1)
         ]
-        found, after = list[Waiting](), None
+        found, after = list[QueuedJob](), None
         while page := store.waiting([batch.id for batch in reversed(batches)], after=after, limit=limit):
             found += page
             after = page[-1].key
@@ -261,7 +263,7 @@ def test_a_batch_of_an_older_version_is_worked_head_by_head(tmp_path: Path, addr
             for number, prompt in enumerate(prompts[:old], 1):
                 change = "UPDATE jobs SET place = ? WHERE id = ?"
                 ask(change, old_place(prompt.encode()), JobId.of(batch.id, number))
-        found, after = list[Waiting](), None
+        found, after = list[QueuedJob](), None
         while page := store.waiting([batch.id], after=after, limit=7):
             found += page
             after = page[-1].key

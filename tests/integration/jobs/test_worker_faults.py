@@ -158,7 +158,7 @@ def test_a_job_in_flight_whenever_another_process_kills_the_engine_is_not_blamed
         job = JobId.of(batch.id, 1)
         if suspect:
             store.start([job])
-            store.died([job], Failure("engine_died", "it crashed"), retry_at_s=0.0)
+            store.record_crash([job], Failure("engine_died", "it crashed"), retry_at_s=0.0)
 
         async def killed_again_and_again() -> None:
             engines = list[FakeEngine]()
@@ -177,7 +177,7 @@ def test_a_job_in_flight_whenever_another_process_kills_the_engine_is_not_blamed
         asyncio.run(killed_again_and_again())
         left = store.job(job)
         assert left is not None
-        assert (left.state, left.deaths) == (State.PENDING, 1 if suspect else 0)
+        assert (left.state, left.crashes) == (State.PENDING, 1 if suspect else 0)
         assert left.attempts == (1 if suspect else 0)
         counts = store.batch(batch.id).counts
         assert (counts.pending + counts.done, counts.running) == (3, 0)
@@ -196,11 +196,11 @@ def test_a_suspect_is_not_blamed_for_a_machine_that_is_lost_while_it_is_tried(tm
     with Store(tmp_path / "store") as store:
         batch = submitted(store, tmp_path / "jobs.jsonl", ["slow"])
         (job,) = store.start([JobId.of(batch.id, 1)]).running
-        store.died([job.id], Failure("engine_died", "it died"), retry_at_s=0.0)
+        store.record_crash([job.id], Failure("engine_died", "it died"), retry_at_s=0.0)
         asyncio.run(lost(store, batch))
         after = store.job(job.id)
         assert after is not None
-        assert (after.state, after.deaths) == (State.PENDING, 1)
+        assert (after.state, after.crashes) == (State.PENDING, 1)
 
 
 def test_an_engine_that_fails_for_good_ends_the_work_and_all_can_go_on(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from support.jobs_store import answer, submitted
 from support.postgres import asked
-from tokenmill.jobs.models import Batch, JobId, Waiting
+from tokenmill.jobs.models import Batch, JobId, QueuedJob
 from tokenmill.jobs.sharding.allocator import ShardView
 from tokenmill.jobs.store.address import PostgresAddress
 from tokenmill.jobs.store.store import Store
@@ -35,15 +35,15 @@ def view(store: Store, lanes: int = 2) -> ShardView:
     return found
 
 
-def take(one: ShardView, batch: Batch, *, again: bool = False) -> list[Waiting]:
+def take(one: ShardView, batch: Batch, *, again: bool = False) -> list[QueuedJob]:
     return one.window([batch.id], again=again, limit=4096)
 
 
-def done(store: Store, rows: Sequence[Waiting]) -> None:
+def done(store: Store, rows: Sequence[QueuedJob]) -> None:
     store.commit([answer(job.id) for job in store.start([row.id for row in rows]).running])
 
 
-def digests(rows: Sequence[Waiting]) -> set[bytes]:
+def digests(rows: Sequence[QueuedJob]) -> set[bytes]:
     return {row.place[: 4 * 8] for row in rows}  # 1 KiB
 
 
@@ -52,7 +52,7 @@ def test_every_head_is_one_runners_and_every_job_is_given_out_once(
 ) -> None:
     batch = batch_of(stores[0], tmp_path, *[4] * 9)
     views = [view(store) for store in stores]
-    seen: list[list[Waiting]] = [[], [], []]
+    seen: list[list[QueuedJob]] = [[], [], []]
     for turn in range(27):
         seen[turn % 3] += take(views[turn % 3], batch)
         columns = ", ".join(f"{end}_{name}" for end in ("first", "last") for name in ("rank", "batch", "place", "id"))
@@ -116,7 +116,7 @@ def test_what_a_runner_had_is_free_when_it_leaves_or_is_lost(
         two._coordinator.id,
     )
     Store(server).close()
-    found: list[Waiting] = []
+    found: list[QueuedJob] = []
     while more := take(stays, batch, again=True):
         found += more
         done(three, more)

@@ -101,7 +101,7 @@ def test_what_a_lost_runner_had_is_pending_again_and_done_once(server: PostgresA
         assert [item.id for item in other.waiting([batch.id], limit=9)] == jobs[:2]
         assert other.batch(batch.id).counts == Counts(pending=2, running=1)  # the other's runs on
         again = other.start(jobs[:2]).running
-        assert [job.deaths for job in again] == [0, 0]  # the first time nobody is a suspect
+        assert [job.crashes for job in again] == [0, 0]  # the first time nobody is a suspect
         other.commit([answer(job.id, "anew") for job in again])
         # The lost one was only asleep.
         assert lost.commit([answer(job, "late") for job in jobs[:2]]) == ()
@@ -139,7 +139,7 @@ def test_a_runner_that_wakes_takes_nothing_from_whoever_has_its_jobs_now(
         other.start(jobs)
         assert slept.fail(jobs[0], BROKE) == ()
         assert slept.fail(jobs[1], BROKE, retry_at_s=0.0) == ()
-        assert slept.died([jobs[2]], BROKE, retry_at_s=0.0) == ()
+        assert slept.record_crash([jobs[2]], BROKE, retry_at_s=0.0) == ()
         slept.release(jobs[3:])
         slept.renew_lease()
         slept.close()
@@ -160,7 +160,7 @@ def test_a_job_that_every_runner_dies_with_is_set_aside(server: PostgresAddress,
             gathered(server)
             now = watching.job(job)
             assert now is not None
-            found.append((now.state, now.deaths))
+            found.append((now.state, now.crashes))
             assert now.attempts == 0  # none of them was the job's
             runner.close()
         assert found == [(State.PENDING, 0), (State.PENDING, 1), (State.QUARANTINED, 2)]
@@ -173,7 +173,7 @@ def test_a_job_that_every_runner_dies_with_is_set_aside(server: PostgresAddress,
             gathered(server)
             again = watching.job(job)
         assert again is not None
-        assert (again.state, again.deaths) == (State.PENDING, 0)  # all its chances are new
+        assert (again.state, again.crashes) == (State.PENDING, 0)  # all its chances are new
 
 
 def test_opening_leaves_those_alone_that_live(server: PostgresAddress, tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ def test_a_batch_cancelled_by_another_process_is_told_to_who_works_on_it(
         jobs = pending(one, batch)
         one.start(jobs[:1])
         assert other.cancel(batch.id) == 2
-        assert one.asked_to_cancel() == [batch.id]
+        assert one.cancel_requests() == [batch.id]
         one.release(jobs[:1])
-        assert one.asked_to_cancel() == []
+        assert one.cancel_requests() == []
         assert states(one, batch.id) == ["cancelled", "cancelled"]

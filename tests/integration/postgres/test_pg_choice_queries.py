@@ -8,7 +8,7 @@ import pytest
 
 from support.jobs_store import submitted
 from support.postgres import past
-from tokenmill.jobs.models import Waiting
+from tokenmill.jobs.models import QueuedJob
 from tokenmill.jobs.sharding.allocator import ShardView
 from tokenmill.jobs.store.address import PostgresAddress
 from tokenmill.jobs.store.backend import QueryResult
@@ -20,7 +20,7 @@ FEW, MANY, EACH = 3, 40, 6
 pytestmark = pytest.mark.usefixtures("unkept")
 
 
-def beside(server: PostgresAddress, rows: Sequence[Waiting], others: int) -> None:
+def beside(server: PostgresAddress, rows: Sequence[QueuedJob], others: int) -> None:
     """So many runners with the first jobs, in stretches."""
     with past(server) as ask:
         ask("DELETE FROM runners WHERE host = 'elsewhere'")
@@ -42,7 +42,7 @@ def beside(server: PostgresAddress, rows: Sequence[Waiting], others: int) -> Non
             )
 
 
-def chosen(view: ShardView, batch: int, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Waiting], list[str]]:
+def chosen(view: ShardView, batch: int, monkeypatch: pytest.MonkeyPatch) -> tuple[list[QueuedJob], list[str]]:
     """What a runner gets, and the queries that it took."""
     names, run = list[str](), Postgres.run
 

@@ -72,7 +72,7 @@ def test_a_retry_is_due_after_its_delay_for_everybody(
             wrong.start([now, later, died])
             wrong.fail(now, BROKE, retry_at_s=wrong.now_s() - 1)
             wrong.fail(later, BROKE, retry_at_s=wrong.now_s() + MINUTES_S)
-            wrong.died([died], BROKE, retry_at_s=wrong.now_s() - 1)
+            wrong.record_crash([died], BROKE, retry_at_s=wrong.now_s() - 1)
             found = wrong.next_retry_s([batch.id])
             assert found is not None
             assert abs(found - _true_s()) < 60

@@ -73,7 +73,7 @@ def test_what_is_not_ours_by_now_is_not_changed(server: PostgresAddress, tmp_pat
         asked(server, "UPDATE jobs SET runner = ?", two._coordinator.id)
         assert one.fail(jobs[0], broke) == ()
         assert one.fail(jobs[1], broke, retry_at_s=0.0) == ()
-        assert one.died([jobs[2]], broke, retry_at_s=0.0) == ()
+        assert one.record_crash([jobs[2]], broke, retry_at_s=0.0) == ()
         one.release(jobs[3:])
         assert asked(server, "SELECT DISTINCT state, attempts, deaths FROM jobs") == [(1, 1, 0)]
         for query in ("fail", "retry_later", "died", "release"):

@@ -97,7 +97,7 @@ def test_counts_are_folded_where_there_is_something_to_fold(postgres: Cluster, t
 
 def fold(store: Store) -> None:
     assert isinstance(store._coordinator, Leased)
-    database_of(store).whole(store._coordinator._fold)
+    database_of(store).transaction(store._coordinator._fold)
 
 
 def places(server: PostgresAddress) -> list[tuple[str, int, int]]:

@@ -12,7 +12,7 @@ from support.jobs_store import Clock, answer
 from support.postgres import Cluster
 from tokenmill.errors import TooLong
 from tokenmill.jobs.ingest.submit import submit
-from tokenmill.jobs.models import Failure, Submission, Waiting
+from tokenmill.jobs.models import Failure, QueuedJob, Submission
 from tokenmill.jobs.sharding.allocator import ShardAllocator, ShardView, WorkerSpec
 from tokenmill.jobs.sharding.policy import Shard, Span
 from tokenmill.jobs.sharding.postgres_shards import leased_view
@@ -29,14 +29,14 @@ pytestmark = pytest.mark.usefixtures("unkept")
 class ByReadingAll(ShardReader):
     """The same from all pending jobs, one after the other."""
 
-    def _rows(self, span: Span, unfit: Collection[int]) -> list[Waiting]:
+    def _rows(self, span: Span, unfit: Collection[int]) -> list[QueuedJob]:
         rows = self._store.waiting([span.after[1]], limit=100_000)
         return [row for row in rows if span.after < row.key < span.until and row.id not in unfit]
 
-    def first(self, spans: Sequence[Span], unfit: Collection[int]) -> Waiting | None:
+    def first(self, spans: Sequence[Span], unfit: Collection[int]) -> QueuedJob | None:
         return min((row for span in spans for row in self._rows(span, unfit)), key=lambda row: row.key, default=None)
 
-    def rows(self, spans: Sequence[Span], unfit: Collection[int], limit: int) -> list[list[Waiting]]:
+    def rows(self, spans: Sequence[Span], unfit: Collection[int], limit: int) -> list[list[QueuedJob]]:
         return [self._rows(span, unfit)[:limit] for span in spans]
 
     def counts(self, spans: Sequence[Span], unfit: Collection[int], limit: int) -> list[int]:
@@ -64,7 +64,7 @@ class Mill:
         else:
             found = self._table.add(str(number), 2)
         found._table.reader = self._reader(store, store._database)  # type: ignore[misc]
-        found.ready(WorkerSpec("m", ROOM if number == 0 else None), 2)
+        found.register(WorkerSpec("m", ROOM if number == 0 else None), 2)
         return found
 
     def submit(self, chance: Random) -> None:
@@ -82,7 +82,7 @@ class Mill:
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
         self._batches.append(submit(self._stores[0], path, Submission(model_id="m")).batch.id)
 
-    def turn(self, chance: Random) -> tuple[list[Waiting], list[tuple[str, Shard]]]:
+    def turn(self, chance: Random) -> tuple[list[QueuedJob], list[tuple[str, Shard]]]:
         """One runner asks for more and does a part of it; what it got, and who has what."""
         self._clock.now_s += chance.randint(1, 9)
         self._wall.now_s += chance.randint(0, 3)
@@ -96,7 +96,7 @@ class Mill:
             self._views[number] = self._joined(number)
         return rows, sorted(every, key=lambda each: each[1].first)
 
-    def _do(self, store: Store, view: ShardView, rows: Sequence[Waiting], chance: Random) -> None:
+    def _do(self, store: Store, view: ShardView, rows: Sequence[QueuedJob], chance: Random) -> None:
         for row in store.start([row.id for row in rows]).running:
             luck = chance.random()
             if luck < 0.6:

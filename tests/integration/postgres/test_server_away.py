@@ -178,7 +178,7 @@ def test_everything_that_can_be_asked_is_done_on_a_new_connection(server: Postgr
             ask()
         found = store.batch(batch.id)
         assert (found.priority, found.deadline_s) == (3, 1e12)
-        assert store.asked_to_cancel() == [batch.id]
+        assert store.cancel_requests() == [batch.id]
         cut(store)
         store.submissions.forget(batch.id)
         assert [batch.model_id for batch in store.batches()] == ["n"]

@@ -121,7 +121,7 @@ def test_two_in_each_others_way_both_get_through(server: PostgresAddress, tmp_pa
                         both.wait()
                     database_of(store).run("set_priority", batch=order[1], priority=priority)
 
-            database_of(store).whole(work)
+            database_of(store).transaction(work)
 
         threads = [
             threading.Thread(target=turn, args=(one, batches, 1)),
@@ -197,7 +197,7 @@ def test_a_statement_that_a_timeout_ends_is_not_repeated(server: PostgresAddress
                 database._connection.execute("SELECT pg_sleep(600)")
 
         with pytest.raises(StoreError, match="statement timeout") as caught:
-            database.whole(work)
+            database.transaction(work)
         assert not isinstance(caught.value, ConnectionLost)
         assert "statement_timeout = 0" in (caught.value.hint or "")
         assert tries == [1]

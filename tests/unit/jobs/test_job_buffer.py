@@ -1,7 +1,7 @@
 """JobBuffer: jobs with the scheduler, suspects on trial, jobs waiting for a retry."""
 
 from tokenmill.engine.engine import Usage
-from tokenmill.jobs.models import JobId, Waiting
+from tokenmill.jobs.models import JobId, QueuedJob
 from tokenmill.jobs.scheduler.decisions import Dispatch, Fetch
 from tokenmill.jobs.scheduler.prefix_groups import Pending
 from tokenmill.jobs.scheduler.scheduler import Scheduler
@@ -15,11 +15,11 @@ def new_buffer(width: int = 2) -> JobBuffer:
     return JobBuffer(Scheduler(EngineShape("shares", width)))
 
 
-def row(job: int, *, deaths: int = 0) -> Waiting:
-    return Waiting(job, 0, job.to_bytes(8, "big") + b"same", 100, None, None, 0, deaths)
+def row(job: int, *, crashes: int = 0) -> QueuedJob:
+    return QueuedJob(job, 0, job.to_bytes(8, "big") + b"same", 100, None, None, 0, crashes)
 
 
-def add(buffer: JobBuffer, *rows: Waiting, more: bool = False) -> None:
+def add(buffer: JobBuffer, *rows: QueuedJob, more: bool = False) -> None:
     buffer.add(rows, deadline_s=lambda _: None, more=more)
 
 
@@ -83,7 +83,7 @@ def test_jobs_of_an_engine_that_another_process_killed_are_scheduled_again_toget
 
 def test_a_job_that_an_engine_died_with_in_an_earlier_run_is_a_suspect_from_the_start() -> None:
     buffer = new_buffer()
-    add(buffer, row(1), row(2, deaths=1), row(3))
+    add(buffer, row(1), row(2, crashes=1), row(3))
     assert sent(buffer) == [2]
     buffer.answered(2, USAGE, trial=True)
     assert sent(buffer) == [1, 3]

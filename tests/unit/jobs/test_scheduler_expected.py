@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.engine.engine import Capabilities, EngineKind, Identity, Usage
-from tokenmill.jobs.models import Waiting
+from tokenmill.jobs.models import QueuedJob
 from tokenmill.jobs.scheduler.costs import RECOMPUTE_LENGTHS_UNKNOWN, RECOMPUTE_WITHOUT_RATES, EngineCosts
 from tokenmill.jobs.scheduler.estimates import (
     ASSUMED_TOKENS_PER_BYTE,
@@ -79,7 +79,7 @@ def test_an_expectation_lies_among_what_was_seen(tokens: list[int], ceiling: int
 
 
 def test_a_record_is_made_of_what_the_store_has() -> None:
-    waiting = Waiting(7, -3, HEAD + b"ide", 900, 64, 50.0, 0, 0)
+    waiting = QueuedJob(7, -3, HEAD + b"ide", 900, 64, 50.0, 0, 0)
     assert AnswerLengths().pending(waiting) == Pending(7, HEAD, 900, 64, 3, 50.0, 64)
     assert AnswerLengths().pending(waiting, deadline_s=40.0).deadline_s == 40.0
     assert AnswerLengths().pending(waiting._replace(deadline_s=None, max_tokens=None)) == Pending(7, HEAD, 900, None, 3)

@@ -124,7 +124,7 @@ class HttpBatchRunner:
     async def _settle(self, store: Store) -> None:
         """Expire jobs, and cancel batches that no worker runs; other processes may have requested that."""
         await asyncio.to_thread(store.expire)
-        for batch in await asyncio.to_thread(store.asked_to_cancel):
+        for batch in await asyncio.to_thread(store.cancel_requests):
             if not self._workers.has(batch):
                 await asyncio.to_thread(store.cancel, batch)
 

@@ -1,6 +1,6 @@
 """Cost of a job on one engine: KV cells, seconds, and whether recomputing a prefix in another slot pays off.
 
-Costs are estimated from expected answer lengths and measured rates; an unknown cost is None.
+Costs are estimated from expected answer lengths and measured rates; the result is None if they are unknown.
 """
 
 from collections.abc import Iterable

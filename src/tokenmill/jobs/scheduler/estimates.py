@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tokenmill.engine.engine import Usage
 from tokenmill.jobs.ingest.identity import FINE_CHUNKS, KEY_BYTES, stored_prefix_key
-from tokenmill.jobs.models import Waiting
+from tokenmill.jobs.models import QueuedJob
 from tokenmill.jobs.scheduler.prefix_groups import Pending
 
 ASSUMED_TOKENS_PER_BYTE = 0.25  # until the first answer; typical of English text
@@ -91,7 +91,7 @@ class AnswerLengths:
         expected = (_PRIOR_JOBS * overall + mean.tokens) / (_PRIOR_JOBS + mean.jobs)
         return expected if max_tokens is None else min(expected, max_tokens)
 
-    def pending(self, waiting: Waiting, *, deadline_s: float | None = None) -> Pending:
+    def pending(self, waiting: QueuedJob, *, deadline_s: float | None = None) -> Pending:
         """The scheduler's record of a stored job; the earlier of its own and its batch's deadline counts."""
         deadlines = [time_s for time_s in (waiting.deadline_s, deadline_s) if time_s is not None]
         key = stored_prefix_key(waiting.place)

@@ -21,7 +21,7 @@ from math import inf
 from typing import Protocol, TypeVar
 
 from tokenmill.errors import TooLong
-from tokenmill.jobs.models import JobId, SortKey, Waiting
+from tokenmill.jobs.models import JobId, QueuedJob, SortKey
 from tokenmill.jobs.scheduler.prefix_groups import WORTH_BYTES
 from tokenmill.jobs.sharding.policy import (
     COUNTED_JOBS,
@@ -73,7 +73,7 @@ class WorkerShards:
     name: str
     slots: int
     assigned: list[AssignedShard] = field(default_factory=list)
-    last_job: Waiting | None = None  # of the shard assigned last
+    last_job: QueuedJob | None = None  # of the shard assigned last
     began_s: float | None = None
     jobs: int = 0  # in all shards assigned so far
     jobs_per_s: float | None = None  # at its last request for more; None before
@@ -92,10 +92,10 @@ class ShardView:
         self._store = store
         self._cursor: SortKey | None = None
 
-    def ready(self, spec: WorkerSpec, slots: int) -> None:
+    def register(self, spec: WorkerSpec, slots: int) -> None:
         """Announce the worker's abilities, which it may have only once its engine is loaded."""
 
-    def window(self, batches: Sequence[int], *, again: bool, limit: int) -> list[Waiting]:
+    def window(self, batches: Sequence[int], *, again: bool, limit: int) -> list[QueuedJob]:
         """The next pending jobs of these batches by priority, batch and place; fewer than `limit` if no more are ready.
 
         With `again`, from the beginning.
@@ -106,11 +106,11 @@ class ShardView:
         self._cursor = rows[-1].key if rows else self._cursor
         return rows
 
-    def join(self, batch: int, limit: int) -> list[Waiting]:
+    def join(self, batch: int, limit: int) -> list[QueuedJob]:
         """The first pending jobs of a batch that joins the others."""
         return self._store.waiting([batch], limit=limit)
 
-    def has(self, waiting: Waiting) -> bool:
+    def has(self, waiting: QueuedJob) -> bool:
         """Whether the worker may take this job, which was not read with `window`."""
         del waiting
         return True
@@ -120,7 +120,7 @@ class ShardView:
         del job
         return error
 
-    def hopeless(self) -> list[tuple[int, TooLong]]:
+    def unrunnable(self) -> list[tuple[int, TooLong]]:
         """Jobs left to other workers that no worker can run any more, to be failed; each is returned once.
 
         If only the answer was too long, the job is assigned again instead: a short answer is better than none.
@@ -246,23 +246,23 @@ class ShardAllocator(ShardView):
         self._clock = clock
         self._closed = False
 
-    def ready(self, spec: WorkerSpec, slots: int) -> None:
+    def register(self, spec: WorkerSpec, slots: int) -> None:
         """Announce what the worker can do."""
         self._worker.context_tokens = spec.context_tokens
         self._worker.slots = slots
         self._table.announce(self._worker, spec)
 
-    def window(self, batches: Sequence[int], *, again: bool, limit: int) -> list[Waiting]:
+    def window(self, batches: Sequence[int], *, again: bool, limit: int) -> list[QueuedJob]:
         """The next jobs of the worker, from additional shards if it has fewer than slots."""
         if self._closed:
             return []
         return self._table.change(lambda: self._window(batches, again=again, limit=limit))
 
-    def join(self, batch: int, limit: int) -> list[Waiting]:
+    def join(self, batch: int, limit: int) -> list[QueuedJob]:
         """The first jobs that the worker gets of a batch."""
         return self.window([batch], again=False, limit=limit)
 
-    def has(self, waiting: Waiting) -> bool:
+    def has(self, waiting: QueuedJob) -> bool:
         """Whether a job is neither another worker's nor too long for this one."""
         return self._table.look(
             lambda: self._fits(waiting.id) and not any(waiting.key in assigned.shard for _, assigned in self._others())
@@ -287,7 +287,7 @@ class ShardAllocator(ShardView):
 
         return self._table.look(leave)
 
-    def hopeless(self) -> list[tuple[int, TooLong]]:
+    def unrunnable(self) -> list[tuple[int, TooLong]]:
         """Jobs that are too long for all remaining workers; those whose answer alone is too long are assigned again."""
 
         def take() -> list[tuple[int, TooLong]]:
@@ -314,7 +314,7 @@ class ShardAllocator(ShardView):
 
     # ---- reading
 
-    def _window(self, batches: Sequence[int], *, again: bool, limit: int) -> list[Waiting]:
+    def _window(self, batches: Sequence[int], *, again: bool, limit: int) -> list[QueuedJob]:
         if self._closed:
             return []  # closed meanwhile
         worker = self._worker
@@ -332,9 +332,9 @@ class ShardAllocator(ShardView):
             rows = self._unread(batches, limit)
         return rows
 
-    def _unread(self, batches: Sequence[int], limit: int) -> list[Waiting]:
+    def _unread(self, batches: Sequence[int], limit: int) -> list[QueuedJob]:
         """The next pending jobs of the worker's shards, none after a free job of a better priority."""
-        rows = list[Waiting]()
+        rows = list[QueuedJob]()
         assigned = [each for each in self._worker.assigned if each.shard.first[1] in batches]
         free = self._first_free(batches, None) if assigned else None
         for each in sorted(assigned, key=lambda each: each.shard.first):
@@ -345,18 +345,18 @@ class ShardAllocator(ShardView):
                 rows += new
         return rows
 
-    def _first_free(self, batches: Sequence[int], after: SortKey | None) -> Waiting | None:
+    def _first_free(self, batches: Sequence[int], after: SortKey | None) -> QueuedJob | None:
         """The first free job after a position that the worker can run."""
         return self._table.reader.first(gaps(self._taken(), batches, after), self._unfit(self._worker))
 
-    def _free(self, batches: Sequence[int], limit: int, *, after: SortKey | None) -> tuple[list[Waiting], bool]:
+    def _free(self, batches: Sequence[int], limit: int, *, after: SortKey | None) -> tuple[list[QueuedJob], bool]:
         """The first free jobs after a position, up to the next shard or unfit job, and whether there are more."""
         first = self._first_free(batches, after)
         if first is None:
             return [], False
         unfit = self._unfit(self._worker)
         end = next((each.first for each in self._taken() if each.first > first.key), None)
-        rows = list[Waiting]()
+        rows = list[QueuedJob]()
         reached = before(first.key)
         while len(rows) < limit:
             size = min(PAGE_ROWS, limit - len(rows))
@@ -423,7 +423,7 @@ class ShardAllocator(ShardView):
         self._assign(Shard(rows[0].key, rows[jobs - 1].key, jobs), rows[jobs - 1], prefetched=prefetched)
         return True
 
-    def _candidates(self, batches: Sequence[int], limit: int) -> tuple[list[Waiting], bool]:
+    def _candidates(self, batches: Sequence[int], limit: int) -> tuple[list[QueuedJob], bool]:
         """Free jobs: the rest of the worker's own prefix, else the first that do not continue another's prefix."""
         rows, more = self._free(batches, limit, after=None)
         if not rows:
@@ -466,7 +466,7 @@ class ShardAllocator(ShardView):
 
     def _read_in_turn(
         self, left: Sequence[tuple[int, WorkerShards, AssignedShard]]
-    ) -> Iterator[tuple[list[Waiting], WorkerShards, AssignedShard]]:
+    ) -> Iterator[tuple[list[QueuedJob], WorkerShards, AssignedShard]]:
         """The pending jobs of shards with known job counts, about a page at a time."""
         start = 0
         while start < len(left):
@@ -482,7 +482,7 @@ class ShardAllocator(ShardView):
             yield from ((rows, owner, each) for rows, (_, owner, each) in zip(found, group, strict=True))
             start = end
 
-    def _assign(self, shard: Shard, last_job: Waiting, *, prefetched: bool = False) -> None:
+    def _assign(self, shard: Shard, last_job: QueuedJob, *, prefetched: bool = False) -> None:
         self._worker.jobs += shard.jobs
         self._worker.last_job = last_job
         self._worker.assigned.append(AssignedShard(shard, prefetched=prefetched))
@@ -525,6 +525,6 @@ def with_context(error: TooLong, context: float) -> TooLong:
     )
 
 
-def _comparable(one: Waiting, other: Waiting) -> bool:
+def _comparable(one: QueuedJob, other: QueuedJob) -> bool:
     """Whether two jobs have the same batch and priority; only these are neighbours in the queue."""
     return one.key[:2] == other.key[:2]

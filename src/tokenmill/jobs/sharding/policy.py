@@ -19,7 +19,7 @@ from itertools import accumulate, pairwise
 from math import ceil
 
 from tokenmill.jobs.ingest.identity import stored_prefix_key
-from tokenmill.jobs.models import SortKey, Waiting
+from tokenmill.jobs.models import QueuedJob, SortKey
 from tokenmill.jobs.scheduler.prefix_groups import WORTH_BYTES, chunk_bytes, common_length, worth_bytes
 
 MOST_JOBS = 16384  # a prefix that is recomputed after this many jobs costs almost nothing
@@ -90,7 +90,7 @@ def _entered(batch: int, after: SortKey | None) -> SortKey:
     return after if after[1] == batch else (after[0] + (batch < after[1]), batch, b"", -1)
 
 
-def joined(one: Waiting, other: Waiting) -> int:
+def joined(one: QueuedJob, other: QueuedJob) -> int:
     """Prefix bytes that two neighbours share, in whole chunks."""
     return min(_shared(one.place, other.place), one.prompt_bytes, other.prompt_bytes)
 
@@ -127,7 +127,7 @@ def _part(pending: int, workers: int, speed: float | None, parts: int) -> int:
     return ceil(pending * (1 / max(1, workers) if speed is None else speed) / parts - _EPSILON)
 
 
-def cut(rows: Sequence[Waiting], most: int, *, more: bool, whole: int | None = None, workers: int = 2) -> int:
+def cut(rows: Sequence[QueuedJob], most: int, *, more: bool, whole: int | None = None, workers: int = 2) -> int:
     """Number of leading rows that make a shard: the whole prefixes that fit into `most` jobs.
 
     The first prefix stays whole up to `whole` jobs (None: up to `most`) and is cut if it is longer, unless recomputing
@@ -151,7 +151,7 @@ def cut(rows: Sequence[Waiting], most: int, *, more: bool, whole: int | None = N
     return _kept_whole(rows, shared, jobs, workers) or jobs
 
 
-def _kept_whole(rows: Sequence[Waiting], shared: Sequence[int], jobs: int, workers: int) -> int | None:
+def _kept_whole(rows: Sequence[QueuedJob], shared: Sequence[int], jobs: int, workers: int) -> int | None:
     """The end of the prefix that a cut after `jobs` rows would split, if splitting does not pay off; else None."""
     again = shared[jobs - 1]
     end = next((at for at in range(jobs, len(rows) + 1) if shared[at - 1] < again), None)
@@ -162,7 +162,7 @@ def _kept_whole(rows: Sequence[Waiting], shared: Sequence[int], jobs: int, worke
     return end if gained < 2 * again else None  # for two parts
 
 
-def elsewhere(place: bytes, rows: Sequence[Waiting]) -> int:
+def elsewhere(place: bytes, rows: Sequence[QueuedJob]) -> int:
     """Number of leading rows that continue the prefix of the worker that had the job before them, at `place`.
 
     0 if that worker had whole prefixes, or if these rows contain nothing else.
@@ -174,18 +174,18 @@ def elsewhere(place: bytes, rows: Sequence[Waiting]) -> int:
     return next(ends, 0) if begun else 0
 
 
-def elsewhere_of(places: Iterable[bytes], rows: Sequence[Waiting]) -> int:
+def elsewhere_of(places: Iterable[bytes], rows: Sequence[QueuedJob]) -> int:
     """The largest result of `elsewhere` for some places; each length of a started prefix is examined once."""
     begun = {_begun(place, rows[0]): place for place in places} if rows else {}
     return max((elsewhere(place, rows) for place in begun.values()), default=0)
 
 
-def _begun(place: bytes, row: Waiting) -> int:
+def _begun(place: bytes, row: QueuedJob) -> int:
     """Prefix bytes that a job shares with the job at a place."""
     return worth_bytes(min(_shared(place, row.place), row.prompt_bytes))
 
 
-def halved(rows: Sequence[Waiting], *, speed: float = 0.5) -> int | None:
+def halved(rows: Sequence[QueuedJob], *, speed: float = 0.5) -> int | None:
     """Number of a shard's pending jobs that stay when another worker takes the rest; None if it should take none.
 
     `speed` is the other worker's share of the speed of both. Minimises the finishing time, with a recomputed prefix
@@ -207,7 +207,7 @@ def halved(rows: Sequence[Waiting], *, speed: float = 0.5) -> int | None:
     return best if price(best) < total / own else None
 
 
-def _cost(row: Waiting, found: int) -> int:
+def _cost(row: QueuedJob, found: int) -> int:
     """Bytes to compute and decode for a job whose prefix is cached."""
     tokens = _ANSWER_TOKENS if row.max_tokens is None else min(_MOST_ANSWER_TOKENS, row.max_tokens)
     return row.prompt_bytes - min(found, row.prompt_bytes) + max(1, tokens) * _TOKEN_BYTES

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from tokenmill.errors import TooLong
-from tokenmill.jobs.models import SortKey, Waiting
+from tokenmill.jobs.models import QueuedJob, SortKey
 from tokenmill.jobs.sharding.allocator import AssignedShard, ShardAllocator, WorkerShards, WorkerSpec
 from tokenmill.jobs.sharding.coordination import Coordinator
 from tokenmill.jobs.sharding.policy import Shard
@@ -36,7 +36,7 @@ class LeasedShards:
         self._spec: WorkerSpec | None = None
         self._stale = True
         self._left = False
-        database.whole(self._join)
+        database.transaction(self._join)
 
     def change(self, work: Callable[[], T]) -> T:
         """Call `work` in a transaction in which no other worker assigns shards."""
@@ -45,7 +45,7 @@ class LeasedShards:
             with self._locked():
                 return work()
 
-        return self._database.whole(locked)
+        return self._database.transaction(locked)
 
     def look(self, work: Callable[[], T]) -> T:
         """Call `work`, after reading the tables if that was not done since the last `refresh`."""
@@ -64,7 +64,7 @@ class LeasedShards:
         """Store this worker's spec."""
         del worker  # there is only one in this table
         self._spec = spec or self._spec
-        self._database.whole(self._join)
+        self._database.transaction(self._join)
 
     def refresh(self) -> None:
         """Read the tables again before the next `look`."""
@@ -81,7 +81,7 @@ class LeasedShards:
                 self._database.run("sign", runner=self._runner, lanes=None, jobs=0, jobs_s=None, behind=None)
                 self._database.run("drop_stretches", runner=self._runner)
 
-        self._database.whole(unregister)
+        self._database.transaction(unregister)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -101,7 +101,7 @@ class LeasedShards:
             if number == self._runner:
                 self.own.jobs = jobs
             else:
-                last = None if last_job[0] is None else Waiting._make(last_job)
+                last = None if last_job[0] is None else QueuedJob._make(last_job)
                 others[number] = WorkerShards(str(number), slots, last_job=last, jobs=jobs, jobs_per_s=jobs_per_s)
         rows = dict[int, AssignedShard]()
         self.own.assigned = []

@@ -4,7 +4,7 @@ import json
 from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
-from tokenmill.jobs.models import SortKey, Waiting
+from tokenmill.jobs.models import QueuedJob, SortKey
 from tokenmill.jobs.sharding.policy import Span
 from tokenmill.jobs.store.backend import DatabaseBackend
 
@@ -22,7 +22,7 @@ _PLURALS = {
 class PendingJobs(Protocol):
     """The part of a store that shards are made from."""
 
-    def waiting(self, batches: Sequence[int], *, after: SortKey | None = None, limit: int) -> list[Waiting]:
+    def waiting(self, batches: Sequence[int], *, after: SortKey | None = None, limit: int) -> list[QueuedJob]:
         """The next pending jobs in the order of the queue."""
 
     def pending(self, batch: int) -> int:
@@ -42,22 +42,22 @@ class ShardReader:
         self._store = store
         self._database = database
 
-    def first(self, spans: Sequence[Span], unfit: Collection[int]) -> Waiting | None:
+    def first(self, spans: Sequence[Span], unfit: Collection[int]) -> QueuedJob | None:
         """The first job of all spans in the order of the queue."""
         if self._database.shared:
             row = self._database.one("first_between", **self._values_of_all(spans, unfit))
-            return None if row is None else Waiting._make(row)
+            return None if row is None else QueuedJob._make(row)
         rows = [row for found in self.rows(spans, unfit, 1) for row in found]
         return min(rows, key=lambda row: row.key, default=None)
 
-    def rows(self, spans: Sequence[Span], unfit: Collection[int], limit: int) -> list[list[Waiting]]:
+    def rows(self, spans: Sequence[Span], unfit: Collection[int], limit: int) -> list[list[QueuedJob]]:
         """The first jobs of each span; on a server, every span must lie within one priority."""
         if not self._database.shared:
             rows = [self._database.all("waiting_between", limit=limit, **self._values(span, unfit)) for span in spans]
-            return [[*map(Waiting._make, found)] for found in rows]
-        found: list[list[Waiting]] = [[] for _ in spans]
+            return [[*map(QueuedJob._make, found)] for found in rows]
+        found: list[list[QueuedJob]] = [[] for _ in spans]
         for at, *row in self._database.all("waiting_between", limit=limit, **self._values_of_all(spans, unfit)):
-            found[at - 1].append(Waiting._make(row))
+            found[at - 1].append(QueuedJob._make(row))
         return found
 
     def counts(self, spans: Sequence[Span], unfit: Collection[int], limit: int) -> list[int]:

@@ -61,7 +61,7 @@ class Leased(Coordinator):
 
     def recover(self) -> None:
         """Return jobs of lost processes to the queue, and start renewing the lease."""
-        self._database.whole(self._recover_lost)
+        self._database.transaction(self._recover_lost)
         every_s = min(RENEW_S, self._lease_s / 8)
         keeping = (
             weakref.ref(self),
@@ -76,11 +76,11 @@ class Leased(Coordinator):
         if now_s - self._renewed_s < min(RENEW_S, self._lease_s / 8):
             return
         self._renewed_s = now_s
-        self._database.whole(self._renew, patient=patient)
-        self._database.whole(self._recover_lost, patient=patient)
+        self._database.transaction(self._renew, patient=patient)
+        self._database.transaction(self._recover_lost, patient=patient)
         if now_s - self._folded_s >= FOLD_S:
             self._folded_s = now_s
-            self._database.whole(self._fold, patient=patient)
+            self._database.transaction(self._fold, patient=patient)
 
     def extend_lease(self) -> None:
         """Renew the lease, even one that has expired and was removed."""

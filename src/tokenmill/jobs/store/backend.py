@@ -75,7 +75,7 @@ class DatabaseBackend(Protocol):
     def flush(self) -> None:
         """Commit deferred changes."""
 
-    def whole(self, work: Callable[[], T]) -> T:
+    def transaction(self, work: Callable[[], T]) -> T:
         """Run a function that can be repeated; repeats it after a conflict, a lost connection or a full disk."""
 
     def problems(self) -> list[str]:

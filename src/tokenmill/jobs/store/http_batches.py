@@ -310,7 +310,7 @@ class HttpBatches:
             with self._writer.writing(durable=True):
                 return work(self._writer.run)
 
-        return self._writer.whole(whole)
+        return self._writer.transaction(whole)
 
 
 def new_file_id() -> str:

@@ -160,7 +160,7 @@ class Postgres:
         with self._guard:
             if self._writing:
                 return self.run(name, **values).fetchall()
-            return self.whole(lambda: self.run(name, **values).fetchall())
+            return self.transaction(lambda: self.run(name, **values).fetchall())
 
     def one(self, name: str, /, **values: Any) -> Any:
         """The first row of a reading query, or None."""
@@ -189,7 +189,7 @@ class Postgres:
             finally:
                 self._writing = False
 
-    def whole(self, work: Callable[[], T], *, patient: bool = True) -> T:
+    def transaction(self, work: Callable[[], T], *, patient: bool = True) -> T:
         """Run a function that can be repeated; repeats it after a conflict or a lost connection.
 
         Unless `patient`, an unavailable server is tried once and not waited for.

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from tokenmill.errors import StoreError, UsageError
 from tokenmill.jobs.ingest.line import line_in
-from tokenmill.jobs.models import Batch, BatchTotals, Counts, Job, JobId, Result, SortKey, State, Waiting
+from tokenmill.jobs.models import Batch, BatchTotals, Counts, Job, JobId, QueuedJob, Result, SortKey, State
 from tokenmill.jobs.sharding.coordination import Runner
 from tokenmill.jobs.store.address import Address
 from tokenmill.jobs.store.backend import AccessMode, Shutdown
@@ -135,14 +135,14 @@ class StoreReader:
         row = self._database.one("answer_to", identity=identity)
         return row[0] if row and is_intact(*row) else None
 
-    def waiting(self, batches: Sequence[int], *, after: SortKey | None = None, limit: int) -> list[Waiting]:
+    def waiting(self, batches: Sequence[int], *, after: SortKey | None = None, limit: int) -> list[QueuedJob]:
         """The next pending jobs by priority, batch and place, after the key of the last one seen.
 
         A job that becomes pending again before that key is found by the next walk from the start.
         """
         pages = [
             map(
-                Waiting._make,
+                QueuedJob._make,
                 self._database.all(
                     "waiting", batch=batch, now=self.now_s(), limit=limit, **_behind(after or _START, batch)
                 ),
@@ -151,9 +151,9 @@ class StoreReader:
         ]
         return list(islice(merge(*pages, key=lambda waiting: waiting.key), limit))
 
-    def due(self, before_s: float, limit: int) -> list[Waiting]:
+    def due(self, before_s: float, limit: int) -> list[QueuedJob]:
         """Pending jobs with a deadline of their own up to a time, the nearest first."""
-        return [*map(Waiting._make, self._database.all("due", before=before_s, now=self.now_s(), limit=limit))]
+        return [*map(QueuedJob._make, self._database.all("due", before=before_s, now=self.now_s(), limit=limit))]
 
     def next_retry_s(self, batches: Sequence[int] | None = None) -> float | None:
         """When the first job with a pending retry may start, of these batches or of all."""
@@ -206,7 +206,7 @@ class StoreReader:
             with self._database.writing(durable=True):
                 self._database.run("ask_cancel", batch=batch, now=self.now_s())
 
-        self._database.whole(work)
+        self._database.transaction(work)
 
     def _job(self, row: tuple[Any, ...]) -> Job:
         job, custom_id, state, identity, place, rank, prompt_bytes, max_tokens, deadline_s, attempts, deaths = row

@@ -156,7 +156,7 @@ class Database:
                 finally:
                     self._undo(joined=False)
 
-    def whole(self, work: Callable[[], T]) -> T:
+    def transaction(self, work: Callable[[], T]) -> T:
         """Run a transaction; on a full disk, write the log back, which frees its space, and run it once more."""
         try:
             return work()

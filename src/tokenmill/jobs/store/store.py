@@ -44,7 +44,7 @@ def _serialized(method: "Callable[Concatenate[Store, P], T]") -> "Callable[Conca
     @wraps(method)
     def alone(self: "Store", /, *args: P.args, **named: P.kwargs) -> T:
         with self._lock:
-            return self._database.whole(lambda: method(self, *args, **named))
+            return self._database.transaction(lambda: method(self, *args, **named))
 
     return alone
 
@@ -85,7 +85,7 @@ class Store(StoreReader):
     def announce(self, spec: WorkerSpec) -> None:
         """Announce to other workers what this process will run once its engine is loaded."""
         shards = self.shards(1)
-        shards.ready(spec, 1)
+        shards.register(spec, 1)
         shards.close()  # it takes no jobs yet; the announcement stays until it leaves the store
 
     def local_shards(
@@ -183,7 +183,7 @@ class Store(StoreReader):
         return (*((JobOutcome(job, state),) if changed else ()), *self._release_held([job]))
 
     @_serialized
-    def died(
+    def record_crash(
         self, jobs: Iterable[int], failure: Failure, *, retry_at_s: float, max_crashes: int = MAX_CRASHES
     ) -> tuple[JobOutcome, ...]:
         """Count an engine crash against jobs in flight: they are retried, or quarantined after `max_crashes`."""
@@ -222,7 +222,7 @@ class Store(StoreReader):
             self._database.run("cancel_batch", batch=batch, now=self.now_s())
         return count
 
-    def asked_to_cancel(self) -> list[int]:
+    def cancel_requests(self) -> list[int]:
         """Batches that other processes asked to cancel, or cancelled while jobs of theirs run here."""
         asked = [row[0] for row in self._database.all("asked")]
         return [*asked, *(self._coordinator.cancelled(list(self._running)) - set(asked))]

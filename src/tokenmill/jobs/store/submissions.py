@@ -63,7 +63,7 @@ class Submissions:
                 self._coordinator.claim_storing(batch)
             return batch
 
-        return self._database.whole(work)
+        return self._database.transaction(work)
 
     def add(
         self,
@@ -83,7 +83,7 @@ class Submissions:
         self._coordinator.renew_lease()
         texts = list(blocks)
         tries = count()
-        self._database.whole(lambda: self._add(batch, rows, texts, after, again=next(tries) > 0))
+        self._database.transaction(lambda: self._add(batch, rows, texts, after, again=next(tries) > 0))
 
     def _add(
         self,
@@ -130,7 +130,7 @@ class Submissions:
                     raise _lost(number_of(missing, "line"))
                 self._database.run("seal", batch=batch, key=key, now=self._reader.now_s())
 
-        self._database.whole(work)
+        self._database.transaction(work)
         return self._reader.batch(batch)
 
     def storing(self, batch: int) -> str | None:
@@ -146,12 +146,12 @@ class Submissions:
                 self._database.run("set_deadline", **values)
                 return self._database.run("revive_expired", now=self._reader.now_s(), **values).rowcount
 
-        return self._database.whole(work)
+        return self._database.transaction(work)
 
     def set_priority(self, batch: int, priority: int, *, stated: Callable[[str], bool]) -> None:
         """Change the priority of all jobs whose lines do not state one."""
         before = self._reader.batch(batch)
-        self._database.whole(lambda: self._set_priority(before, priority, stated))
+        self._database.transaction(lambda: self._set_priority(before, priority, stated))
 
     def _set_priority(self, before: Batch, priority: int, stated: Callable[[str], bool]) -> None:
         batch = before.id
@@ -178,11 +178,11 @@ class Submissions:
             with self._database.writing(durable=False):
                 self._database.run("drop_key", batch=batch)
 
-        self._database.whole(work)
+        self._database.transaction(work)
 
     def forget(self, batch: int) -> None:
         """Remove a batch and its lines; answers stay. If a kill interrupts this, the next opening continues."""
-        self._database.whole(lambda: self._forget(batch))
+        self._database.transaction(lambda: self._forget(batch))
 
     def _forget(self, batch: int) -> None:
         with self._database.writing(durable=False):

@@ -21,9 +21,9 @@ from tokenmill.jobs.models import (
     FinishedJob,
     JobId,
     JobOutcome,
+    QueuedJob,
     Started,
     State,
-    Waiting,
 )
 from tokenmill.jobs.openai.call import Call
 from tokenmill.jobs.output import Output
@@ -60,7 +60,7 @@ class StoreChanges:
     """Changes in the store since the last poll."""
 
     to_cancel: tuple[int, ...]  # batches
-    due: tuple[Waiting, ...]
+    due: tuple[QueuedJob, ...]
     reopened: tuple[int, ...]  # batches that have pending jobs again
 
 
@@ -82,7 +82,7 @@ class AsyncStore:
         self._clock = clock
         self._max_crashes = max_crashes
         self._shards = shards or ShardView(store)
-        self._known: dict[int, Waiting] = {}  # in a shared store: jobs that were read and have no outcome yet
+        self._known: dict[int, QueuedJob] = {}  # in a shared store: jobs that were read and have no outcome yet
         self._batches = {batch.id: batch for batch in batches}
         self.open = [batch.id for batch in batches]  # batches to run: not cancelled, not removed
         self._finished: dict[int, Counts] = {}  # batches that were finished when another joined
@@ -105,7 +105,7 @@ class AsyncStore:
         if self._batches:
             batches = None if more else tuple(self._batches)
             spec = WorkerSpec(next(iter(self._batches.values())).model_id, context, batches)
-            await self._do(lambda: self._shards.ready(spec, slots))
+            await self._do(lambda: self._shards.register(spec, slots))
 
     async def too_long(self, job: int, error: TooLong) -> TooLong | None:
         """The error to fail a job with that is too long for this worker; None if another worker may run it."""
@@ -122,14 +122,14 @@ class AsyncStore:
         """Jobs that need a larger context than any remaining worker has, with their errors."""
 
         def work() -> list[tuple[int, TooLong]]:
-            found = self._shards.hopeless()
+            found = self._shards.unrunnable()
             jobs = {job: self._store.job(job) for job, _ in found if JobId.batch(job) in self.open}
             waiting = {number for number, job in jobs.items() if job is not None and job.state is State.PENDING}
             return [(job, error) for job, error in found if job in waiting]
 
         return await self._do(work)
 
-    async def window(self, limit: int, *, again: bool) -> list[Waiting]:
+    async def window(self, limit: int, *, again: bool) -> list[QueuedJob]:
         """The next pending jobs that this worker may take; with `again`, from the beginning."""
         return await self._do(lambda: self._remember(self._shards.window(self.open, again=again, limit=limit)))
 
@@ -151,7 +151,9 @@ class AsyncStore:
         def work() -> tuple[JobOutcome, ...]:
             outcomes = list(self._store.commit(what.answers)) if what.answers else []
             for jobs, failure in what.crashes:
-                outcomes += self._store.died(jobs, failure, retry_at_s=self._clock(), max_crashes=self._max_crashes)
+                outcomes += self._store.record_crash(
+                    jobs, failure, retry_at_s=self._clock(), max_crashes=self._max_crashes
+                )
             for job, failure, retry_at_s in what.failures:
                 outcomes += self._store.fail(job, failure, retry_at_s=retry_at_s)
             if what.released:
@@ -186,13 +188,13 @@ class AsyncStore:
 
         return await self._do(work)
 
-    async def join(self, batch: Batch, limit: int) -> list[Waiting]:
+    async def join(self, batch: Batch, limit: int) -> list[QueuedJob]:
         """Add a batch; returns up to `limit` of its pending jobs.
 
         The counts of finished batches are frozen; afterwards these are only checked for being reopened.
         """
 
-        def work() -> list[Waiting]:
+        def work() -> list[QueuedJob]:
             self._batches[batch.id] = batch
             self._finished.pop(batch.id, None)
             for known in self._batches.keys() - self._finished.keys() - {batch.id}:
@@ -218,7 +220,7 @@ class AsyncStore:
         """Stop running a cancelled batch, and cancel its jobs unless another worker's cancellation has been undone."""
 
         def work() -> None:
-            if not self.shared or batch in self._store.asked_to_cancel():
+            if not self.shared or batch in self._store.cancel_requests():
                 self._store.cancel(batch)
             self.open.remove(batch)
             self._forget([job for job in self._known if JobId.batch(job) == batch])
@@ -227,7 +229,7 @@ class AsyncStore:
         await self._do(work)
 
     async def next_retry_s(self) -> float | None:
-        """The time of the first pending retry; None if there is none."""
+        """The time of the first pending retry; None if no job waits for one."""
         return await self._do(lambda: self._store.next_retry_s(self.open))
 
     async def prompt(self, job: int) -> bytes | None:
@@ -274,10 +276,10 @@ class AsyncStore:
         """Whether jobs that run in other workers could return to the queue."""
         return self.shared and self.left.running > 0
 
-    def _may_take(self, waiting: Waiting) -> bool:
+    def _may_take(self, waiting: QueuedJob) -> bool:
         return JobId.batch(waiting.id) in self.open and self._shards.has(waiting)
 
-    def _remember(self, rows: list[Waiting]) -> list[Waiting]:
+    def _remember(self, rows: list[QueuedJob]) -> list[QueuedJob]:
         if self.shared:
             self._known.update((row.id, row) for row in rows)
         return rows
@@ -288,7 +290,7 @@ class AsyncStore:
 
     def _to_cancel(self) -> list[int]:
         """Batches to stop: cancelled by request, cancelled by another worker, or removed."""
-        asked = self._store.asked_to_cancel()
+        asked = self._store.cancel_requests()
         if not self.shared:
             return asked
         return [*asked, *(batch for batch in self.open if batch not in asked and self._cancelled(batch))]

@@ -12,7 +12,7 @@ import heapq
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from tokenmill.engine.engine import Usage
-from tokenmill.jobs.models import JobId, Waiting
+from tokenmill.jobs.models import JobId, QueuedJob
 from tokenmill.jobs.scheduler.crash_isolation import CrashIsolation
 from tokenmill.jobs.scheduler.decisions import Dispatch, ScheduleDecision
 from tokenmill.jobs.scheduler.prefix_groups import Pending
@@ -61,7 +61,7 @@ class JobBuffer:
         """Whether no job is left to send, now or later."""
         return not (self._later or self._suspects.trying or self.scheduler.pending)
 
-    def add(self, rows: Sequence[Waiting], *, deadline_s: Callable[[int], float | None], more: bool | None) -> None:
+    def add(self, rows: Sequence[QueuedJob], *, deadline_s: Callable[[int], float | None], more: bool | None) -> None:
         """Add jobs read from the store; `more` as in Scheduler.available. Jobs with earlier crashes become suspects."""
         fresh = []
         for row in rows:
@@ -69,7 +69,7 @@ class JobBuffer:
                 continue
             record = self.scheduler.lengths.pending(row, deadline_s=deadline_s(row.id))
             self._records[row.id] = record
-            if row.deaths:
+            if row.crashes:
                 self._outside.add(row.id)
                 self._suspects.add_suspect(record, None)
             else:

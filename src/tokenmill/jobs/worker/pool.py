@@ -48,7 +48,7 @@ class MemberReport:
     """The result of one member."""
 
     name: str
-    report: RunReport | None  # None: its engine failed and there is no report
+    report: RunReport | None  # None: its engine failed before it reported
     lost: str | None  # the permanent failure of its engine; None if there was none
 
 
