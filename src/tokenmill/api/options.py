@@ -212,8 +212,8 @@ class EngineOptions(PlanOptions):
     """Machine to plan for: this, a catalogue name or a machine file. [default: from the configuration, or this]"""
 
     binary: str | None = None
-    """Path of the server's executable. [default: from the configuration; of llama-server, that of `engines build`, else
-    the wheel's; of other servers, found on PATH]"""
+    """Path of the server's executable. [default: from the configuration; llama-server: the newest of
+    `tokenmill engines builds`, or the wheel's; others: found on PATH]"""
 
     port: int | None = None
     """Port of the gateway, or of a server engine. [default: from the configuration, or 8181 and 8180]"""

@@ -6,12 +6,17 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts.help import DefaultFormatter, HelpPanel
 
 from tokenmill.cli.signals import Signalled, exit_code, leave_lost_terminal, raise_on_signals
 from tokenmill.errors import DoesNotFit, TokenmillError, UsageError
 from tokenmill.version import __version__
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions
 
 _DISK_HINT = "check the path, its permissions and the free space on its disk"
 _COMMANDS = {
@@ -51,6 +56,33 @@ _COMMANDS = {
     },
 }
 """The commands by panel of the overview, each with its module and function."""
+_PLACEHOLDERS = {
+    "--model": "MODEL",
+    "--machine": "MACHINE",
+    "--engine": "ENGINE",
+    "--binary": "FILE",
+    "--gpus": "LIST",
+    "--fit-margin": "LIST",
+    "--cache-type": "TYPE",
+    "--cache-type-k": "TYPE",
+    "--cache-type-v": "TYPE",
+    "--type": "TYPE",
+    "--body": "JSON",
+    "INT": "N",
+    "FLOAT": "N",
+}
+"""What an option's help shows for its value, by option or else by cyclopts' name of its type."""
+
+
+class _HelpFormatter(DefaultFormatter):
+    """Replaces the placeholders of values, such as `--context INT` by `--context N`."""
+
+    def __call__(self, console: "Console", options: "ConsoleOptions", panel: HelpPanel) -> None:
+        entries = []
+        for entry in panel.entries:
+            name = next((name for name in entry.positive_names if name in _PLACEHOLDERS), entry.metavar)
+            entries.append(entry.copy(metavar=_PLACEHOLDERS.get(name or "", entry.metavar)))
+        super().__call__(console, options, panel.copy(entries=entries))
 
 
 def _shown_default(value: object) -> str | None:
@@ -74,6 +106,7 @@ app = App(
         "    tokenmill run jobs.jsonl -o results.jsonl --model kimi.gguf"
     ),
     help_format="markdown",
+    help_formatter=_HelpFormatter(),
     default_parameter=Parameter(negative=(), show_default=_shown_default),
     group_parameters=Group.create_default_parameters("Options"),
     result_action="return_value",
@@ -84,6 +117,7 @@ for _title, _commands in _COMMANDS.items():
     for _position, (_name, _place) in enumerate(_commands.items()):
         # By module path, so that running one command imports no other.
         app.command(f"tokenmill.cli.{_place}", name=_name, group=_group, sort_key=_position)
+app["--help"].group = app["--version"].group = Group.create_ordered("Help")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -25,7 +25,9 @@ def inspect(
     tensors: Annotated[bool, Parameter(name="--tensors")] = False,
     common: Common = Common(),  # noqa: B008  frozen
 ) -> None:
-    """Show a model's architecture, size and memory needs; reads only its header.
+    """Show a model's architecture, size and memory needs.
+
+    Reads only the header of the file, so remote files and catalogue names work as well.
 
         tokenmill inspect kimi-k2.5:Q4_K_S
 

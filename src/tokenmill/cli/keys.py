@@ -2,14 +2,18 @@
 
 from datetime import UTC, datetime
 
-from cyclopts import App
+from cyclopts import App, Group
 from rich.table import Table
 
 from tokenmill.cli.output import Common, say, show, show_json, show_text
 from tokenmill.gateway.http import keys as kept
 from tokenmill.gateway.http.keys import KeyLimits
 
-app = App(name="keys", help="Manage the API keys of `tokenmill serve`.")
+app = App(
+    name="keys",
+    help="Manage the API keys of `tokenmill serve`.",
+    group_parameters=Group.create_default_parameters("Options"),
+)
 
 
 @app.command

@@ -32,6 +32,8 @@ def results(
     Works at any time, also while the batch runs; the batch's own output file is not changed. Lines are in input order.
     Unfinished jobs are omitted. Jobs whose stored answer is damaged are omitted, and the exit code is 1.
 
+        tokenmill results last -o so-far.jsonl
+
     Parameters
     ----------
     batch:

@@ -25,6 +25,8 @@ def retry(
 
     Invalid lines are not requeued: correct them in the job file and run it again.
 
+        tokenmill retry last --failed
+
     Parameters
     ----------
     batch:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import App, Parameter
+from cyclopts import App, Group, Parameter
 from rich.table import Table
 
 from tokenmill.api.stores import store_address
@@ -16,7 +16,11 @@ from tokenmill.jobs.store.sqlite_errors import STORE_DAMAGED, start_over
 from tokenmill.jobs.store.store import Store
 from tokenmill.units import number_of
 
-app = App(name="store", help="Check and repair the database of batches and answers.")
+app = App(
+    name="store",
+    help="Check and repair the database of batches and answers.",
+    group_parameters=Group.create_default_parameters("Options"),
+)
 _SHOWN_LINES = 10
 
 

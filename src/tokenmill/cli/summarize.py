@@ -81,8 +81,8 @@ def summarize(
     model:
         GGUF file, safetensors folder (vLLM) or name of a downloaded model. [default: smollm2]
     digest:
-        File with a text for the start of every prompt, such as a glossary, a style guide or the output of `tokenmill
-        digest`. It is computed once and stays cached.
+        File with a text for the start of every prompt, such as a glossary, a style guide or a digest made by
+        `tokenmill digest`. It is computed once and stays cached.
     max_tokens:
         Maximum tokens per summary.
     language:
@@ -191,7 +191,7 @@ def _check_found(found: FoundDocuments, output: Path, *, strict: bool) -> None:
     """Report skipped files; UsageError if no document is left, or with --strict if any file is skipped."""
     skipped = found.skipped
     words = [f"{each.name}: {each.reason}" for each in skipped]
-    if not found.documents and found.beside:
+    if not found.documents and found.contains_output:
         outside = f"no documents outside the output folder {output}, which is not read"
         raise UsageError("\n".join((outside, *words[:MAX_NAMES])), hint="choose an --output folder without documents")
     if not found.documents:
