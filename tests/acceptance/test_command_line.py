@@ -78,7 +78,7 @@ def test_json_is_one_document_and_nothing_else(
         (("inspect", "absent/file.gguf"), 2, "models list"),
         (("inspect", "text.gguf"), 1, "fetch it again"),
         (("inspect", "a" * 300), 1, "check the path"),
-        (("probe", "-o", "text.gguf"), 2, "name another file"),
+        (("probe", "-o", "text.gguf"), 2, "another output file"),
         (("probe", "--config", "absent.toml"), 2, "config.example.toml"),
         (("models", "synth", "--layers", "1" * 30, "-o", "x.gguf"), 2, "512 is the most"),
     ],
@@ -151,8 +151,8 @@ def test_an_interrupted_command_says_so(tmp_path: Path) -> None:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     ) as process:
         deadline = time.monotonic() + 200
-        while not list(tmp_path.iterdir()) and time.monotonic() < deadline:
-            pass
+        while not any(path.stat().st_size for path in tmp_path.iterdir()) and time.monotonic() < deadline:
+            time.sleep(0.001)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=200)
     assert (process.returncode, out, err) == (130, b"", b"interrupted\n")

@@ -96,7 +96,7 @@ def test_comparison_in_one_table() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "no model given"),
+        ((), "no model"),
         (("nope:Q4_K_M",), "no model 'nope' in the catalogue"),
         (("kimi-k2.5:Q4_K_S", "--machine", "nope"), "nope"),
         (("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--context", "0"), "context must be at least 1"),
@@ -110,8 +110,8 @@ def test_comparison_in_one_table() -> None:
         (("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--reserve-cores", "16"), "--reserve-cores 16"),
         (("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--fit-margin", "9"), "fit_margin needs own_fit"),
         (("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--batch", "64", "--ubatch", "128"), "smaller than ubatch"),
-        (("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--compare", "0"), "context of 0"),
-        (("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--compare", "Q8_0", "--verify"), "do not go together"),
+        (("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--compare", "0"), "at least 256 tokens (got 0)"),
+        (("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--compare", "Q8_0", "--verify"), "--compare and --verify"),
         (
             ("kimi-k2.5:Q4_K_S", "--machine", "epyc-9175f", "--from-command", "llama-server", "--context", "1"),
             "--context cannot be combined with --from-command",

@@ -134,10 +134,10 @@ def test_wrong_use(said: Said, tmp_path: Path) -> None:
     config = tmp_path / "mill.toml"
     config.write_text('[[engines]]\nname = "a"\n')
     for words, reason in (
-        (("--detach",), "only an engine can be left running"),
+        (("--detach",), "--detach requires --engine-only"),
         (("--port", 99999), "port must be 1-65535, or 0 to pick a free port (got 99999)"),
         (("--config", config, "--context", 512), "the configuration lists engines"),
-        (("--engine-only", "smollm2", "--host", "::1"), "--host is for the gateway"),
+        (("--engine-only", "smollm2", "--host", "::1"), "--host cannot be combined with --engine-only"),
         (("--host", "203.0.113.1"), "can be reached by others"),
         (("--port", 0, "--digest", tmp_path / "none.md"), "cannot be read"),
         (("--port", 0, "--engine", "nothing"), "unknown engine 'nothing'"),
@@ -176,7 +176,7 @@ def test_what_it_says_to_a_person(smollm2_path: Path, tmp_path: Path) -> None:
         while not lines or not lines[-1].startswith("ready"):
             lines.append(process.stdout.readline())
             assert lines[-1], process.communicate(timeout=LIMIT_S)
-        page = next(line.split()[1] for line in lines if line.startswith("page "))
+        page = next(line.split()[1] for line in lines if line.startswith("dashboard "))
         assert "<title>" in httpx.get(page).text
         assert "away: url http://127.0.0.1:9; nothing answers" in "".join(lines)
         small = registry.read(tmp_path / "tokenmill", "small")
