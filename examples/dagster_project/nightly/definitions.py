@@ -69,7 +69,7 @@ dataset = expand_asset(
     ways=["harder", "broader"],
     judge=False,  # the example's model is too small to judge
     keep_seeds=True,
-    drawing=SamplingOptions(max_tokens=160),  # answers that are cut off are dropped
+    sampling=SamplingOptions(max_tokens=160),  # answers that are cut off are dropped
 )
 
 teacher = distill_asset(

@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tokenmill.recipes.distillation.prompts import DistillOptions as DistillOptions
     from tokenmill.recipes.distillation.prompts import DistillPrompts as DistillPrompts
-    from tokenmill.recipes.distillation.prompts import checked_lines as check_prompts
+    from tokenmill.recipes.distillation.prompts import check_prompts as check_prompts
     from tokenmill.recipes.distillation.recipe import distill as distill
     from tokenmill.recipes.distillation.rows import Thinking as Thinking
     from tokenmill.recipes.expansion.lines import ExpandPrompts as ExpandPrompts
     from tokenmill.recipes.expansion.lines import SamplingOptions as SamplingOptions
-    from tokenmill.recipes.expansion.near_duplicates import Near as NearDuplicates
+    from tokenmill.recipes.expansion.near_duplicates import NearDuplicates as NearDuplicates
     from tokenmill.recipes.expansion.prompts import JUDGE as JUDGE
-    from tokenmill.recipes.expansion.prompts import known_ways as expand_methods
-    from tokenmill.recipes.expansion.prompts import load as load_prompt
+    from tokenmill.recipes.expansion.prompts import expand_methods as expand_methods
+    from tokenmill.recipes.expansion.prompts import load_prompt as load_prompt
     from tokenmill.recipes.expansion.recipe import expand as expand
     from tokenmill.recipes.expansion.request import ExpandRequest as ExpandRequest
-    from tokenmill.recipes.expansion.request import summary_document as expand_summary
+    from tokenmill.recipes.expansion.request import expand_summary as expand_summary
     from tokenmill.recipes.expansion.schema import read_schema as read_schema
-    from tokenmill.recipes.expansion.schema import wrong as schema_error
+    from tokenmill.recipes.expansion.schema import schema_error as schema_error
     from tokenmill.recipes.expansion.seeds import read_seeds as read_seeds
     from tokenmill.recipes.expansion.transforms import INSTRUCTION as INSTRUCTION
     from tokenmill.recipes.expansion.transforms import variants as variants
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from tokenmill.recipes.runner import RecipeEnd as End
     from tokenmill.recipes.runner import chat_line as chat_line
     from tokenmill.recipes.runner import text_of as text_of
-    from tokenmill.recipes.summarization.documents import ReadOptions as DocumentOptions
-    from tokenmill.recipes.summarization.documents import gather as gather_documents
+    from tokenmill.recipes.summarization.documents import DocumentOptions as DocumentOptions
+    from tokenmill.recipes.summarization.documents import gather_documents as gather_documents
     from tokenmill.recipes.summarization.manifest import read_manifest as read_manifest
-    from tokenmill.recipes.summarization.prompts import prompts_for as summary_prompts
+    from tokenmill.recipes.summarization.prompts import summary_prompts as summary_prompts
     from tokenmill.recipes.summarization.recipe import SummarizeRequest as SummarizeRequest
     from tokenmill.recipes.summarization.recipe import summarize as summarize
     from tokenmill.storage.rows import read_rows as read_rows
@@ -53,35 +53,35 @@ _MODULES = {
     "Budget": ("runner", "Budget"),
     "DistillOptions": ("distillation.prompts", "DistillOptions"),
     "DistillPrompts": ("distillation.prompts", "DistillPrompts"),
-    "DocumentOptions": ("summarization.documents", "ReadOptions"),
+    "DocumentOptions": ("summarization.documents", "DocumentOptions"),
     "End": ("runner", "RecipeEnd"),
     "ExpandPrompts": ("expansion.lines", "ExpandPrompts"),
     "ExpandRequest": ("expansion.request", "ExpandRequest"),
     "INSTRUCTION": ("expansion.transforms", "INSTRUCTION"),
     "JUDGE": ("expansion.prompts", "JUDGE"),
     "Line": ("runner", "Line"),
-    "NearDuplicates": ("expansion.near_duplicates", "Near"),
+    "NearDuplicates": ("expansion.near_duplicates", "NearDuplicates"),
     "Origin": ("runner", "AnswerOrigin"),
     "SamplingOptions": ("expansion.lines", "SamplingOptions"),
     "Spent": ("runner", "RecipeCost"),
     "SummarizeRequest": ("summarization.recipe", "SummarizeRequest"),
     "Thinking": ("distillation.rows", "Thinking"),
     "chat_line": ("runner", "chat_line"),
-    "check_prompts": ("distillation.prompts", "checked_lines"),
+    "check_prompts": ("distillation.prompts", "check_prompts"),
     "distill": ("distillation.recipe", "distill"),
     "expand": ("expansion.recipe", "expand"),
-    "expand_methods": ("expansion.prompts", "known_ways"),
-    "expand_summary": ("expansion.request", "summary_document"),
+    "expand_methods": ("expansion.prompts", "expand_methods"),
+    "expand_summary": ("expansion.request", "expand_summary"),
     "file_suffix": (".storage.rows", "suffix_of"),
-    "gather_documents": ("summarization.documents", "gather"),
-    "load_prompt": ("expansion.prompts", "load"),
+    "gather_documents": ("summarization.documents", "gather_documents"),
+    "load_prompt": ("expansion.prompts", "load_prompt"),
     "read_manifest": ("summarization.manifest", "read_manifest"),
     "read_rows": (".storage.rows", "read_rows"),
     "read_schema": ("expansion.schema", "read_schema"),
     "read_seeds": ("expansion.seeds", "read_seeds"),
-    "schema_error": ("expansion.schema", "wrong"),
+    "schema_error": ("expansion.schema", "schema_error"),
     "summarize": ("summarization.recipe", "summarize"),
-    "summary_prompts": ("summarization.prompts", "prompts_for"),
+    "summary_prompts": ("summarization.prompts", "summary_prompts"),
     "text_of": ("runner", "text_of"),
     "variants": ("expansion.transforms", "variants"),
     "write_rows": (".storage.rows", "write_rows"),

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 
 from tokenmill.errors import UsageError
 from tokenmill.recipes.distillation.rows import COLUMNS
-from tokenmill.recipes.reasoning import together
+from tokenmill.recipes.reasoning import join_reasoning
 from tokenmill.storage.rows import parquet_columns, read_rows, suffix_of, write_rows
 
 ExportFormat = Literal["messages", "sharegpt", "alpaca", "parquet"]
@@ -53,7 +53,7 @@ class Exported:
 
 
 @dataclass(slots=True)
-class _Left:
+class _Omitted:
     cut: int = 0
     empty: int = 0
 
@@ -62,14 +62,14 @@ def export(source: Path, target: Path, wanted: ExportRequest) -> Exported:
     """Convert a teacher's table, replacing the target."""
     check_export(target, wanted.format)
     columns = columns_of(source, wanted)
-    left = _Left()
-    rows = write_rows(target, _written(source, wanted, columns, left), columns)
+    omitted = _Omitted()
+    rows = write_rows(target, _written(source, wanted, columns, omitted), columns)
     if not rows:
         raise UsageError(
-            f"{source} has no answers to export: {left.cut} were cut off, {left.empty} are empty",
-            hint="--cut-too takes those that were cut off; --max-tokens of distill makes room for whole ones",
+            f"{source} has no answers to export: {omitted.cut} were cut at max_tokens, {omitted.empty} are empty",
+            hint="export cut answers with --cut-too, or run distill with a larger --max-tokens",
         )
-    return Exported(target, wanted.format, rows, left.cut, left.empty, columns)
+    return Exported(target, wanted.format, rows, omitted.cut, omitted.empty, columns)
 
 
 def check_export(target: Path, format: ExportFormat) -> None:
@@ -77,15 +77,17 @@ def check_export(target: Path, format: ExportFormat) -> None:
     parquet = suffix_of(target) == ".parquet"
     if parquet != (format == "parquet"):
         ending = ".parquet" if format == "parquet" else ".jsonl, .jsonl.gz or .jsonl.zst"
-        raise UsageError(f"{format} is not written to {target.name}", hint=f"name a file that ends in {ending}")
+        raise UsageError(
+            f"the format {format} cannot be written to {target.name}", hint=f"use a file name that ends in {ending}"
+        )
 
 
 def check_replaceable(target: Path, format: ExportFormat) -> None:
     """Raise UsageError if the target exists and is not an export in this format or empty."""
     if target.is_file() and target.stat().st_size and not _looks_like(target, format):
         raise UsageError(
-            f"{target} holds something else than an export in the format {format}: it is not replaced",
-            hint="name another file, or --force to replace it",
+            f"{target} exists and is not an export in the format {format}",
+            hint="use another file, or --force to overwrite it",
         )
 
 
@@ -112,7 +114,7 @@ def _looks_like(target: Path, format: ExportFormat) -> bool:
 
 def rows_of(source: Path, wanted: ExportRequest) -> Iterator[dict[str, Any]]:
     """The rows of the export."""
-    return _written(source, wanted, columns_of(source, wanted), _Left())
+    return _written(source, wanted, columns_of(source, wanted), _Omitted())
 
 
 def columns_of(source: Path, wanted: ExportRequest) -> dict[str, str]:
@@ -124,7 +126,7 @@ def columns_of(source: Path, wanted: ExportRequest) -> dict[str, str]:
     if wanted.format == "parquet":
         return {"messages": "messages", **{name: COLUMNS[name] for name in _KEPT}}
     systems = histories = False
-    for row in _chosen(source, wanted, _Left(), _NEEDED):
+    for row in _chosen(source, wanted, _Omitted(), _NEEDED):
         system, turns = _turns(row)
         systems = systems or system is not None
         histories = histories or len(turns) > 1
@@ -132,9 +134,11 @@ def columns_of(source: Path, wanted: ExportRequest) -> dict[str, str]:
     return columns | ({"system": "string"} if systems else {}) | ({"history": "json"} if histories else {})
 
 
-def _written(source: Path, wanted: ExportRequest, columns: Mapping[str, str], left: _Left) -> Iterator[dict[str, Any]]:
+def _written(
+    source: Path, wanted: ExportRequest, columns: Mapping[str, str], omitted: _Omitted
+) -> Iterator[dict[str, Any]]:
     read = (*_NEEDED, *_KEPT) if wanted.format == "parquet" else _NEEDED
-    for row in _chosen(source, wanted, left, tuple(dict.fromkeys(read))):
+    for row in _chosen(source, wanted, omitted, tuple(dict.fromkeys(read))):
         if wanted.format == "messages":
             yield {"messages": row["messages"]}
         elif wanted.format == "sharegpt":
@@ -145,15 +149,18 @@ def _written(source: Path, wanted: ExportRequest, columns: Mapping[str, str], le
             yield {"messages": row["messages"], **{name: row.get(name) for name in _KEPT}}
 
 
-def _chosen(source: Path, wanted: ExportRequest, left: _Left, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _chosen(source: Path, wanted: ExportRequest, omitted: _Omitted, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Exported rows with the answer as the last message."""
     for number, row in enumerate(read_rows(source, columns), 1):
         if row.get("answer") is None or row.get("messages") is None or "finish_reason" not in row:
-            raise UsageError(f"row {number} of {source} is no teacher's answer", hint="export what distill wrote")
+            raise UsageError(
+                f"row {number} of {source} was not written by tokenmill distill",
+                hint="export a table written by distill",
+            )
         if row["finish_reason"] != _FINISHED and not wanted.cut_too:
-            left.cut += 1
+            omitted.cut += 1
         elif not row["answer"].strip() and not (wanted.with_reasoning and row.get("reasoning")):
-            left.empty += 1
+            omitted.empty += 1
         else:
             yield {**row, "messages": _with_answer(row, wanted)}
 
@@ -161,7 +168,7 @@ def _chosen(source: Path, wanted: ExportRequest, left: _Left, columns: Sequence[
 def _with_answer(row: Mapping[str, Any], wanted: ExportRequest) -> list[dict[str, str]]:
     given = row["messages"]
     messages = json.loads(given) if isinstance(given, str) else given
-    answer = together(row["answer"], row.get("reasoning")) if wanted.with_reasoning else row["answer"]
+    answer = join_reasoning(row["answer"], row.get("reasoning")) if wanted.with_reasoning else row["answer"]
     return [*messages, {"role": "assistant", "content": answer}]
 
 
@@ -186,8 +193,8 @@ def _turns(row: Mapping[str, Any]) -> tuple[str | None, list[tuple[str, str]]]:
     roles = [message["role"] for message in messages]
     if roles != ["user", "assistant"] * (len(roles) // 2):
         raise UsageError(
-            f"{row['id']}: questions and answers do not alternate, which Alpaca's format asks for",
-            hint="--to messages has a place for any conversation",
+            f"{row['id']}: user and assistant messages do not alternate, as the Alpaca format requires",
+            hint="use --to messages, which supports any conversation",
         )
     texts = [message["content"] for message in messages]
     return system, list(zip(texts[::2], texts[1::2], strict=True))

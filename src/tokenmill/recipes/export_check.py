@@ -20,10 +20,10 @@ _FLOAT32_BITS = 24
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What `datasets` found."""
+    """What the `datasets` library loaded."""
 
     rows: int
-    features: Mapping[str, str]  # column -> type, in its words
+    features: Mapping[str, str]  # column -> type, as text
     version: str
 
 
@@ -45,14 +45,14 @@ def check(source: Path, target: Path, wanted: ExportRequest) -> Checked:
                 raise _differs(target, f"{name} is read as {is_now}, not as {expected}")
         for number, (ours, theirs) in enumerate(zip_longest(rows_of(source, wanted), found), 1):
             if ours is None or theirs is None:
-                raise _differs(target, f"it has {found.num_rows} rows, {'fewer' if ours else 'more'} than it should")
+                raise _differs(target, f"it has {found.num_rows} rows, {'fewer' if ours else 'more'} than the source")
             for name in columns:
                 if not _same(ours.get(name), theirs[name]):
-                    raise _differs(target, f"row {number}: {name} is another")
+                    raise _differs(target, f"{name} in row {number} has another value")
         return Checked(found.num_rows, {name: str(kind) for name, kind in found.features.items()}, datasets.__version__)
 
 
-_HINT = "export it again; if it stays so, please report it"
+_HINT = "export it again; if the error remains, please report it"
 
 
 def _feature(datasets: Any, name: str, kind: str) -> Any:
@@ -70,7 +70,7 @@ def _feature(datasets: Any, name: str, kind: str) -> Any:
 
 
 def _differs(target: Path, what: str) -> TokenmillError:
-    return TokenmillError(f"{target} is not what was written: {what}", hint=_HINT)
+    return TokenmillError(f"{target} differs from its source: {what}", hint=_HINT)
 
 
 def _same(ours: Any, theirs: Any) -> bool:
@@ -91,12 +91,12 @@ def _library() -> Iterator[Any]:
         from huggingface_hub import constants  # noqa: PLC0415
     except ImportError:
         raise UsageError(
-            "the check reads the file with the `datasets` library, which is not installed",
-            hint="pip install datasets, or leave --check out",
+            "--check needs the `datasets` library, which is not installed",
+            hint="pip install datasets, or remove --check",
         ) from None
     if not hasattr(datasets, "List"):
         raise UsageError(
-            f"datasets {datasets.__version__} is too old to check with", hint="pip install -U datasets: 4 or newer"
+            f"--check needs datasets 4 or newer (found {datasets.__version__})", hint="pip install -U datasets"
         )
     shown = datasets.utils.logging.is_progress_bar_enabled()
     datasets.disable_progress_bars()

@@ -1,4 +1,4 @@
-"""Reads from a store what a forecast of a recipe needs: lines with an outcome, and lengths of answers."""
+"""Reads from the store what the forecast of a recipe needs: which lines have an outcome, and lengths of answers."""
 
 import hashlib
 import json
@@ -12,9 +12,9 @@ from tokenmill.jobs.models import Batch, JobId, State, Submission
 from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.recipes.runner import Answered, Line, line_bytes
 
-MOST_LINES = 100_000  # limit of lines looked up per stage; larger stages are sampled
-MOST_ANSWERS = 400  # newest answers used for a mean
-FEWEST_ANSWERS = 8  # minimum for a stage; otherwise all answers of the model count
+MAX_LINES = 100_000  # limit of lines looked up per stage; larger stages are sampled
+MAX_ANSWERS = 400  # newest answers used for a mean
+MIN_ANSWERS = 8  # minimum for a stage; otherwise all answers of the model count
 _PAGE = 200
 
 
@@ -24,13 +24,14 @@ class Lengths:
 
     share: float  # mean share of max_tokens
     answers: int  # number of answers
-    alike: bool  # from the same stage; else from any batch of the model
+    same_stage: bool  # False: from all batches of the model
 
 
 def settled_lines(reader: StoreReader, model_id: str, lines: Sequence[Line]) -> frozenset[int]:
     """Indices of lines that need no more work.
 
-    A line is answered if its request is, in any batch. If all lines form a batch of the store, failed lines count, too.
+    A line is settled if any batch has an answer to its request. If the store has a batch of exactly these lines, its
+    failed lines are settled, too.
     """
     digest = hashlib.sha256()
     settled = set[int]()
@@ -67,21 +68,21 @@ def _states(reader: StoreReader, batch: Batch) -> Iterator[tuple[int, State]]:
 def lengths(reader: StoreReader, model_id: str, stages: Iterable[str]) -> dict[str, Lengths]:
     """Expected answer lengths per stage, from the same stage or from all batches of the model."""
     batches = [batch for batch in reversed(reader.batches()) if batch.model_id == model_id and batch.counts.done]
-    overall = _mean(reader, batches, alike=False)
+    overall = _mean(reader, batches, same_stage=False)
     found = {}
     for stage in stages:
         same = [batch for batch in batches if batch.source.endswith(f": {stage}")]
-        own = _mean(reader, same, alike=True)
-        chosen = own if own is not None and own.answers >= FEWEST_ANSWERS else overall
+        own = _mean(reader, same, same_stage=True)
+        chosen = own if own is not None and own.answers >= MIN_ANSWERS else overall
         if chosen is not None:
             found[stage] = chosen
     return found
 
 
-def _mean(reader: StoreReader, batches: Iterable[Batch], *, alike: bool) -> Lengths | None:
-    pairs = list(islice((pair for batch in batches for pair in _answers(reader, batch)), MOST_ANSWERS))
-    most = sum(most for _, most in pairs)
-    return Lengths(sum(tokens for tokens, _ in pairs) / most, len(pairs), alike) if most else None
+def _mean(reader: StoreReader, batches: Iterable[Batch], *, same_stage: bool) -> Lengths | None:
+    pairs = list(islice((pair for batch in batches for pair in _answers(reader, batch)), MAX_ANSWERS))
+    maximum = sum(max_tokens for _, max_tokens in pairs)
+    return Lengths(sum(tokens for tokens, _ in pairs) / maximum, len(pairs), same_stage) if maximum else None
 
 
 def _answers(reader: StoreReader, batch: Batch) -> Iterator[tuple[int, int]]:

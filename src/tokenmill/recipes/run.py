@@ -1,7 +1,6 @@
 """Runs a recipe on an engine of this machine: `run_recipe`.
 
-The engine is opened for the first stage with work. If all answers are in the store, nothing is loaded, and the rows
-still name the model that answered.
+The engine is opened for the first stage that has jobs to compute. If all answers are in the store, nothing is loaded.
 """
 
 import asyncio
@@ -32,7 +31,7 @@ UNKNOWN_BUILD = "not started"
 
 
 class RecipeEngine(BatchEngine):
-    """The engine of one run of a recipe; opened for the first stage that has work."""
+    """The engine of one recipe run, opened for the first stage that has jobs to compute."""
 
     _planned: AnswerOrigin | None = None
 
@@ -48,7 +47,7 @@ class RecipeEngine(BatchEngine):
 
 
 def planned_origin(choice: EngineChoice, wanted: EnginePlan | None) -> AnswerOrigin:
-    """The origin of future answers, without starting an engine."""
+    """The origin that answers will have, without starting an engine."""
     if choice.record is not None:
         record = choice.record
         return AnswerOrigin(name_of(choice, record.model), record.model_id, record.kind, record.build)
@@ -60,13 +59,13 @@ def planned_origin(choice: EngineChoice, wanted: EnginePlan | None) -> AnswerOri
 
 
 def name_of(choice: EngineChoice, own: str) -> str:
-    """The model's display name; for a file, the name in the file."""
+    """The model's display name: the name in the file if the model was given as a file or URL."""
     return own if choice.url is not None or "/" in choice.model or choice.model.endswith(".gguf") else choice.model
 
 
 T = TypeVar("T")
 Recipe = Callable[[BatchRunner, Callable[[str], None]], Awaitable[T]]
-"""Runs stages on a runner and returns its result; the second argument takes messages."""
+"""A recipe: runs stages on the runner and returns its result; the second argument logs messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +94,7 @@ class RecipeRun(Generic[T]):
 def run_recipe(recipe: Recipe[T], request: RecipeRequest, stop: Stop, on_progress: OnProgress) -> RecipeRun[T]:
     """Run a recipe; blocks, and runs its own event loop.
 
-    The engine is started with the first stage that has work. After a stop or a used-up budget the recipe writes
-    what it has.
+    After a stop, or when the budget is used up, the recipe writes the rows it has.
     """
     with ExitStack() as stack:
         store = stack.enter_context(Store(request.store, shutdown=stop.shutdown))
@@ -107,7 +105,7 @@ def run_recipe(recipe: Recipe[T], request: RecipeRequest, stop: Stop, on_progres
 async def _run(recipe: Recipe[T], request: RecipeRequest, opening: RecipeEngine, stop: Stop) -> RecipeRun[T]:
     began_s = asyncio.get_running_loop().time()
     stop.begin()
-    stop.loaded()  # the runner cancels a load by itself, so that the recipe can write what there is
+    stop.loaded()  # the runner itself cancels a load, so that the recipe can write its rows
     setup = request.setup
     async with opening as engine:
         runner = LocalRunner(
@@ -131,13 +129,13 @@ async def _run(recipe: Recipe[T], request: RecipeRequest, opening: RecipeEngine,
 
 
 def _keeper(engine: RecipeEngine) -> Callable[[RunReport], None]:
-    """Keeps the measured speed of each stage, if it is known which machine the engine runs on."""
+    """Store the measured speed of each stage; a server behind a URL runs on an unknown machine."""
     setup = engine.setup
     if setup.planned is not None:
         machine = setup.planned.plan.machine
     elif setup.choice.record is not None:
         machine = find(setup.config.machine)
-    else:  # a server behind a URL
+    else:
         return lambda _report: None
     return keeper(setup.choice.state, machine, lambda: engine.origin)
 

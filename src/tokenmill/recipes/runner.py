@@ -16,15 +16,15 @@ Line = Mapping[str, Any]
 """One job: custom_id, method, url, body; `chat_line` makes one."""
 
 RecipeEnd = Literal["finished", "tokens", "hours", "stopped", "cancelled"]
-"""Why a stage ended: finished, a limit of `Budget`, stopped by the user, or cancelled."""
+"""Why a stage ended: finished, a limit of the `Budget` was reached, stopped by the user, or its batch was cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerOrigin:
-    """The model and engine that answer, for the provenance of rows."""
+    """The model and engine that answer; part of the provenance of rows."""
 
     model: str  # display name
-    model_id: str  # identity of its bytes, if known
+    model_id: str  # identity of its bytes if known
     engine: str  # native, llama-server, vllm, gateway, ...
     build: str  # of the engine
     context: int | None = None  # tokens per sequence; None: unknown
@@ -34,13 +34,13 @@ class AnswerOrigin:
 class RecipeCost:
     """Cost of a run so far; reused answers are free."""
 
-    answers: int = 0  # computed
-    reused: int = 0  # reused answers
+    answers: int = 0  # computed answers
+    reused: int = 0  # answers taken from the store
     failed: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0  # prompt tokens from the cache
     completion_tokens: int = 0
-    seconds: float = 0.0  # seconds without loading
+    seconds: float = 0.0  # without loading
 
     @property
     def tokens(self) -> int:
@@ -61,9 +61,9 @@ class RecipeCost:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Limits of one run; None: unlimited. The next run starts with a full budget."""
+    """Limits of one run; None: unlimited. Every run has the whole budget."""
 
-    tokens: int | None = None  # as `Spent.tokens`
+    tokens: int | None = None  # compared with `RecipeCost.tokens`
     seconds: float | None = None
 
 
@@ -81,12 +81,12 @@ class FinishedStage(Protocol):
 
     @property
     def end(self) -> RecipeEnd:
-        """Why."""
+        """Why the stage ended."""
         ...
 
     @property
     def total(self) -> int:
-        """Lines of the stage."""
+        """Number of lines of the stage."""
         ...
 
     def answers(self) -> Iterator[Answered]:
@@ -95,11 +95,14 @@ class FinishedStage(Protocol):
 
 
 class BatchRunner(Protocol):
-    """Runs batches. After a stage that did not end as "finished", a recipe writes what it has and returns."""
+    """Runs the stages of a recipe as batches.
+
+    After a stage that did not end as "finished", the recipe writes its rows and returns.
+    """
 
     @property
     def origin(self) -> AnswerOrigin:
-        """Who answers."""
+        """The model and engine that answer."""
         ...
 
     @property
@@ -108,13 +111,13 @@ class BatchRunner(Protocol):
         ...
 
     async def run(self, stage: str, lines: Iterable[Line]) -> FinishedStage:
-        """Run these lines and wait; `stage` is a display name ("write 1"). Existing batches are reused."""
+        """Run the lines and wait; `stage` is a display name ("write 1"). A batch with the same lines is resumed."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StageProspect:
-    """One stage for a forecast."""
+    """One stage of a forecast."""
 
     stage: str
     jobs: int
@@ -122,7 +125,7 @@ class StageProspect:
     prompt_bytes: int | None = None  # total of all jobs, if lines are unknown
     shared_bytes: int = 0  # bytes of the prefix shared by all prompts; with `prompt_bytes`
     output_tokens: int = 0  # maximum per answer
-    assumed: str | None = None  # description of assumptions; None: none
+    assumed: str | None = None  # assumption behind these numbers, for the user; None: nothing is assumed
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,15 +148,15 @@ def chat_line(custom_id: str, messages: Iterable[Mapping[str, str]], **body: Any
     }
 
 
-def made_by(answer: Answered, origin: AnswerOrigin) -> AnswerOrigin:
+def origin_of_answer(answer: Answered, origin: AnswerOrigin) -> AnswerOrigin:
     """The origin of an answer; a reused one may come from another engine or build with the same model."""
-    said = answer.body.get("system_fingerprint") if answer.body else None
-    engine, known, build = said.partition(" ") if isinstance(said, str) else ("", "", "")
+    fingerprint = answer.body.get("system_fingerprint") if answer.body else None
+    engine, known, build = fingerprint.partition(" ") if isinstance(fingerprint, str) else ("", "", "")
     return replace(origin, engine=engine, build=build) if known else origin
 
 
 def text_of(answer: Answered) -> str | None:
-    """The text of an answer; None if there is none."""
+    """The text of a chat completion; None if it has no text."""
     choices = answer.body.get("choices") if answer.body else None
     message = choices[0].get("message") if choices else None
     content = message.get("content") if message else None

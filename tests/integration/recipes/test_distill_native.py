@@ -52,9 +52,9 @@ def teach(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Taugh
                     (replace(GREEDY, top_logprobs=None), other),
                     (DRAWN, folder / "drawn.parquet"),
                 ):
-                    mill = LocalRunner(store, folder / "batches", OpenEngine(engine))
-                    done.append(await distill(mill, DistillPrompts(source), ask, path))
-                    spent.append(mill.spent)
+                    runner = LocalRunner(store, folder / "batches", OpenEngine(engine))
+                    done.append(await distill(runner, DistillPrompts(source), ask, path))
+                    spent.append(runner.spent)
         rows, drawn = (parquet.read_table(path).to_pylist() for path in (table, folder / "drawn.parquet"))
         return Taught(rows, drawn, table, tuple(spent), done[0], (folder / "again.parquet").read_bytes())
 

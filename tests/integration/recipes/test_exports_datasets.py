@@ -102,13 +102,13 @@ def test_what_trainers_get(teacher: Path, tmp_path: Path) -> None:
     [
         (lambda lines: lines[:-1], "rows, fewer"),
         (lambda lines: [*lines, lines[0]], "rows, more"),
-        (lambda lines: [lines[1], lines[0], *lines[2:]], "row 1: messages is another"),
-        (lambda lines: [json.dumps({**json.loads(line), "id": 1}) for line in lines], "its columns are"),
-        (lambda lines: [*lines[:-1], "{"], "cannot load"),
-        (lambda lines: [*lines[:-1], '{"messages": "text"}'], "messages is read as"),
+        (lambda lines: [lines[1], lines[0], *lines[2:]], "messages in row 1 "),
+        (lambda lines: [json.dumps({**json.loads(line), "id": 1}) for line in lines], "columns"),
+        (lambda lines: [*lines[:-1], "{"], "out.jsonl"),
+        (lambda lines: [*lines[:-1], '{"messages": "text"}'], "messages is read"),
     ],
 )
-def test_a_file_that_is_not_what_was_written_is_told(teacher: Path, spoil: Any, says: str) -> None:
+def test_a_file_that_differs_is_reported(teacher: Path, spoil: Any, says: str) -> None:
     target, wanted = teacher.with_name("out.jsonl"), ExportRequest("messages")
     export(teacher, target, wanted)
     target.write_text("".join(line + "\n" for line in spoil(target.read_text().split("\n")[:-1])))
@@ -121,6 +121,6 @@ def test_without_the_library_it_says_what_to_do(teacher: Path, monkeypatch: pyte
     target, wanted = teacher.with_name("out.jsonl"), ExportRequest("messages")
     export(teacher, target, wanted)
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UsageError, match="not installed") as told:
+    with pytest.raises(UsageError, match="datasets") as told:
         check(teacher, target, wanted)
     assert "pip install datasets" in (told.value.hint or "")

@@ -10,7 +10,7 @@ from tokenmill.engine.engine import Engine
 from tokenmill.jobs.store.store import Store
 from tokenmill.recipes.local_runner import LocalRunner, OpenEngine, Stage
 from tokenmill.recipes.runner import AnswerOrigin, Line, RecipeCost
-from tokenmill.recipes.summarization.documents import ReadOptions, gather
+from tokenmill.recipes.summarization.documents import DocumentOptions, gather_documents
 from tokenmill.recipes.summarization.manifest import read_manifest
 from tokenmill.recipes.summarization.prompts import KINDS, Prompts
 from tokenmill.recipes.summarization.recipe import Summarized, SummarizeRequest, summarize
@@ -24,10 +24,10 @@ LONG = "".join(
 
 
 class WatchedMill:
-    """A mill whose stages can be looked at afterwards."""
+    """A runner whose stages can be looked at afterwards."""
 
-    def __init__(self, mill: LocalRunner) -> None:
-        self._mill, self.stages = mill, list[Stage]()
+    def __init__(self, runner: LocalRunner) -> None:
+        self._mill, self.stages = runner, list[Stage]()
 
     @property
     def origin(self) -> AnswerOrigin:
@@ -49,7 +49,7 @@ class WatchedMill:
 
 def order(folder: Path) -> SummarizeRequest:
     sampling = {"max_tokens": ANSWER, "temperature": 0.0, "ignore_eos": True}
-    return SummarizeRequest(gather([folder / "docs"], ReadOptions()), folder / "out", PROMPTS, sampling)
+    return SummarizeRequest(gather_documents([folder / "docs"], DocumentOptions()), folder / "out", PROMPTS, sampling)
 
 
 def test_nights_of_summaries(smollm2_path: Path, tmp_path: Path) -> None:
@@ -60,8 +60,8 @@ def test_nights_of_summaries(smollm2_path: Path, tmp_path: Path) -> None:
     (docs / "two.txt").write_text("The bridge is closed until May.")
 
     async def night(store: Store, engine: Engine) -> tuple[WatchedMill, Summarized]:
-        mill = WatchedMill(LocalRunner(store, tmp_path / "store", OpenEngine(engine)))
-        return mill, await summarize(mill, order(tmp_path), tokens=bytes_by_three)
+        runner = WatchedMill(LocalRunner(store, tmp_path / "store", OpenEngine(engine)))
+        return runner, await summarize(runner, order(tmp_path), tokens=bytes_by_three)
 
     async def nights() -> None:
         plan = plan_for(smollm2_path, context=CONTEXT, sequences=2)
@@ -71,7 +71,7 @@ def test_nights_of_summaries(smollm2_path: Path, tmp_path: Path) -> None:
                 await _nights(store, engine, digest_tokens)
 
     async def _nights(store: Store, engine: Engine, digest_tokens: int) -> None:
-        mill, ended = await night(store, engine)
+        runner, ended = await night(store, engine)
         assert (ended.documents, ended.done, ended.failed) == (3, 3, ())
         entry = read_manifest(tmp_path / "out").entries["long.md"]
         assert entry.pieces is not None
@@ -79,20 +79,20 @@ def test_nights_of_summaries(smollm2_path: Path, tmp_path: Path) -> None:
         assert entry.levels == 1
         assert (entry.finish_reason, entry.completion_tokens) == ("length", (entry.pieces + 1) * ANSWER)
         # The head is computed once: only the first answer had to.
-        assert sum(cached < digest_tokens for cached in mill.cached()) <= 1
-        first = mill.spent
+        assert sum(cached < digest_tokens for cached in runner.cached()) <= 1
+        first = runner.spent
 
-        mill, ended = await night(store, engine)
-        assert (ended.unchanged, mill.stages) == (3, [])
+        runner, ended = await night(store, engine)
+        assert (ended.unchanged, runner.stages) == (3, [])
 
         (docs / "two.txt").write_text("The bridge is open.")
-        mill, ended = await night(store, engine)
-        assert (ended.done, ended.unchanged, mill.spent.answers) == (1, 2, 1)
+        runner, ended = await night(store, engine)
+        assert (ended.done, ended.unchanged, runner.spent.answers) == (1, 2, 1)
 
         before = {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.md")}
         shutil.rmtree(tmp_path / "out")
-        mill, ended = await night(store, engine)
-        assert (ended.done, mill.spent.answers, mill.spent.reused) == (3, 0, first.answers)
+        runner, ended = await night(store, engine)
+        assert (ended.done, runner.spent.answers, runner.spent.reused) == (3, 0, first.answers)
         assert {path.name: path.read_bytes() for path in (tmp_path / "out").glob("*.md")} == before
 
     run(nights)
@@ -111,8 +111,8 @@ def test_a_count_that_is_far_too_low_is_mended_by_halving(smollm2_path: Path, tm
         plan = plan_for(smollm2_path, context=CONTEXT - 64, sequences=2)
         with Store(tmp_path / "store") as store:
             async with native(smollm2_path, tmp_path / "state", plan=plan) as engine:
-                mill = LocalRunner(store, tmp_path / "store", OpenEngine(engine))
-                ended = await summarize(mill, wanted, tokens=lambda text: len(text.split()) // 2)
+                runner = LocalRunner(store, tmp_path / "store", OpenEngine(engine))
+                ended = await summarize(runner, wanted, tokens=lambda text: len(text.split()) // 2)
                 assert (ended.done, ended.failed) == (1, ())
 
     run(once)

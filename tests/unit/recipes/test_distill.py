@@ -17,7 +17,7 @@ from tokenmill.engine.engine import Answer, TokenLogprob, Usage
 from tokenmill.jobs.openai.answers import answer_body
 from tokenmill.recipes.distillation.prompts import DistillOptions, DistillPrompts
 from tokenmill.recipes.distillation.recipe import Distilled, distill, prospect_of
-from tokenmill.recipes.distillation.rows import COLUMNS, Thinking, parted_of, rounded, tokens_of
+from tokenmill.recipes.distillation.rows import COLUMNS, Thinking, rounded, split_answer, tokens_of
 from tokenmill.recipes.runner import Answered, AnswerOrigin, Line, RecipeCost, RecipeEnd
 
 ORIGIN = AnswerOrigin("tiny", "sha256:1", "native", "build 7")
@@ -35,7 +35,7 @@ class Stage:
 
 @dataclass
 class Scripted:
-    """A mill that answers by heart; what it has no answer for stays unanswered."""
+    """A runner that answers by heart; what it has no answer for stays unanswered."""
 
     replies: Mapping[str, Any]  # custom_id -> body, or a code of failure
     end: RecipeEnd = "finished"
@@ -83,9 +83,9 @@ def prompts(folder: Path, *texts: str, **own: Any) -> DistillPrompts:
 
 
 def taught(
-    mill: Scripted, source: DistillPrompts, output: Path, ask: DistillOptions | None = None, **how: Any
+    runner: Scripted, source: DistillPrompts, output: Path, ask: DistillOptions | None = None, **how: Any
 ) -> Distilled:
-    return asyncio.run(distill(mill, source, ask or DistillOptions(), output, **how))
+    return asyncio.run(distill(runner, source, ask or DistillOptions(), output, **how))
 
 
 def test_a_row_has_everything(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_samples_stand_in_order_and_failures_are_counted(tmp_path: Path) -> None
     assert rows[0]["seed"] is not None
     assert (found.asked, found.rows, found.failed, found.waiting, found.cut) == (6, 2, 2, 2, 1)
     assert found.failures == {"no_text": 1, "too_long": 1}
-    assert found.told[0] == "a/1: teach: too_long"
+    assert found.messages[0] == "a/1: teach: too_long"
 
 
 def test_the_same_answers_are_the_same_bytes_whatever_the_run_before_left(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_no_probabilities_no_tokens() -> None:
     ],
 )
 def test_reasoning(thinking: Thinking, reply: dict[str, Any], answer: str, reasoning: str | None) -> None:
-    found = parted_of(reply, tokens_of(reply), thinking=thinking, opened=False)
+    found = split_answer(reply, tokens_of(reply), thinking=thinking, opened=False)
     assert found is not None
     assert (found.answer, found.reasoning) == (answer, reasoning)
 
@@ -213,7 +213,7 @@ def test_marks_that_are_control_tokens_are_found_in_the_tokens() -> None:
     )
     entries = [entry(text, number, -0.5) for number, text in enumerate(written)]
     reply = body("analysishmassistantfinalYes. ", "stop", *entries)
-    found = parted_of(reply, tokens_of(reply), thinking="auto", opened=False)
+    found = split_answer(reply, tokens_of(reply), thinking="auto", opened=False)
     assert found is not None
     assert (found.answer, found.reasoning) == ("Yes.", "hm")
 
@@ -247,7 +247,7 @@ def test_a_forecast_has_every_line_or_of_very_many_a_fair_sample(
     assert "temperature 0.7" in few.notes[0]
     every = prompts(tmp_path, *map(str, range(2000)))
     assert len(prospect_of(every, DistillOptions(samples=2)).stages[0].lines) == 4000
-    monkeypatch.setattr("tokenmill.recipes.distillation.recipe.MOST_LINES", 3999)
+    monkeypatch.setattr("tokenmill.recipes.distillation.recipe.MAX_LINES", 3999)
     many = prospect_of(every, DistillOptions(samples=2))
     (stage,) = many.stages
     assert stage.jobs == 4000
@@ -257,7 +257,7 @@ def test_a_forecast_has_every_line_or_of_very_many_a_fair_sample(
 
 
 def test_long_prompts_are_sampled_for_the_sake_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenmill.recipes.distillation.recipe._MOST_CHARACTERS", 100)
+    monkeypatch.setattr("tokenmill.recipes.distillation.recipe._MAX_CHARACTERS", 100)
     (stage,) = prospect_of(prompts(tmp_path, *map(str, range(2000))), DistillOptions()).stages
     assert (stage.jobs, len(stage.lines)) == (2000, 500)
 
@@ -266,5 +266,5 @@ def test_a_line_s_own_ceiling_is_in_the_words_and_the_bytes(tmp_path: Path) -> N
     path = tmp_path / "own.jsonl"
     path.write_text('{"prompt": "a", "max_tokens": 10}\n{"prompt": "b"}\n')
     found = prospect_of(DistillPrompts(path), DistillOptions(max_tokens=30, top_logprobs=4))
-    assert found.stages[0].assumed == "every answer has what its line allows, else 30 tokens, the most it may have"
-    assert "take 800 B in Parquet" in found.notes[1]
+    assert "30 tokens" in (found.stages[0].assumed or "")
+    assert "800 B" in found.notes[1]

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 from pathlib import Path
 
 import pyarrow
@@ -10,9 +11,9 @@ import pytest
 from pyarrow import parquet
 
 from tokenmill.errors import UsageError
-from tokenmill.recipes.summarization.documents import MOST_BYTES, FoundDocuments, ReadOptions, gather
+from tokenmill.recipes.summarization.documents import MOST_BYTES, DocumentOptions, FoundDocuments, gather_documents
 
-ALL = ReadOptions()
+ALL = DocumentOptions()
 
 
 def names(found: FoundDocuments) -> list[str]:
@@ -38,32 +39,32 @@ def make(folder: Path, **files: str | bytes) -> Path:
 
 def test_a_folder_gives_its_text_files_in_order_of_their_names(tmp_path: Path) -> None:
     docs = make(tmp_path / "docs", b_md="b", a_txt="a", deep__c_rst="c", deep__er__d="d", _hidden="h", _git__x_md="x")
-    found = gather([docs], ALL)
+    found = gather_documents([docs], ALL)
     assert names(found) == ["a.txt", "b.md", "deep/c.rst", "deep/er/d"]
     assert found.skipped == ()
 
 
 def test_the_same_folder_elsewhere_gives_the_same_documents(tmp_path: Path) -> None:
     one, other = make(tmp_path / "x" / "docs", a_md="text\r\nmore"), make(tmp_path / "y", a_md="text\nmore")
-    first, second = gather([one], ALL).documents[0], gather([other], ALL).documents[0]
+    first, second = gather_documents([one], ALL).documents[0], gather_documents([other], ALL).documents[0]
     assert (first.name, first.text, first.sha256) == (second.name, second.text, second.sha256)
 
 
 def test_several_places_come_under_their_own_names(tmp_path: Path) -> None:
     make(tmp_path, a__docs__x_md="1", b__docs__x_md="2", c__x_md="3", x_md="4")
     places = [tmp_path / "a" / "docs", tmp_path / "b" / "docs", tmp_path / "c", tmp_path / "x.md"]
-    found = gather(places, ALL)
+    found = gather_documents(places, ALL)
     assert texts(found) == {"a/docs/x.md": "1", "b/docs/x.md": "2", "c/x.md": "3", "x.md": "4"}
 
 
 def test_a_file_named_twice_is_one_document(tmp_path: Path) -> None:
     make(tmp_path, a_md="1", b_md="2")
-    assert names(gather([tmp_path / "b.md", tmp_path / "a.md", tmp_path / "b.md"], ALL)) == ["b.md", "a.md"]
+    assert names(gather_documents([tmp_path / "b.md", tmp_path / "a.md", tmp_path / "b.md"], ALL)) == ["b.md", "a.md"]
 
 
 def test_names_that_two_places_share_are_told_apart(tmp_path: Path) -> None:
     make(tmp_path, docs__a_md="1", x__docs__a_md="2", y__a_md="3")
-    found = gather([tmp_path / "docs", tmp_path / "x" / "docs" / "a.md", tmp_path / "y" / "a.md"], ALL)
+    found = gather_documents([tmp_path / "docs", tmp_path / "x" / "docs" / "a.md", tmp_path / "y" / "a.md"], ALL)
     assert len({*names(found)}) == 3
     assert sorted(texts(found).values()) == ["1", "2", "3"]
 
@@ -81,16 +82,16 @@ def test_names_that_two_places_share_are_told_apart(tmp_path: Path) -> None:
 )
 def test_globs(tmp_path: Path, globs: tuple[str, ...], expected: list[str]) -> None:
     docs = make(tmp_path, a_md="a", b_txt="b", deep__c_md="c", deep__er__d_md="d")
-    assert names(gather([docs], ReadOptions(globs))) == expected
+    assert names(gather_documents([docs], DocumentOptions(globs))) == expected
 
 
 def test_where_summaries_go_is_not_read(tmp_path: Path) -> None:
     docs = make(tmp_path, a_md="a", out__b_md="b", out__deep__c_md="c")
-    found = gather([docs], ReadOptions(leave_out=docs / "out"))
-    assert (names(found), found.beside) == (["a.md"], True)
-    itself = gather([docs], ReadOptions(leave_out=docs))
-    assert (names(itself), itself.beside) == ([], True)
-    assert not gather([docs], ReadOptions(leave_out=docs / "none")).beside
+    found = gather_documents([docs], DocumentOptions(leave_out=docs / "out"))
+    assert (names(found), found.contains_output) == (["a.md"], True)
+    itself = gather_documents([docs], DocumentOptions(leave_out=docs))
+    assert (names(itself), itself.contains_output) == ([], True)
+    assert not gather_documents([docs], DocumentOptions(leave_out=docs / "none")).contains_output
 
 
 def test_what_is_not_text_is_named_with_the_reason(tmp_path: Path) -> None:
@@ -107,7 +108,7 @@ def test_what_is_not_text_is_named_with_the_reason(tmp_path: Path) -> None:
         i_csv="a,b\n1,2\n",
         j_jsonl="not json\n",
     )
-    found = gather([tmp_path], ALL)
+    found = gather_documents([tmp_path], ALL)
     assert names(found) == ["f.md"]
     said = reasons(found)
     assert said.keys() == {"a.pdf", "b.docx", "c.bin", "d.txt", "e.txt", "g.json", "h.json", "i.csv", "j.jsonl"}
@@ -126,7 +127,7 @@ def test_a_huge_file_and_a_pipe_are_left_out(tmp_path: Path) -> None:
     with (tmp_path / "b.txt").open("wb") as file:
         file.truncate(MOST_BYTES + 1)
     os.mkfifo(tmp_path / "c.txt")
-    found = gather([tmp_path], ALL)
+    found = gather_documents([tmp_path], ALL)
     assert names(found) == ["a.md"]
     assert "more than" in reasons(found)["b.txt"]
 
@@ -140,7 +141,7 @@ def test_encodings_that_say_what_they_are(tmp_path: Path) -> None:
         c_html=page.encode("latin-1"),
         d_html=b'<meta charset="hex"><p>gr\xfcn',
     )
-    found = gather([tmp_path], ALL)
+    found = gather_documents([tmp_path], ALL)
     assert texts(found) == dict.fromkeys(("a.txt", "b.txt", "c.html"), "gr\u00fcn")
     assert reasons(found) == {"d.html": "not UTF-8"}
 
@@ -151,7 +152,7 @@ def test_tables_have_a_document_in_each_row(tmp_path: Path) -> None:
     make(tmp_path, a_jsonl=lines, b_jsonl_gz=gzip.compress(lines.encode()), c_json=json.dumps(rows))
     parquet.write_table(pyarrow.table({"id": [7], "text": ["in parquet"]}), tmp_path / "d.parquet")
     (tmp_path / "e.csv").write_text('id,text\nx,"two\nlines"\n')
-    found = gather([tmp_path], ReadOptions(id_column="id"))
+    found = gather_documents([tmp_path], DocumentOptions(id_column="id"))
     expected = {"one": "first", "three": '{"a":1}'}
     assert texts(found) == {
         **{f"{name}/{key}": text for name in ("a.jsonl", "b.jsonl.gz", "c.json") for key, text in expected.items()},
@@ -165,24 +166,27 @@ def test_tables_have_a_document_in_each_row(tmp_path: Path) -> None:
 
 def test_rows_without_ids_are_numbered(tmp_path: Path) -> None:
     make(tmp_path, a_csv="body\nx\ny\n")
-    assert names(gather([tmp_path / "a.csv"], ReadOptions(text_column="body"))) == ["a.csv/row-0001", "a.csv/row-0002"]
+    assert names(gather_documents([tmp_path / "a.csv"], DocumentOptions(text_column="body"))) == [
+        "a.csv/row-0001",
+        "a.csv/row-0002",
+    ]
 
 
 def test_an_id_that_two_rows_have_refuses_the_table(tmp_path: Path) -> None:
     make(tmp_path, a_csv="id,text\n1,x\n1,y\n", b_md="text")
-    found = gather([tmp_path], ReadOptions(id_column="id"))
+    found = gather_documents([tmp_path], DocumentOptions(id_column="id"))
     assert names(found) == ["b.md"]
     assert reasons(found)["a.csv"] == 'rows 1 and 2 have the same id "1"'
 
 
 def test_one_object_of_json_is_one_document(tmp_path: Path) -> None:
     make(tmp_path, a_json='{"title": "x", "content": "the text"}')
-    assert texts(gather([tmp_path], ReadOptions(text_column="content"))) == {"a.json": "the text"}
+    assert texts(gather_documents([tmp_path], DocumentOptions(text_column="content"))) == {"a.json": "the text"}
 
 
 def test_half_a_character_in_json_is_refused_and_nothing_else(tmp_path: Path) -> None:
     make(tmp_path, a_json='{"text": "\\ud800"}', b_json='{"text": "\\ud83d\\ude00"}')
-    found = gather([tmp_path], ALL)
+    found = gather_documents([tmp_path], ALL)
     assert texts(found) == {"b.json": "\U0001f600"}
     assert "surrogate" in reasons(found)["a.json"]
 
@@ -191,16 +195,16 @@ def test_names_that_are_no_unicode(tmp_path: Path) -> None:
     path = os.fsencode(tmp_path) + b"/gr\xfcn.md"
     with open(path, "w") as file:  # noqa: PTH123
         file.write("text")
-    (document,) = gather([tmp_path], ALL).documents
+    (document,) = gather_documents([tmp_path], ALL).documents
     assert document.name == "gr\ufffdn.md"
     document.source.encode()
 
 
-def test_a_place_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no file or folder"):
-        gather([tmp_path / "no"], ALL)
+def test_a_missing_input_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=re.escape(str(tmp_path / "no"))):
+        gather_documents([tmp_path / "no"], ALL)
 
 
-def test_a_pattern_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no pattern"):
-        gather([tmp_path], ReadOptions(("[z-a].md",)))
+def test_an_invalid_pattern_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=re.escape("[z-a].md")):
+        gather_documents([tmp_path], DocumentOptions(("[z-a].md",)))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tokenmill.recipes.speeds import from_history, with_narrow
+from tokenmill.recipes.speeds import speeds_of_history, with_one_slot
 from tokenmill.tuner.history import SpeedRecord
 from tokenmill.tuner.point import Figures, TrialSettings
 
@@ -25,17 +25,17 @@ ONE, FOUR = measured(1, decode_tok_s=10.0, prefill_tok_s=90.0), measured(4, day=
 
 
 def test_widths_are_put_together() -> None:
-    found = from_history([ONE, FOUR], 4)
+    found = speeds_of_history([ONE, FOUR], 4)
     assert found is not None
     assert found.rates.decode_tok_s == ((1, 10.0), (4, 30.0))
     assert (found.rates.prefill_tok_s, found.width, found.measured) == (90.0, 4, True)
-    assert found.words == "measured 2026-11-02 with b2"
+    assert found.source == "measured 2026-11-02 with b2"
 
 
 def test_the_newest_build_and_the_newest_figure_hold() -> None:
     old = measured(4, build="b1", decode_tok_s=99.0, prefill_tok_s=999.0)
     again = measured(4, day=3, decode_tok_s=33.0, prefill_tok_s=95.0)
-    found = from_history([old, ONE, FOUR, again], 4)
+    found = speeds_of_history([old, ONE, FOUR, again], 4)
     assert found is not None
     assert (found.rates.decode_at(4), found.rates.prefill_tok_s) == (33.0, 95.0)
 
@@ -50,15 +50,15 @@ def test_the_newest_build_and_the_newest_figure_hold() -> None:
     ],
 )
 def test_too_little_is_no_speed(speeds: list[SpeedRecord], width: int) -> None:
-    assert from_history(speeds, width) is None
+    assert speeds_of_history(speeds, width) is None
 
 
 def test_without_a_width_the_widest_counts() -> None:
-    found = from_history([ONE, FOUR], None)
+    found = speeds_of_history([ONE, FOUR], None)
     assert found is not None
     assert found.width == 4
 
 
 def test_a_lane_alone_has_its_share_at_least() -> None:
-    assert with_narrow([(8, 40.0)]) == ((1, 5.0), (8, 40.0))
-    assert with_narrow([(4, 30.0), (1, 10.0)]) == ((1, 10.0), (4, 30.0))
+    assert with_one_slot([(8, 40.0)]) == ((1, 5.0), (8, 40.0))
+    assert with_one_slot([(4, 30.0), (1, 10.0)]) == ((1, 10.0), (4, 30.0))

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from tokenmill.recipes.expansion.answers import Dropped, compared, example_of, judge_line, verdict_of
+from tokenmill.recipes.expansion.answers import CUT, Dropped, compared, example_of, judge_line, verdict_of
 from tokenmill.recipes.expansion.lines import ExpansionJob
-from tokenmill.recipes.expansion.prompts import JUDGE, load
+from tokenmill.recipes.expansion.prompts import JUDGE, load_prompt
 from tokenmill.recipes.expansion.seeds import Example, Parent, Shape
 from tokenmill.recipes.expansion.transforms import Variant
 from tokenmill.recipes.runner import Answered
@@ -55,27 +55,27 @@ def test_examples_of_answers(
     [
         (Answered("x", None, "too_long", "the prompt is too long"), PAIR, None, ("failed", "the prompt is too long")),
         (Answered("x", None, "engine_error"), PAIR, None, ("failed", "engine_error")),
-        (Answered("x", {"choices": []}), PAIR, None, ("failed", "there is no answer")),
-        (answered(None), PAIR, None, ("failed", "there is no answer")),
-        (answered(parts(), "length"), PAIR, None, ("invalid", "it was cut at max_tokens")),
-        (answered(" \n"), TEXT, None, ("invalid", "it is empty")),
-        (answered("<think>only this</think>"), TEXT, None, ("invalid", "it is empty")),
-        (answered("Sure! {}"), PAIR, None, ("invalid", "it is no JSON")),
-        (answered("[" * 100_000), PAIR, None, ("invalid", "it is nested too deeply")),
-        (answered("1"), TEXT, {"$ref": "#"}, ("invalid", "it is nested too deeply")),
-        (answered('{"instruction": "x"}'), PAIR, None, ("invalid", "it: 'input' is a required property")),
+        (Answered("x", {"choices": []}), PAIR, None, ("failed", "no answer")),
+        (answered(None), PAIR, None, ("failed", "no answer")),
+        (answered(parts(), "length"), PAIR, None, ("invalid", CUT)),
+        (answered(" \n"), TEXT, None, ("invalid", "empty")),
+        (answered("<think>only this</think>"), TEXT, None, ("invalid", "empty")),
+        (answered("Sure! {}"), PAIR, None, ("invalid", "not JSON")),
+        (answered("[" * 100_000), PAIR, None, ("invalid", "nested too deeply")),
+        (answered("1"), TEXT, {"$ref": "#"}, ("invalid", "answer is nested too deeply")),
+        (answered('{"instruction": "x"}'), PAIR, None, ("invalid", "answer: 'input' is a required property")),
         (answered(parts(output=" ")), PAIR, None, ("invalid", "output is empty")),
         (
             answered(parts(more=1)),
             PAIR,
             None,
-            ("invalid", "it: Additional properties are not allowed ('more' was unexpected)"),
+            ("invalid", "answer: Additional properties are not allowed ('more' was unexpected)"),
         ),
-        (answered(parts()), PAIR, SCHEMA, ("invalid", "it.output: '1' is not of type 'object'")),
-        (answered("{}"), TEXT, SCHEMA, ("invalid", "it: 'sum' is a required property")),
+        (answered(parts()), PAIR, SCHEMA, ("invalid", "answer.output: '1' is not of type 'object'")),
+        (answered("{}"), TEXT, SCHEMA, ("invalid", "answer: 'sum' is a required property")),
     ],
 )
-def test_what_is_no_example_says_why(
+def test_invalid_answers_are_dropped_with_a_reason(
     answer: Answered, shape: Shape, schema: dict[str, Any] | None, dropped: tuple[str, str]
 ) -> None:
     found = read(answer, shape, HARDER, schema)
@@ -110,7 +110,7 @@ def test_verdicts(text: str | None, verdict: tuple[int, str | None] | None) -> N
 
 
 def test_judges_see_both_and_draw_nothing() -> None:
-    line = judge_line("harder-1", Example("Hard?"), OLD, Variant("language", "de"), load(JUDGE), PAIR)
+    line = judge_line("harder-1", Example("Hard?"), OLD, Variant("language", "de"), load_prompt(JUDGE), PAIR)
     text = line["body"]["messages"][-1]["content"]
     assert line["custom_id"] == "judge-harder-1"
     assert line["body"]["temperature"] == 0

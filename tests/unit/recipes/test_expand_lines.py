@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from tokenmill.jobs.openai.call import check
 from tokenmill.recipes.expansion.lines import (
-    LEAST_PART,
+    MIN_PART,
     ExpandPrompts,
     ExpansionJob,
     SamplingOptions,
     jobs_of,
     part_lines,
 )
-from tokenmill.recipes.expansion.prompts import load
+from tokenmill.recipes.expansion.prompts import load_prompt
 from tokenmill.recipes.expansion.seeds import Example, Parent, Shape
 from tokenmill.recipes.expansion.transforms import WAYS, Variant
 
@@ -27,7 +27,7 @@ PARENTS = [Parent(f"seed-{number}", f"seed-{number}", 0, Example(f"Task {number}
 
 
 def desk(shape: Shape = PAIR, **drawing: float) -> ExpandPrompts:
-    return ExpandPrompts(shape, {way: load(way) for way in WAYS}, SamplingOptions(**drawing))  # type: ignore[arg-type]
+    return ExpandPrompts(shape, {way: load_prompt(way) for way in WAYS}, SamplingOptions(**drawing))  # type: ignore[arg-type]
 
 
 def asked(jobs: Iterable[ExpansionJob]) -> set[tuple[str, Variant, int]]:
@@ -97,11 +97,11 @@ def test_parts_are_large_enough_to_pay_and_small_enough_to_waste_little(before: 
     left, asked, parts = lines, before, list[int]()
     while left:
         parts.append(part_lines(asked, left))
-        assert parts[-1] <= max(LEAST_PART, asked // 4) * 3 // 2
+        assert parts[-1] <= max(MIN_PART, asked // 4) * 3 // 2
         asked, left = asked + parts[-1], left - parts[-1]
     assert sum(parts) == lines
-    assert all(part >= LEAST_PART for part in parts[:-1])
-    assert len(parts) == 1 or parts[-1] > LEAST_PART // 2
+    assert all(part >= MIN_PART for part in parts[:-1])
+    assert len(parts) == 1 or parts[-1] > MIN_PART // 2
     assert len(parts) < 40
 
 

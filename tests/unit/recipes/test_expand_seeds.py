@@ -107,22 +107,22 @@ def test_ids_are_the_rows_own_where_they_can_be(tmp_path: Path, ids: list[Any], 
 @pytest.mark.parametrize(
     ("rows", "how", "message", "hint"),
     [
-        ([{"a": "x", "b": "y"}], {}, "has the columns a, b", "--column NAME"),
-        ([{"a": "x", "b": "y"}], {"column": "c"}, "--column names 'c'", "it has a, b"),
-        ([{"a": "x", "b": "y"}], {"column": "a", "answer_column": "c"}, "--answer-column names 'c'", "it has a, b"),
+        ([{"a": "x", "b": "y"}], {}, "a, b", "--column"),
+        ([{"a": "x", "b": "y"}], {"column": "c"}, "--column: .*'c'", "a, b"),
+        ([{"a": "x", "b": "y"}], {"column": "a", "answer_column": "c"}, "--answer-column: .*'c'", "a, b"),
         ([{"a": "x"}], {"answer_column": "a"}, "needs --column", "--column"),
-        ([{"a": "x"}], {"column": "a", "answer_column": "a"}, "both name 'a'", "leave"),
-        ([{"text": "x"}], {"carry": ["y"]}, "--carry names 'y'", "it has text"),
-        ([{"text": "x"}], {"carry": ["text"]}, "written anew", None),
-        ([{"text": "x"}, {"text": " "}], {}, "row 2 of .* is empty in text", "take the row out"),
-        ([{"messages": "no"}], {}, "row 1 of .* no list of messages", "such as"),
-        ([{"messages": [{"role": "user"}]}], {}, "no list of messages", "such as"),
-        ([{"messages": CHAT[:1]}], {}, "no message of a user", "mend"),
-        ([{"messages": [*CHAT, CHAT[-1]]}], {}, "followed by 2 messages", "tools"),
-        ([{"messages": [CHAT[1], CHAT[0]]}], {}, "followed by 1 messages", "tools"),
+        ([{"a": "x"}], {"column": "a", "answer_column": "a"}, "'a'", ""),
+        ([{"text": "x"}], {"carry": ["y"]}, "--carry: .*'y'", "text"),
+        ([{"text": "x"}], {"carry": ["text"]}, "--carry .*'text'", "--carry"),
+        ([{"text": "x"}, {"text": " "}], {}, "row 2 of .* text", ""),
+        ([{"messages": "no"}], {}, "row 1 of .*'messages'", "content"),
+        ([{"messages": [{"role": "user"}]}], {}, "row 1 of .*'messages'", "content"),
+        ([{"messages": CHAT[:1]}], {}, "row 1 of .*'messages'", ""),
+        ([{"messages": [*CHAT, CHAT[-1]]}], {}, "row 1 of .*2 messages", ""),
+        ([{"messages": [CHAT[1], CHAT[0]]}], {}, "row 1 of .*1 messages", ""),
     ],
 )
-def test_what_cannot_be_read_is_said(
+def test_invalid_seeds_are_refused(
     tmp_path: Path, rows: list[dict[str, Any]], how: dict[str, Any], message: str, hint: str | None
 ) -> None:
     with pytest.raises(UsageError, match=message) as caught:
@@ -131,7 +131,7 @@ def test_what_cannot_be_read_is_said(
 
 
 def test_an_empty_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no rows"):
+    with pytest.raises(UsageError, match="seeds"):
         seeds(tmp_path)
 
 

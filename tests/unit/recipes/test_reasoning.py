@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.recipes.reasoning import Parted, has_marks, part, together
+from tokenmill.recipes.reasoning import SplitReasoning, has_reasoning, join_reasoning, split_reasoning
 
 PLAIN = st.text(alphabet=st.characters(codec="utf-8", exclude_characters="<>[]|◁▷"))
 
@@ -48,33 +48,35 @@ PLAIN = st.text(alphabet=st.characters(codec="utf-8", exclude_characters="<>[]|�
     ],
 )
 def test_marks_that_models_write(text: str, answer: str, reasoning: str | None) -> None:
-    assert part(text) == Parted(answer, reasoning)
-    assert has_marks(text) == (reasoning is not None)
+    assert split_reasoning(text) == SplitReasoning(answer, reasoning)
+    assert has_reasoning(text) == (reasoning is not None)
 
 
 def test_a_template_that_opens_the_thinking_leaves_the_closing_mark_alone() -> None:
-    assert part("France... Paris.\n</think>\n\nParis.") == Parted("Paris.", "France... Paris.", by_template=True)
-    assert part("hm</seed:think>Yes.") == Parted("Yes.", "hm", by_template=True)
+    assert split_reasoning("France... Paris.\n</think>\n\nParis.") == SplitReasoning(
+        "Paris.", "France... Paris.", by_template=True
+    )
+    assert split_reasoning("hm</seed:think>Yes.") == SplitReasoning("Yes.", "hm", by_template=True)
 
 
 @pytest.mark.parametrize(
     ("cut", "opened", "expected"),
     [
-        (True, True, Parted("", "France, whose")),
-        (True, False, Parted("France, whose")),  # nothing says that it is a thought
-        (False, True, Parted("France, whose")),  # it came to an end, so it is an answer
+        (True, True, SplitReasoning("", "France, whose")),
+        (True, False, SplitReasoning("France, whose")),  # nothing says that it is a thought
+        (False, True, SplitReasoning("France, whose")),  # it came to an end, so it is an answer
     ],
 )
-def test_thinking_that_was_cut_off(cut: bool, opened: bool, expected: Parted) -> None:
-    assert part("France, whose", cut=cut, opened=opened) == expected
+def test_thinking_that_was_cut_off(cut: bool, opened: bool, expected: SplitReasoning) -> None:
+    assert split_reasoning("France, whose", cut=cut, opened=opened) == expected
 
 
 @given(PLAIN, PLAIN)
 def test_what_was_put_together_comes_apart(answer: str, reasoning: str) -> None:
-    parted = part(together(answer.strip(), reasoning.strip()))
+    parted = split_reasoning(join_reasoning(answer.strip(), reasoning.strip()))
     assert (parted.answer, parted.reasoning) == (answer.strip(), reasoning.strip())
 
 
 @given(PLAIN)
 def test_text_without_marks_stays_as_it_is(text: str) -> None:
-    assert part(together(text, None)) == Parted(text)
+    assert split_reasoning(join_reasoning(text, None)) == SplitReasoning(text)

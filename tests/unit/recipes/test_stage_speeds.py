@@ -16,7 +16,7 @@ from tokenmill.jobs.worker.reuse import Misses
 from tokenmill.jobs.worker.throughput import RunTokens
 from tokenmill.measurements import read_json
 from tokenmill.recipes.runner import AnswerOrigin
-from tokenmill.recipes.speeds import MOST_STAGES, StagePace, from_paces, keeper, pace_of, paces
+from tokenmill.recipes.speeds import MAX_STAGES, StagePace, keeper, paces, speeds_of_paces, stage_pace
 
 MACHINE = find("epyc-9175f")
 ORIGIN = AnswerOrigin("tiny", "m", "native", "b2", 1024)
@@ -39,7 +39,7 @@ PACE = StagePace("2026-11-02T03:04:05+00:00", machine_id(MACHINE), "m", "native"
 
 
 def test_a_stage_tells_its_rates_at_its_width() -> None:
-    assert pace_of(REPORT, ORIGIN, MACHINE, WHEN) == PACE
+    assert stage_pace(REPORT, ORIGIN, MACHINE, WHEN) == PACE
 
 
 @pytest.mark.parametrize(
@@ -83,16 +83,16 @@ def test_stages_weigh_as_much_as_they_computed_and_wrote() -> None:
         computed_tokens=1000,
         prefill_tok_s=100.0,
     )
-    found = from_paces([PACE, short])
+    found = speeds_of_paces([PACE, short])
     assert found is not None
     assert found.rates.prefill_tok_s == pytest.approx(3000 / 20)
     assert [found.rates.decode_at(lanes) for lanes in (1, 3)] == pytest.approx([50 / 3, 50.0])
     assert (found.width, found.measured) == (3, True)
-    assert found.words == "measured by 41 answers here up to 2026-11-03 with b2"
+    assert all(fact in found.source for fact in ("41 answers", "2026-11-03", "b2"))
 
 
 def test_old_stages_do_not_count() -> None:
-    found = from_paces([replace(PACE, decode_tok_s=1.0), *[replace(PACE, lanes=1.2)] * MOST_STAGES])
+    found = speeds_of_paces([replace(PACE, decode_tok_s=1.0), *[replace(PACE, lanes=1.2)] * MAX_STAGES])
     assert found is not None
     assert found.rates.decode_at(1) == pytest.approx(80.0)
-    assert from_paces([]) is None
+    assert speeds_of_paces([]) is None

@@ -1,4 +1,4 @@
-"""Summaries by a mill whose answers are scripted: what is asked, what is written, and what is not done again."""
+"""Summaries by a runner whose answers are scripted: what is asked, what is written, and what is not done again."""
 
 import asyncio
 import json
@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from support.mills import ORIGIN, Said, ScriptedMill, completion
+from support.scripted_runner import ORIGIN, Said, ScriptedRunner, completion
 from tokenmill.errors import UsageError
 from tokenmill.recipes.runner import Answered, Line, RecipeEnd
-from tokenmill.recipes.summarization.documents import ReadOptions, gather
+from tokenmill.recipes.summarization.documents import DocumentOptions, gather_documents
 from tokenmill.recipes.summarization.forecast import prospect
 from tokenmill.recipes.summarization.manifest import MANIFEST, read_manifest
-from tokenmill.recipes.summarization.prompts import KINDS, Prompts, prompts_for, write_packaged
+from tokenmill.recipes.summarization.prompts import KINDS, Prompts, summary_prompts, write_packaged
 from tokenmill.recipes.summarization.recipe import Summarized, SummarizeRequest, nothing_to_do, summarize
-from tokenmill.recipes.summarization.work import rooms
+from tokenmill.recipes.summarization.work import token_limits
 
 PROMPTS = Prompts("the digest", {kind: f"prompt for a {kind}" for kind in KINDS})
 SAMPLING: dict[str, Any] = {"max_tokens": 20, "temperature": 0.0}
@@ -42,7 +42,7 @@ def echo(line: Line) -> str:
     return f"[{system(line).split()[-1]}: {user(line).split()[0]} {words(user(line))}]"
 
 
-class RefusingMill(ScriptedMill):
+class RefusingMill(ScriptedRunner):
     """Finds some lines too long."""
 
     def __init__(self, answer: Callable[[Line], Said], longest: int, **more: Any) -> None:
@@ -67,11 +67,13 @@ def docs(tmp_path: Path) -> Path:
 
 def order(docs: Path, **changes: Any) -> SummarizeRequest:
     out = docs.parent / "out"
-    return replace(SummarizeRequest(gather([docs], ReadOptions(leave_out=out)), out, PROMPTS, SAMPLING), **changes)
+    return replace(
+        SummarizeRequest(gather_documents([docs], DocumentOptions(leave_out=out)), out, PROMPTS, SAMPLING), **changes
+    )
 
 
-def ran(mill: ScriptedMill, wanted: SummarizeRequest) -> Summarized:
-    return asyncio.run(summarize(mill, wanted, tokens=words))
+def ran(runner: ScriptedRunner, wanted: SummarizeRequest) -> Summarized:
+    return asyncio.run(summarize(runner, wanted, tokens=words))
 
 
 def files(out: Path) -> dict[str, str]:
@@ -80,8 +82,8 @@ def files(out: Path) -> dict[str, str]:
 
 
 def test_every_document_has_its_summary_and_its_line(docs: Path) -> None:
-    mill = ScriptedMill(echo)
-    ended = ran(mill, order(docs))
+    runner = ScriptedRunner(echo)
+    ended = ran(runner, order(docs))
     assert (ended.documents, ended.done, ended.unchanged, ended.pieces, ended.end) == (3, 3, 0, 3, "finished")
     assert files(docs.parent / "out") == {
         "a.md.md": "[document: Alpha 3]\n",
@@ -101,21 +103,21 @@ def test_every_document_has_its_summary_and_its_line(docs: Path) -> None:
 
 
 def test_the_digest_is_first_and_the_document_alone_in_the_users_message(docs: Path) -> None:
-    mill = ScriptedMill(echo)
-    ran(mill, order(docs))
-    assert {system(line) for line in mill.lines} == {"the digest\n\nprompt for a document"}
-    assert [user(line) for line in mill.lines] == ["Alpha is first.", "Beta is second.", "Gamma is third."]
-    assert {line["body"]["max_tokens"] for line in mill.lines} == {20}
+    runner = ScriptedRunner(echo)
+    ran(runner, order(docs))
+    assert {system(line) for line in runner.lines} == {"the digest\n\nprompt for a document"}
+    assert [user(line) for line in runner.lines] == ["Alpha is first.", "Beta is second.", "Gamma is third."]
+    assert {line["body"]["max_tokens"] for line in runner.lines} == {20}
 
 
 def test_the_second_run_asks_for_nothing_and_changes_no_file(docs: Path) -> None:
-    ran(ScriptedMill(echo), order(docs))
+    ran(ScriptedRunner(echo), order(docs))
     out = docs.parent / "out"
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
-    mill = ScriptedMill(echo)
-    ended = ran(mill, order(docs))
+    runner = ScriptedRunner(echo)
+    ended = ran(runner, order(docs))
     assert (ended.done, ended.unchanged) == (0, 3)
-    assert mill.stages == []
+    assert runner.stages == []
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
     told = nothing_to_do(order(docs), read_manifest(out), ORIGIN.model_id)
     assert told is not None
@@ -124,12 +126,12 @@ def test_the_second_run_asks_for_nothing_and_changes_no_file(docs: Path) -> None
 
 
 def test_only_what_changed_is_done_again(docs: Path) -> None:
-    ran(ScriptedMill(echo), order(docs))
+    ran(ScriptedRunner(echo), order(docs))
     (docs / "b.txt").write_text("Delta is new here.")
     (docs / "d.md").write_text("Epsilon comes late.")
-    mill = ScriptedMill(echo)
-    ended = ran(mill, order(docs))
-    assert [user(line) for line in mill.lines] == ["Delta is new here.", "Epsilon comes late."]
+    runner = ScriptedRunner(echo)
+    ended = ran(runner, order(docs))
+    assert [user(line) for line in runner.lines] == ["Delta is new here.", "Epsilon comes late."]
     assert (ended.done, ended.unchanged) == (2, 2)
     assert files(docs.parent / "out")["b.txt.md"] == "[document: Delta 4]\n"
 
@@ -143,25 +145,25 @@ def test_only_what_changed_is_done_again(docs: Path) -> None:
     ],
 )
 def test_another_recipe_does_everything_again(docs: Path, changes: dict[str, Any]) -> None:
-    ran(ScriptedMill(echo), order(docs))
-    assert ran(ScriptedMill(echo), order(docs, **changes)).done == 3
+    ran(ScriptedRunner(echo), order(docs))
+    assert ran(ScriptedRunner(echo), order(docs, **changes)).done == 3
 
 
 def test_a_long_document_is_read_in_pieces_and_reduced(docs: Path) -> None:
     (docs / "a.md").write_text(LONG)
-    mill = ScriptedMill(echo, origin=SMALL)
-    ended = ran(mill, order(docs))
-    assert [len(lines) for _, lines in mill.stages] == [10, 1]
-    pieces = [line for line in mill.lines if "piece" in system(line)]
+    runner = ScriptedRunner(echo, origin=SMALL)
+    ended = ran(runner, order(docs))
+    assert [len(lines) for _, lines in runner.stages] == [10, 1]
+    pieces = [line for line in runner.lines if "piece" in system(line)]
     assert "".join(user(line) for line in pieces) == LONG
     assert all(user(line).startswith("# Chapter") for line in pieces)
-    assert user(mill.stages[1][1][0]).startswith("Part 1:\n[piece: # ")
+    assert user(runner.stages[1][1][0]).startswith("Part 1:\n[piece: # ")
     assert (ended.done, ended.reduced, ended.pieces) == (3, 1, 10)
     entry = read_manifest(docs.parent / "out").entries["a.md"]
     assert (entry.pieces, entry.levels) == (8, 1)
     assert files(docs.parent / "out")["a.md.md"].startswith("[reduce: Part ")
     # All of them share the digest, whatever they ask for.
-    assert all(system(line).startswith("the digest\n\n") for line in mill.lines)
+    assert all(system(line).startswith("the digest\n\n") for line in runner.lines)
 
 
 def test_notes_that_do_not_fit_are_reduced_in_levels(docs: Path) -> None:
@@ -170,55 +172,55 @@ def test_notes_that_do_not_fit_are_reduced_in_levels(docs: Path) -> None:
     def wordy(line: Line) -> str:
         return "note " * 20
 
-    mill = ScriptedMill(wordy, origin=SMALL)
-    ended = ran(mill, order(docs))
+    runner = ScriptedRunner(wordy, origin=SMALL)
+    ended = ran(runner, order(docs))
     assert ended.failed == ()
     entry = read_manifest(docs.parent / "out").entries["a.md"]
     assert entry.levels is not None
     assert entry.levels >= 2
-    assert len(mill.stages) == entry.levels + 1
-    for line in mill.lines:  # nothing was sent that has no room
+    assert len(runner.stages) == entry.levels + 1
+    for line in runner.lines:  # nothing was sent that has no room
         assert words(system(line)) + words(user(line)) + 20 <= 256
 
 
 def test_a_piece_that_is_too_long_after_all_is_halved_and_not_lost(docs: Path) -> None:
     (docs / "a.md").write_text(LONG)
-    mill = RefusingMill(echo, 70, origin=SMALL)
-    ended = ran(mill, order(docs))
+    runner = RefusingMill(echo, 70, origin=SMALL)
+    ended = ran(runner, order(docs))
     assert ended.failed == ()
-    read = "".join(user(line) for line in mill.lines if "piece" in system(line) and words(user(line)) <= 70)
+    read = "".join(user(line) for line in runner.lines if "piece" in system(line) and words(user(line)) <= 70)
     assert sorted(read.split()) == sorted(LONG.split())
     entry = read_manifest(docs.parent / "out").entries["a.md"]
     assert entry.pieces == 16
     # The notes are in the order of the text, halves in the place of what they were cut from.
-    reduced = [user(line) for line in mill.lines if system(line).endswith("reduce") and "[piece" in user(line)]
+    reduced = [user(line) for line in runner.lines if system(line).endswith("reduce") and "[piece" in user(line)]
     kinds = [note.split()[1] for notes in reduced for note in notes.split("\n") if note.startswith("[")]
     assert kinds == ["#", "Words"] * 8
 
 
 def test_a_whole_document_that_is_too_long_becomes_pieces(docs: Path) -> None:
     (docs / "a.md").write_text("One two three. " * 8)
-    mill = RefusingMill(echo, 14, origin=SMALL)
-    ended = ran(mill, order(docs))
+    runner = RefusingMill(echo, 14, origin=SMALL)
+    ended = ran(runner, order(docs))
     assert (ended.done, ended.reduced) == (3, 1)
     assert read_manifest(docs.parent / "out").entries["a.md"].pieces == 2
 
 
 def test_what_never_fits_ends_as_a_failure(docs: Path) -> None:
-    mill = RefusingMill(echo, 0)
-    ended = ran(mill, order(docs))
+    runner = RefusingMill(echo, 0)
+    ended = ran(runner, order(docs))
     assert [failure.code for _, failure in ended.failed] == ["too_long"] * 3
-    assert len(mill.stages) <= 8
+    assert len(runner.stages) <= 8
     assert files(docs.parent / "out") == {}
 
 
 def test_a_budget_ends_it_and_the_same_again_goes_on(docs: Path) -> None:
     (docs / "a.md").write_text(LONG)
-    mill = ScriptedMill(echo, origin=SMALL, stop_after=9)
-    ended = ran(mill, order(docs))
+    runner = ScriptedRunner(echo, origin=SMALL, stop_after=9)
+    ended = ran(runner, order(docs))
     assert (ended.end, ended.done, ended.left) == ("tokens", 1, 2)
     assert files(docs.parent / "out").keys() == {"b.txt.md"}
-    again = ScriptedMill(echo, origin=SMALL, known=mill.known)
+    again = ScriptedRunner(echo, origin=SMALL, known=runner.known)
     ended = ran(again, order(docs))
     assert (ended.end, ended.done, ended.unchanged) == ("finished", 2, 1)
     assert again.spent.reused == 8
@@ -227,63 +229,63 @@ def test_a_budget_ends_it_and_the_same_again_goes_on(docs: Path) -> None:
 
 def test_a_lost_output_folder_costs_nothing(docs: Path) -> None:
     (docs / "a.md").write_text(LONG)
-    mill = ScriptedMill(echo, origin=SMALL)
-    ran(mill, order(docs))
+    runner = ScriptedRunner(echo, origin=SMALL)
+    ran(runner, order(docs))
     out = docs.parent / "out"
     before = files(out)
     for path in sorted(out.rglob("*"), reverse=True):
         path.rmdir() if path.is_dir() else path.unlink()
-    again = ScriptedMill(echo, origin=SMALL, known=mill.known)
+    again = ScriptedRunner(echo, origin=SMALL, known=runner.known)
     ended = ran(again, order(docs))
     assert (ended.done, again.spent.answers) == (3, 0)
     assert files(out) == before
 
 
 def test_a_kill_between_manifest_and_file_is_mended(docs: Path) -> None:
-    mill = ScriptedMill(echo)
-    ran(mill, order(docs))
+    runner = ScriptedRunner(echo)
+    ran(runner, order(docs))
     out = docs.parent / "out"
     stale = (out / "b.txt.md").read_bytes()
     (docs / "b.txt").write_text("Delta is new here.")
-    ran(mill, order(docs))
+    ran(runner, order(docs))
     (out / "b.txt.md").write_bytes(stale)  # as if killed before it was replaced
     (out / "a.md.md").unlink()
-    again = ScriptedMill(echo, known=mill.known)
+    again = ScriptedRunner(echo, known=runner.known)
     ended = ran(again, order(docs))
     assert (ended.done, ended.edited, again.spent.answers) == (2, (), 0)
     assert files(out)["b.txt.md"] == "[document: Delta 4]\n"
 
 
 def test_summaries_without_a_manifest_are_taken_over_when_they_are_the_same(docs: Path) -> None:
-    mill = ScriptedMill(echo)
-    ran(mill, order(docs))
+    runner = ScriptedRunner(echo)
+    ran(runner, order(docs))
     out = docs.parent / "out"
     (out / MANIFEST).unlink()
     (out / "a.md.md").write_text("by hand")
-    ended = ran(ScriptedMill(echo, known=mill.known), order(docs))
+    ended = ran(ScriptedRunner(echo, known=runner.known), order(docs))
     assert (ended.done, ended.edited) == (2, ("a.md",))
     assert files(out)["a.md.md"] == "by hand"
-    quiet = ScriptedMill(echo)
+    quiet = ScriptedRunner(echo)
     assert ran(quiet, order(docs)).edited == ("a.md",)
     assert quiet.stages == []
 
 
 def test_an_edited_summary_is_kept_unless_forced(docs: Path) -> None:
-    ran(ScriptedMill(echo), order(docs))
+    ran(ScriptedRunner(echo), order(docs))
     edited = docs.parent / "out" / "a.md.md"
     edited.write_text("by hand")
     (docs / "a.md").write_text("Alpha has changed.")
-    mill = ScriptedMill(echo)
-    assert ran(mill, order(docs)).edited == ("a.md",)
-    assert mill.stages == []
+    runner = ScriptedRunner(echo)
+    assert ran(runner, order(docs)).edited == ("a.md",)
+    assert runner.stages == []
     assert edited.read_text() == "by hand"
-    ended = ran(ScriptedMill(echo), order(docs, force=True))
+    ended = ran(ScriptedRunner(echo), order(docs, force=True))
     assert (ended.done, ended.edited, ended.unchanged) == (1, (), 2)
     assert edited.read_text() == "[document: Alpha 3]\n"
 
 
 def test_a_summary_edited_while_the_run_goes_on_is_kept(docs: Path) -> None:
-    ran(ScriptedMill(echo), order(docs))
+    ran(ScriptedRunner(echo), order(docs))
     edited = docs.parent / "out" / "a.md.md"
     (docs / "a.md").write_text("Alpha has changed.")
 
@@ -291,20 +293,20 @@ def test_a_summary_edited_while_the_run_goes_on_is_kept(docs: Path) -> None:
         edited.write_text("by hand")
         return echo(line)
 
-    assert ran(ScriptedMill(meanwhile), order(docs)).edited == ("a.md",)
+    assert ran(ScriptedRunner(meanwhile), order(docs)).edited == ("a.md",)
     assert edited.read_text() == "by hand"
 
 
 def test_summaries_of_vanished_documents_stay_until_they_are_pruned(docs: Path) -> None:
-    ran(ScriptedMill(echo), order(docs))
+    ran(ScriptedRunner(echo), order(docs))
     (docs / "deep" / "c.md").unlink()
     (docs / "b.txt").unlink()
     (docs.parent / "out" / "b.txt.md").write_text("by hand")
-    ended = ran(ScriptedMill(echo), order(docs))
+    ended = ran(ScriptedRunner(echo), order(docs))
     assert (ended.vanished, ended.pruned) == (("b.txt", "deep/c.md"), 0)
     assert len(files(docs.parent / "out")) == 3
     said = list[str]()
-    ended = asyncio.run(summarize(ScriptedMill(echo), order(docs, prune=True), tokens=words, tell=said.append))
+    ended = asyncio.run(summarize(ScriptedRunner(echo), order(docs, prune=True), tokens=words, tell=said.append))
     assert ended.pruned == 1
     assert files(docs.parent / "out").keys() == {"a.md.md", "b.txt.md"}
     assert not (docs.parent / "out" / "deep").exists()
@@ -313,11 +315,11 @@ def test_summaries_of_vanished_documents_stay_until_they_are_pruned(docs: Path) 
 
 def test_what_cannot_be_read_today_is_not_gone(docs: Path) -> None:
     (docs / "t.csv").write_text("id,text\nx,one\n")
-    reading = ReadOptions(id_column="id", leave_out=docs.parent / "out")
-    ran(ScriptedMill(echo), order(docs, found=gather([docs], reading)))
+    reading = DocumentOptions(id_column="id", leave_out=docs.parent / "out")
+    ran(ScriptedRunner(echo), order(docs, found=gather_documents([docs], reading)))
     (docs / "t.csv").write_text("id,text\nx,one\nx,two\n")
     (docs / "a.md").write_bytes(b"\0")
-    ended = ran(ScriptedMill(echo), order(docs, found=gather([docs], reading), prune=True))
+    ended = ran(ScriptedRunner(echo), order(docs, found=gather_documents([docs], reading), prune=True))
     assert (ended.vanished, len(ended.skipped)) == ((), 2)
     assert len(files(docs.parent / "out")) == 4
 
@@ -326,36 +328,36 @@ def test_a_failure_is_recorded_and_tried_again_as_another_job(docs: Path) -> Non
     def no_beta(line: Line) -> str | None:
         return None if "Beta" in user(line) else echo(line)
 
-    first = ScriptedMill(no_beta)
+    first = ScriptedRunner(no_beta)
     ended = ran(first, order(docs))
     assert [(name, failure.code) for name, failure in ended.failed] == [("b.txt", "refused")]
     assert ended.done == 2
     entry = read_manifest(docs.parent / "out").entries["b.txt"]
     assert (entry.state, entry.failures, entry.message) == ("failed", 1, "scripted to fail")
-    second = ScriptedMill(echo)
+    second = ScriptedRunner(echo)
     assert ran(second, order(docs)).done == 1
     assert second.lines[0]["custom_id"] not in {line["custom_id"] for line in first.lines}
     assert read_manifest(docs.parent / "out").entries["b.txt"].failures == 0
 
 
 def test_a_failed_update_keeps_the_old_summary_as_ours(docs: Path) -> None:
-    ran(ScriptedMill(echo), order(docs))
+    ran(ScriptedRunner(echo), order(docs))
     (docs / "a.md").write_text("Alpha has changed.")
-    ran(ScriptedMill(lambda _: None), order(docs))
+    ran(ScriptedRunner(lambda _: None), order(docs))
     assert files(docs.parent / "out")["a.md.md"] == "[document: Alpha 3]\n"
-    ended = ran(ScriptedMill(lambda _: "better"), order(docs))
+    ended = ran(ScriptedRunner(lambda _: "better"), order(docs))
     assert (ended.done, ended.edited) == (1, ())
 
 
 @pytest.mark.parametrize("said", ["", " \n", "<think>all thought"])
 def test_an_empty_answer_is_a_failure(docs: Path, said: str) -> None:
-    ended = ran(ScriptedMill(lambda _: said), order(docs))
+    ended = ran(ScriptedRunner(lambda _: said), order(docs))
     assert [failure.code for _, failure in ended.failed] == ["empty"] * 3
 
 
 def test_what_a_model_thought_is_not_in_the_summary_and_a_cut_is_told(docs: Path) -> None:
-    mill = ScriptedMill(lambda line: completion("<think>hm</think>\nGood.", line, finish="length"))
-    ended = ran(mill, order(docs))
+    runner = ScriptedRunner(lambda line: completion("<think>hm</think>\nGood.", line, finish="length"))
+    ended = ran(runner, order(docs))
     assert {*files(docs.parent / "out").values()} == {"Good.\n"}
     assert ended.cut == ("a.md", "b.txt", "deep/c.md")
 
@@ -366,17 +368,17 @@ def test_a_thought_that_the_template_opened_is_no_summary_where_it_was_cut(docs:
             return completion("Let me see, Alpha is", line, finish="length")
         return "It is second.</think>\nGood."
 
-    ended = ran(ScriptedMill(thinks), order(docs))
+    ended = ran(ScriptedRunner(thinks), order(docs))
     assert [(name, failure.code) for name, failure in ended.failed] == [("a.md", "empty")]
     assert {*files(docs.parent / "out").values()} == {"Good.\n"}
 
 
 def test_cancelled_jobs_are_no_failures(docs: Path) -> None:
-    class CancelledMill(ScriptedMill):
+    class CancelledRunner(ScriptedRunner):
         def _one(self, line: Line) -> Answered | None:
             return Answered(line["custom_id"], None, "cancelled", "by somebody")
 
-    class Ended(CancelledMill):
+    class Ended(CancelledRunner):
         async def run(self, stage: str, lines: Any) -> Any:
             end: RecipeEnd = "cancelled"
             return replace(await super().run(stage, lines), end=end)
@@ -386,40 +388,40 @@ def test_cancelled_jobs_are_no_failures(docs: Path) -> None:
     assert read_manifest(docs.parent / "out").entries == {}
 
 
-def test_a_context_that_is_too_short_is_refused_with_a_number_that_is_not(docs: Path) -> None:
+def test_a_short_context_is_refused_with_a_sufficient_one(docs: Path) -> None:
     (docs / "a.md").write_text(LONG)
-    with pytest.raises(UsageError, match="too short") as caught:
-        ran(ScriptedMill(echo, origin=replace(ORIGIN, context=130)), order(docs))
+    with pytest.raises(UsageError, match="130") as caught:
+        ran(ScriptedRunner(echo, origin=replace(ORIGIN, context=130)), order(docs))
     hint = caught.value.hint or ""
-    enough = int(hint.split()[1].rstrip(","))
-    assert ran(ScriptedMill(echo, origin=replace(ORIGIN, context=enough)), order(docs)).done == 3
+    enough = int(hint.partition("--context ")[2].split(",")[0])
+    assert ran(ScriptedRunner(echo, origin=replace(ORIGIN, context=enough)), order(docs)).done == 3
 
 
-def test_a_context_that_nobody_knows_must_be_said(docs: Path) -> None:
-    mill = ScriptedMill(echo, origin=replace(ORIGIN, context=None))
-    with pytest.raises(UsageError, match="does not say") as caught:
-        ran(mill, order(docs))
+def test_an_unknown_context_must_be_given(docs: Path) -> None:
+    runner = ScriptedRunner(echo, origin=replace(ORIGIN, context=None))
+    with pytest.raises(UsageError) as caught:
+        ran(runner, order(docs))
     assert "--context" in (caught.value.hint or "")
-    assert ran(mill, order(docs, context=4096)).done == 3
+    assert ran(runner, order(docs, context=4096)).done == 3
 
 
 def test_without_a_vocabulary_more_room_is_kept_free() -> None:
-    exact, estimated = rooms(8192, PROMPTS, words, answer=100), rooms(8192, PROMPTS, None, answer=100)
-    assert estimated.room("document") < 0.8 * exact.room("document")
+    exact, estimated = token_limits(8192, PROMPTS, words, answer=100), token_limits(8192, PROMPTS, None, answer=100)
+    assert estimated.available("document") < 0.8 * exact.available("document")
     assert estimated.count("x" * 100) == 25
 
 
 def test_the_prospect_names_what_the_run_then_asks_for(docs: Path) -> None:
-    ran(ScriptedMill(echo, origin=SMALL), order(docs))
+    ran(ScriptedRunner(echo, origin=SMALL), order(docs))
     (docs / "a.md").write_text(LONG * 4)
     (docs / "b.txt").write_text("Beta has changed.")
     expected = prospect(order(docs), SMALL.model_id, 256, words)
-    mill = ScriptedMill(lambda _: "note " * 20, origin=SMALL)
-    ran(mill, order(docs))
+    runner = ScriptedRunner(lambda _: "note " * 20, origin=SMALL)
+    ran(runner, order(docs))
     assert [(stage.stage, stage.jobs) for stage in expected.stages] == [
-        (name, len(lines)) for name, lines in mill.stages
+        (name, len(lines)) for name, lines in runner.stages
     ]
-    assert expected.stages[0].lines == mill.stages[0][1]
+    assert expected.stages[0].lines == runner.stages[0][1]
     assert expected.rows == 2
     assert all(stage.output_tokens == 20 for stage in expected.stages)
     assert any("1 document unchanged" in note for note in expected.notes)
@@ -428,9 +430,9 @@ def test_the_prospect_names_what_the_run_then_asks_for(docs: Path) -> None:
 
 def test_what_answers_lead_to_the_end_needs_no_reducing(docs: Path) -> None:
     (docs / "a.md").write_text(LONG * 4)
-    mill = ScriptedMill(lambda line: f"note {len(user(line))} " * 6, origin=SMALL)
-    ran(mill, order(docs))
-    known = {str(line["body"]): line for _, lines in mill.stages for line in lines}
+    runner = ScriptedRunner(lambda line: f"note {len(user(line))} " * 6, origin=SMALL)
+    ran(runner, order(docs))
+    known = {str(line["body"]): line for _, lines in runner.stages for line in lines}
     lost = order(docs, out=docs.parent / "lost")
 
     def stored(line: Line) -> Answered | None:
@@ -439,21 +441,21 @@ def test_what_answers_lead_to_the_end_needs_no_reducing(docs: Path) -> None:
 
     whole = prospect(lost, SMALL.model_id, 256, words, stored)
     assert [stage.stage for stage in whole.stages] == ["read"]
-    assert whole.stages[0].lines == mill.stages[0][1]
+    assert whole.stages[0].lines == runner.stages[0][1]
     known.popitem()  # the last level of reducing
     assert len(prospect(lost, SMALL.model_id, 256, words, stored).stages) > 1
 
 
 def test_the_prospect_of_pruning_names_what_would_go(docs: Path) -> None:
-    ran(ScriptedMill(echo, origin=SMALL), order(docs))
+    ran(ScriptedRunner(echo, origin=SMALL), order(docs))
     for name in ("a.md", "b.txt"):
         (docs / name).unlink()
     (docs.parent / "out" / "b.txt.md").write_text("Mine.")
     found = prospect(order(docs, prune=True), SMALL.model_id, 256, words)
-    assert found.notes[1:] == (
-        "--prune will remove 1 summary of documents that are gone: a.md",
-        "1 summary of documents that are gone edited by hand and kept",
-    )
+    removed, kept = found.notes[1:]
+    assert removed.startswith("--prune ")
+    assert removed.endswith("1 summary of deleted documents: a.md")
+    assert kept.startswith("1 summary ")
     assert (docs.parent / "out" / "a.md.md").exists()
     assert len(prospect(order(docs), SMALL.model_id, 256, words).notes) == 1
 
@@ -462,29 +464,29 @@ def test_prompts_are_files_that_people_edit(tmp_path: Path) -> None:
     folder = tmp_path / "prompts"
     made = write_packaged(folder, force=False)
     assert [path.name for path in made] == ["document.md", "piece.md", "reduce.md"]
-    packaged = prompts_for(None, None, max_tokens=300, language="German")
-    assert prompts_for(folder, None, max_tokens=300, language="German") == packaged
+    packaged = summary_prompts(None, None, max_tokens=300, language="German")
+    assert summary_prompts(folder, None, max_tokens=300, language="German") == packaged
     assert "at most 180 words" in packaged.system("document")
     assert "Write in German." in " ".join(packaged.system("piece").split())
     (folder / "reduce.md").write_text("In {language}.")
     (folder / "piece.md").unlink()
-    edited = prompts_for(folder, None, max_tokens=300, language=None)
+    edited = summary_prompts(folder, None, max_tokens=300, language=None)
     assert edited.texts["reduce"] == "In the language of the document."
     assert edited.sha256 != packaged.sha256
-    with pytest.raises(UsageError, match="exists"):
+    with pytest.raises(UsageError, match="document.md"):
         write_packaged(folder, force=False)
     write_packaged(folder, force=True)
     (folder / "reduce.md").write_text("In {langage}.")
     with pytest.raises(UsageError, match="langage") as caught:
-        prompts_for(folder, None, max_tokens=300, language=None)
+        summary_prompts(folder, None, max_tokens=300, language=None)
     assert "{language}" in (caught.value.hint or "")
 
 
-def test_a_folder_without_prompts_and_a_digest_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="none of"):
-        prompts_for(tmp_path, None, max_tokens=9, language=None)
-    with pytest.raises(UsageError, match="cannot read"):
-        prompts_for(None, tmp_path / "no.md", max_tokens=9, language=None)
+def test_invalid_prompt_folders_and_digests(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="document.md, piece.md, reduce.md"):
+        summary_prompts(tmp_path, None, max_tokens=9, language=None)
+    with pytest.raises(UsageError, match="no.md"):
+        summary_prompts(None, tmp_path / "no.md", max_tokens=9, language=None)
     (tmp_path / "digest.md").write_bytes(b"\xff")
-    with pytest.raises(UsageError, match="not UTF-8"):
-        prompts_for(None, tmp_path / "digest.md", max_tokens=9, language=None)
+    with pytest.raises(UsageError, match="digest.md"):
+        summary_prompts(None, tmp_path / "digest.md", max_tokens=9, language=None)

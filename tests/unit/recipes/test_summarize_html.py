@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.recipes.summarization.html import page_text, said_encoding
+from tokenmill.recipes.summarization.html import declared_encoding, page_text
 
 PAGE = """<!doctype html><html><head><title>The mill</title><style>p { color: red }</style>
 <script>if (a < b) { document.write("<p>no</p>") }</script></head><body>
@@ -54,4 +54,4 @@ def test_nothing_makes_it_fail(page: str) -> None:
     ],
 )
 def test_pages_say_their_encoding(data: bytes, encoding: str | None) -> None:
-    assert said_encoding(data) == encoding
+    assert declared_encoding(data) == encoding

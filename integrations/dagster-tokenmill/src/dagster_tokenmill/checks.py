@@ -126,7 +126,7 @@ def repeated(rows: Iterator[Row], columns: Sequence[str], max_share: float, near
         text = "\n".join(" ".join(str(row[column]).split()).casefold() for column in columns)
         like = seen.get(text)
         if like is None and index is not None:
-            found = index.like(text)
+            found = index.find(text)
             like = int(found.name) if found is not None else None
         if like is not None:
             repeats += 1

@@ -65,7 +65,7 @@ def expand_asset(
     carry: Sequence[str] = (),
     prompts: Path | None = None,
     schema: Path | None = None,
-    drawing: SamplingOptions = SamplingOptions(),  # noqa: B008  frozen
+    sampling: SamplingOptions = SamplingOptions(),  # noqa: B008  frozen
     **options: Any,
 ) -> dg.AssetsDefinition:
     """A dataset grown from the examples of `seeds`; `options`: those of `recipe_asset`."""
@@ -84,7 +84,7 @@ def expand_asset(
             found = replace(found, shape=found.shape.with_task())
         request = ExpandRequest(
             found,
-            ExpandPrompts(found.shape, texts, drawing, answer_schema),
+            ExpandPrompts(found.shape, texts, sampling, answer_schema),
             asked,
             file,
             judge=judge_prompt,

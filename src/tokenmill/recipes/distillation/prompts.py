@@ -13,26 +13,26 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import RequestRefused, UsageError
-from tokenmill.jobs.ingest.line import LONGEST_CUSTOM_ID, body_of
+from tokenmill.jobs.ingest.line import MAX_CUSTOM_ID_LENGTH, body_of
 from tokenmill.jobs.openai.call import checked
 from tokenmill.recipes.runner import Line, chat_line
 from tokenmill.storage.json_text import compact_json, shown
 from tokenmill.storage.rows import read_rows
 
-DRAWN_TEMPERATURE = 0.7  # default temperature for several samples
+SAMPLING_TEMPERATURE = 0.7  # default temperature for several samples
 _NAMES = ("custom_id", "id", "prompt_id")
 _TEXTS = ("prompt", "text", "question", "instruction")  # columns that hold a user's message
 _BATCH_KEYS = frozenset(("body", "url", "method"))
 _ROLES = frozenset(("system", "developer", "user", "assistant"))
-_LONGEST_ID = LONGEST_CUSTOM_ID - 8  # leaves space for the sample number
+_LONGEST_ID = MAX_CUSTOM_ID_LENGTH - 8  # leaves space for the sample number
 REFUSED = {
-    "tools": "calls of tools have no place in the rows: they would be lost",
-    "functions": "calls of tools have no place in the rows: they would be lost",
-    "stream": "an answer is taken whole",
-    "n": "--samples says how many",
-    "prompt": "texts to be continued are for tokenmill run",
-    "logprobs": "--top-logprobs says it for all lines, so that all rows have the same columns",
-    "top_logprobs": "it says it for all lines, so that all rows have the same columns",
+    "tools": "rows have no column for tool calls",
+    "functions": "rows have no column for tool calls",
+    "stream": "answers are not streamed",
+    "n": "use --samples instead",
+    "prompt": "text completions are not supported; use tokenmill run",
+    "logprobs": "use --top-logprobs, so that all rows have the same columns",
+    "top_logprobs": "use --top-logprobs, so that all rows have the same columns",
 }
 """Body keys that are rejected in a line, with the reason."""
 
@@ -51,7 +51,7 @@ class DistillOptions:
     """Options that apply to all prompts."""
 
     samples: int = 1
-    temperature: float | None = None  # None: 0 for one sample, else `DRAWN_TEMPERATURE`
+    temperature: float | None = None  # None: 0 for one sample, else `SAMPLING_TEMPERATURE`
     top_p: float | None = None
     seed: int = 0  # another seed samples other answers
     max_tokens: int = 2048
@@ -60,9 +60,9 @@ class DistillOptions:
     body: Mapping[str, Any] = field(default_factory=dict)  # more keys
 
     @property
-    def drawn_at(self) -> float:
-        """The default temperature of lines."""
-        return self.temperature if self.temperature is not None else DRAWN_TEMPERATURE if self.samples > 1 else 0.0
+    def effective_temperature(self) -> float:
+        """The temperature of lines that set none."""
+        return self.temperature if self.temperature is not None else SAMPLING_TEMPERATURE if self.samples > 1 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +83,14 @@ class DistillPrompts:
             prompt = _prompt(row, number, where, self.column, self.system)
             if (before := names.setdefault(prompt.id, number)) != number:
                 raise UsageError(
-                    f"lines {before} and {number} of {self.path} are both called {shown(prompt.id)}",
-                    hint="give each an id of its own, or none at all",
+                    f"lines {before} and {number} of {self.path} have the same id {shown(prompt.id)}",
+                    hint="make the ids unique, or remove them",
                 )
             yield prompt
         if not number:
-            raise UsageError(f"{self.path} has no prompts", hint='a line is {"prompt": "..."} or {"messages": [...]}')
+            raise UsageError(
+                f"{self.path} has no prompts", hint='write lines such as {"prompt": "..."} or {"messages": [...]}'
+            )
 
     def _check_unchanged(self) -> None:
         try:
@@ -96,19 +98,25 @@ class DistillPrompts:
         except OSError as error:
             raise UsageError(f"cannot read {self.path}: {error.strerror}", hint="check the path") from error
         if not self.path.is_file():
-            raise UsageError(f"{self.path} is not an ordinary file", hint="prompts are read twice: name a file")
+            raise UsageError(
+                f"{self.path} is not a regular file", hint="prompts are read twice: use a file, not a pipe"
+            )
         now = info.st_size, info.st_mtime_ns
         if self._seen and self._seen[0] != now:
             raise UsageError(
-                f"{self.path} changed while its prompts were answered",
-                hint="run the same again: answers that exist are not computed again",
+                f"{self.path} changed during the run",
+                hint="run the same command again; existing answers are reused",
             )
         self._seen[:] = [now]
 
 
 def bodies(prompt: TeacherPrompt, ask: DistillOptions) -> Iterator[Line]:
     """A prompt's lines, one per sample; deterministic. Raises UsageError if they are invalid."""
-    settings: dict[str, Any] = {"max_tokens": ask.max_tokens, "temperature": ask.drawn_at, "top_p": ask.top_p}
+    settings: dict[str, Any] = {
+        "max_tokens": ask.max_tokens,
+        "temperature": ask.effective_temperature,
+        "top_p": ask.top_p,
+    }
     settings |= {"stop": list(ask.stop) or None, **ask.body}
     if ask.top_logprobs is not None:
         settings |= {"logprobs": True, "top_logprobs": ask.top_logprobs}
@@ -116,14 +124,14 @@ def bodies(prompt: TeacherPrompt, ask: DistillOptions) -> Iterator[Line]:
     if "max_completion_tokens" in own:
         settings.pop("max_tokens", None)
     settings |= own
-    drawn = bool(settings["temperature"])
-    if ask.samples > 1 and not drawn:
+    random = bool(settings["temperature"])
+    if ask.samples > 1 and not random:
         raise UsageError(
-            f"{prompt.id}: at temperature 0 its {ask.samples} samples would all be the same",
-            hint="a temperature above 0, or --samples 1",
+            f"{prompt.id}: all {ask.samples} samples would be equal at temperature 0",
+            hint="set a temperature above 0, or --samples 1",
         )
     for sample in range(ask.samples):
-        if drawn:
+        if random:
             settings["seed"] = seed_of(prompt, sample, ask.seed if own.get("seed") is None else own["seed"])
         yield chat_line(f"{prompt.id}/{sample}", prompt.messages, **settings)
 
@@ -134,8 +142,8 @@ def seed_of(prompt: TeacherPrompt, sample: int, base: int) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
 
 
-def checked_lines(prompts: DistillPrompts, ask: DistillOptions) -> int:
-    """Number of lines; raises UsageError for the first invalid prompt."""
+def check_prompts(prompts: DistillPrompts, ask: DistillOptions) -> int:
+    """Check every prompt and return the number of lines; raises UsageError for the first invalid prompt."""
     count = 0
     for number, prompt in enumerate(prompts, 1):
         for line in bodies(prompt, ask):
@@ -157,7 +165,7 @@ def _prompt(row: Mapping[str, Any], number: int, where: str, column: str | None,
     else:
         text = _column(row, column, where)
         messages = [{"role": "user", "content": row[text]}]
-        # A table's other columns are not the prompt's business; a line with a prompt is a body, whose keys count.
+        # Other columns of a table are ignored; a line with a prompt is a request body, whose other keys are options.
         own = _own(row, (text, *_NAMES), where) if text == "prompt" and column is None else {}
     checked_messages = _checked_messages(messages, where)
     if system is not None and checked_messages[0]["role"] not in ("system", "developer"):
@@ -171,7 +179,7 @@ def _name(row: Mapping[str, Any], number: int, where: str) -> str:
         return f"prompt-{number}"
     name = str(given) if isinstance(given, str | int) and not isinstance(given, bool) else ""
     if not 0 < len(name) <= _LONGEST_ID:
-        raise UsageError(f"{where}: its id is {shown(given)}", hint=f"a text of 1 to {_LONGEST_ID} characters")
+        raise UsageError(f"{where}: invalid id {shown(given)}", hint=f"use a string of 1 to {_LONGEST_ID} characters")
     return name
 
 
@@ -184,7 +192,9 @@ def _of_batch_line(row: Mapping[str, Any], where: str) -> tuple[list[Any], dict[
     except RequestRefused as error:
         raise UsageError(f"{where}: {error.message}", hint=error.hint) from error
     if endpoint != "chat" or "messages" not in body:
-        raise UsageError(f"{where} is no chat", hint="/v1/chat/completions with messages; others are for tokenmill run")
+        raise UsageError(
+            f"{where} is not a chat request", hint="use /v1/chat/completions with messages, or tokenmill run"
+        )
     return _list(body["messages"], where), _own(body, ("messages",), where)
 
 
@@ -193,14 +203,14 @@ def _own(row: Mapping[str, Any], besides: tuple[str, ...], where: str) -> dict[s
     own.pop("model", None)  # the run chooses the model
     for key in own:
         if key in REFUSED:
-            raise UsageError(f"{where} has {key!r}: {REFUSED[key]}", hint="leave it out")
+            raise UsageError(f"{where}: {key!r} is not supported: {REFUSED[key]}", hint=f"remove {key!r}")
     return own
 
 
 def _list(value: Any, where: str) -> list[Any]:
     found = _json(value, f"{where}: messages") if isinstance(value, str) else value
     if not isinstance(found, list) or not found:
-        raise UsageError(f"{where}: messages must be a list with at least one message, not {shown(found)}")
+        raise UsageError(f"{where}: messages must be a non-empty list (got {shown(found)})")
     return found
 
 
@@ -214,13 +224,15 @@ def _json(text: str, where: str) -> Any:
 def _column(row: Mapping[str, Any], column: str | None, where: str) -> str:
     if column is not None:
         if column not in row:
-            raise UsageError(f"{where} has no {column!r}", hint=f"it has {', '.join(map(str, row)) or 'nothing'}")
+            raise UsageError(
+                f"{where} has no column {column!r}", hint=f"its columns: {', '.join(map(str, row)) or 'none'}"
+            )
         return column
     for name in _TEXTS:
         if row.get(name) is not None:
             return name
-    columns = ", ".join(map(str, row)) or "nothing"
-    raise UsageError(f"{where} has no messages and no prompt", hint=f"--column names its texts; it has {columns}")
+    columns = ", ".join(map(str, row)) or "none"
+    raise UsageError(f"{where} has no messages and no prompt", hint=f"set --column to one of its columns: {columns}")
 
 
 def _plain(message: Mapping[str, Any]) -> bool:
@@ -233,14 +245,14 @@ def _checked_messages(messages: list[Any], where: str) -> tuple[dict[str, str], 
         role = message.get("role") if isinstance(message, Mapping) else None
         content = message.get("content") if isinstance(message, Mapping) else None
         if role not in _ROLES or not isinstance(content, str) or not _plain(message):
-            hint = f"a role ({', '.join(sorted(_ROLES))}) and a content that is text, nothing else"
-            raise UsageError(f"{where}: messages[{index}] is {shown(message)}", hint=hint)
+            hint = f"a message has a role ({', '.join(sorted(_ROLES))}) and a string as content, and no other keys"
+            raise UsageError(f"{where}: invalid message messages[{index}]: {shown(message)}", hint=hint)
         found.append({"role": role, "content": content})
     if found[-1]["role"] == "assistant":
         raise UsageError(
-            f"{where}: the last message is the assistant's: there is nothing to answer",
-            hint="take the answer away: the teacher writes its own",
+            f"{where}: the last message has the role assistant, so there is nothing to answer",
+            hint="remove that message; the teacher writes its own answer",
         )
     if not found[-1]["content"].strip():
-        raise UsageError(f"{where}: the last message is empty", hint="leave the line out")
+        raise UsageError(f"{where}: the last message is empty", hint="remove the line, or add text to the message")
     return tuple(found)

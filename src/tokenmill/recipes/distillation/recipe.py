@@ -1,8 +1,7 @@
-"""Collects a teacher's answers to a file of prompts in one table.
+"""Collects a teacher's answers to a file of prompts in one table: `distill`.
 
-One stage: every prompt once per sample. Lines depend only on prompts and settings, so the same command finds all
-existing answers. The table is rewritten atomically at the end of each run; after a run ended by a limit it contains
-the rows available so far.
+The only stage asks every prompt once per sample. Lines depend only on prompts and options, so the same command finds
+all existing answers. The table is replaced atomically at the end of each run, with the rows available so far.
 """
 
 from collections import Counter
@@ -11,17 +10,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokenmill.recipes.distillation.prompts import DistillOptions, DistillPrompts, TeacherPrompt, bodies, checked_lines
+from tokenmill.recipes.distillation.prompts import DistillOptions, DistillPrompts, TeacherPrompt, bodies, check_prompts
 from tokenmill.recipes.distillation.rows import (
     COLUMNS,
     Thinking,
     opened_by,
-    parted_of,
     row_of,
+    split_answer,
     templates_that_open,
     tokens_of,
 )
-from tokenmill.recipes.history import MOST_LINES
+from tokenmill.recipes.history import MAX_LINES
 from tokenmill.recipes.runner import (
     Answered,
     AnswerOrigin,
@@ -38,8 +37,8 @@ from tokenmill.units import format_bytes, number_of
 STAGE = "teach"
 PARQUET_BYTES, STORED_BYTES = 4, 95  # approximate bytes per probability with its token; measured, see docs/distill.md
 _SAMPLED_PROMPTS = 500  # prompts sampled from a large file for a forecast
-_MOST_CHARACTERS = 256 * 1024**2  # maximum total size of sampled lines
-_MOST_TOLD = 3  # maximum failures reported individually
+_MAX_CHARACTERS = 256 * 1024**2  # maximum total size of sampled lines
+_MAX_MESSAGES = 3  # failures reported individually
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +50,12 @@ class Distilled:
     asked: int  # requested answers
     rows: int
     failed: int
-    waiting: int  # without an outcome, for the next run
+    waiting: int  # lines without an outcome, left for the next run
     cut: int  # rows whose answer ended at max_tokens
     reasoned: int  # rows with reasoning
     without_ids: int  # rows with probabilities but without token ids
     failures: Mapping[str, int] = field(default_factory=dict)  # count by code
-    told: tuple[str, ...] = ()  # descriptions of some failures
+    messages: tuple[str, ...] = ()  # descriptions of the first failures
 
 
 async def distill(
@@ -68,7 +67,7 @@ async def distill(
     thinking: Thinking = "auto",
     tell: Callable[[str], None] = lambda _: None,
 ) -> Distilled:
-    """Answer all prompts and write the table."""
+    """Answer all prompts and write the table; `tell` logs messages."""
     ran = await runner.run(STAGE, (line for _, _, line in lines_of(prompts, ask)))
     tell(f"writing {output.name}")
     tally = _Tally()
@@ -86,41 +85,41 @@ async def distill(
         tally.reasoned,
         tally.without_ids,
         dict(sorted(tally.failures.items())),
-        tuple(tally.told),
+        tuple(tally.messages),
     )
 
 
 def prospect_of(prompts: DistillPrompts, ask: DistillOptions) -> Prospect:
-    """The stage for a forecast; reads the prompts and rejects invalid ones."""
-    jobs = checked_lines(prompts, ask)
+    """The stage for a forecast; raises UsageError if a prompt is invalid."""
+    jobs = check_prompts(prompts, ask)
     sample = _sample(prompts, ask, jobs)
     ceilings = [line["body"].get("max_completion_tokens") or line["body"]["max_tokens"] for line in sample]
     most = round(sum(ceilings) * jobs / len(ceilings))
     notes = [
         f"{number_of(jobs // ask.samples, 'prompt')}, {number_of(ask.samples, 'sample')} of each "
-        f"at temperature {ask.drawn_at:g}"
+        f"at temperature {ask.effective_temperature:g}"
     ]
     if ask.top_logprobs:
         tops = most * (ask.top_logprobs + 1)
         notes.append(
-            f"the top {ask.top_logprobs} of each token take {format_bytes(tops * PARQUET_BYTES)} in Parquet and "
-            f"{format_bytes(tops * STORED_BYTES)} in the store of batches, if every answer is as long as it may be"
+            f"the top {ask.top_logprobs} tokens at each position take up to {format_bytes(tops * PARQUET_BYTES)} in "
+            f"Parquet and {format_bytes(tops * STORED_BYTES)} in the batch store"
         )
     own = any(ceiling != ask.max_tokens for ceiling in ceilings)
-    each = f"what its line allows, else {ask.max_tokens:,} tokens" if own else f"{ask.max_tokens:,} tokens"
-    assumed = f"every answer has {each}, the most it may have"
+    each = f"the maximum of its line, else {ask.max_tokens:,} tokens" if own else f"{ask.max_tokens:,} tokens"
+    assumed = f"every answer has the maximum length: {each}"
     stage = StageProspect(STAGE, jobs, sample, output_tokens=ask.max_tokens, assumed=assumed)
     return Prospect((stage,), rows=jobs, notes=tuple(notes))
 
 
 def _sample(prompts: DistillPrompts, ask: DistillOptions, jobs: int) -> tuple[Line, ...]:
-    """Every line if they fit in memory, else those of evenly spaced prompts."""
-    if jobs <= MOST_LINES:
+    """All lines if they fit in memory, else those of evenly spaced prompts."""
+    if jobs <= MAX_LINES:
         lines = list[Line]()
         characters = 0
         for prompt, _, line in lines_of(prompts, ask):
             characters += sum(len(message["content"]) for message in prompt.messages)
-            if characters > _MOST_CHARACTERS:
+            if characters > _MAX_CHARACTERS:
                 break
             lines.append(line)
         else:
@@ -144,13 +143,13 @@ class _Tally:
     reasoned: int = 0
     without_ids: int = 0
     failures: Counter[str] = field(default_factory=Counter)
-    told: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
 
     def fail(self, name: str, code: str | None, message: str | None) -> None:
         self.failed += 1
         self.failures[code or "unknown"] += 1
-        if len(self.told) < _MOST_TOLD:
-            self.told.append(f"{name}: {message or code or 'no reason was given'}")
+        if len(self.messages) < _MAX_MESSAGES:
+            self.messages.append(f"{name}: {message or code or 'no reason given'}")
 
 
 def _rows(
@@ -167,15 +166,15 @@ def _rows(
             tally.fail(answered.custom_id, answered.code, answered.message)
             continue
         tokens = tokens_of(answered.body)
-        parted = parted_of(
+        split = split_answer(
             answered.body, tokens, thinking=thinking, opened=bool(opened) and opened_by(line["body"]) in opened
         )
-        if parted is None:
-            tally.fail(answered.custom_id, "no_text", "the answer is no text")
+        if split is None:
+            tally.fail(answered.custom_id, "no_text", "the answer has no text")
             continue
-        row = row_of(prompt, sample, line, answered, origin, parted=parted, tokens=tokens)
+        row = row_of(prompt, sample, line, answered, origin, split=split, tokens=tokens)
         tally.cut += row["finish_reason"] == "length"
-        tally.reasoned += parted.reasoning is not None
+        tally.reasoned += split.reasoning is not None
         tally.without_ids += tokens.logprobs is not None and tokens.ids is None
         yield row
 

@@ -1,7 +1,7 @@
 """Converts a teacher's answers to rows: text, reasoning, tokens with probabilities, provenance.
 
-Token ids come only from the engine. Text is never tokenised again to obtain them, because another tokenisation would
-represent another answer.
+Token ids come only from the engine. Text is never tokenised again to obtain them, because several tokenisations can
+have the same text and the model generated only one of them.
 """
 
 import math
@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from tokenmill.errors import UsageError
 from tokenmill.recipes.distillation.prompts import TeacherPrompt
-from tokenmill.recipes.reasoning import Parted, has_marks, part
-from tokenmill.recipes.runner import Answered, AnswerOrigin, Line, made_by
+from tokenmill.recipes.reasoning import SplitReasoning, has_reasoning, split_reasoning
+from tokenmill.recipes.runner import Answered, AnswerOrigin, Line, origin_of_answer
 from tokenmill.storage.json_text import compact_json
 from tokenmill.storage.rows import parquet_metadata, read_rows, suffix_of
 
@@ -43,14 +43,14 @@ COLUMNS: Mapping[str, str] = {
     "max_tokens": "int32",
 }
 SIGNIFICANT_BITS = 11
-"""Of the probabilities of the likeliest tokens, as many as float16 has: what is stored is wrong by 1 in 2048 at most,
-and packs to half. The type is float32 all the same, which every reader of Parquet knows."""
-_LOOKED_AT = 256  # number of answers examined to find out whether the template opens the reasoning
+"""Precision of `top_logprobs`: that of float16, an error of at most 1 in 2048, which halves the compressed size. The
+column type remains float32, which every Parquet reader supports."""
+_SAMPLED_ANSWERS = 256  # answers examined to find out whether the template opens the reasoning
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerTokens:
-    """The tokens of one answer; fields are None if the engine does not report them."""
+    """The tokens of one answer; None: not reported by the engine."""
 
     ids: list[int] | None = None
     logprobs: list[float] | None = None
@@ -66,21 +66,21 @@ def row_of(
     answered: Answered,
     origin: AnswerOrigin,
     *,
-    parted: Parted,
+    split: SplitReasoning,
     tokens: AnswerTokens,
 ) -> dict[str, Any]:
     """The row of an answer."""
     asked = line["body"]
     body = answered.body or {}
-    origin = made_by(answered, origin)
+    origin = origin_of_answer(answered, origin)
     usage = body.get("usage") or {}
     return {
         "id": answered.custom_id,
         "prompt_id": prompt.id,
         "sample": sample,
         "messages": list(prompt.messages),
-        "answer": parted.answer,
-        "reasoning": parted.reasoning,
+        "answer": split.answer,
+        "reasoning": split.reasoning,
         "finish_reason": finish_of(body),
         "token_ids": tokens.ids,
         "logprobs": tokens.logprobs,
@@ -106,8 +106,10 @@ def finish_of(body: Mapping[str, Any]) -> str | None:
     return reason
 
 
-def parted_of(body: Mapping[str, Any], tokens: AnswerTokens, *, thinking: Thinking, opened: bool) -> Parted | None:
-    """Reasoning and answer; None if the answer is not text."""
+def split_answer(
+    body: Mapping[str, Any], tokens: AnswerTokens, *, thinking: Thinking, opened: bool
+) -> SplitReasoning | None:
+    """Reasoning and answer of a response; None if it has no text."""
     message = (body.get("choices") or [{}])[0].get("message") or {}
     content = message.get("content")
     thought = message.get("reasoning_content") or message.get("reasoning")
@@ -115,36 +117,36 @@ def parted_of(body: Mapping[str, Any], tokens: AnswerTokens, *, thinking: Thinki
         return None
     text = content if isinstance(content, str) else ""
     if thinking == "off":
-        return Parted(text, thought or None)
+        return SplitReasoning(text, thought or None)
     if thought:  # separated by the engine
-        return Parted(text.strip(), str(thought).strip())
-    if tokens.text is not None and not has_marks(text) and has_marks(tokens.text):
+        return SplitReasoning(text.strip(), str(thought).strip())
+    if tokens.text is not None and not has_reasoning(text) and has_reasoning(tokens.text):
         return _by_tokens(text, tokens.text)
-    return part(text, cut=finish_of(body) == "length", opened=opened or thinking == "opened")
+    return split_reasoning(text, cut=finish_of(body) == "length", opened=opened or thinking == "opened")
 
 
-def _by_tokens(text: str, written: str) -> Parted:
-    """Split by marks that are control tokens, which the text lacks; text cut by a stop sequence is dropped."""
-    parted = part(written)
-    whole = parted.answer
-    end = len(parted.answer)
+def _by_tokens(text: str, written: str) -> SplitReasoning:
+    """Split by tags that are control tokens, which only `written` contains; text cut by a stop sequence is dropped."""
+    split = split_reasoning(written)
+    whole = split.answer
+    end = len(split.answer)
     while end and not text.rstrip().endswith(whole[:end].rstrip()):
         end -= 1
-    return Parted(whole[:end].rstrip(), parted.reasoning, parted.by_template)
+    return SplitReasoning(whole[:end].rstrip(), split.reasoning, split.by_template)
 
 
 def opened_by(body: Mapping[str, Any]) -> str:
-    """Key of lines whose template begins the answer in the same way."""
+    """Key of a line's template options; lines with equal keys begin their answers in the same way."""
     return compact_json([body.get("chat_template_kwargs"), body.get("reasoning_effort")])
 
 
 def templates_that_open(answers: Iterable[tuple[Line, Answered]]) -> frozenset[str]:
-    """Keys of lines whose template opens the reasoning, judged by the first answers."""
+    """Keys (`opened_by`) of lines whose template opens the reasoning, judged by the first answers."""
     found: set[str] = set()
     with_text = ((line, answer.body) for line, answer in answers if answer.body)
-    for line, body in islice(with_text, _LOOKED_AT):
+    for line, body in islice(with_text, _SAMPLED_ANSWERS):
         message = (body.get("choices") or [{}])[0].get("message") or {}
-        if isinstance(message.get("content"), str) and part(message["content"]).by_template:
+        if isinstance(message.get("content"), str) and split_reasoning(message["content"]).by_template:
             found.add(opened_by(line["body"]))
     return frozenset(found)
 
@@ -156,18 +158,18 @@ def tokens_of(body: Mapping[str, Any]) -> AnswerTokens:
     if content is None:
         return AnswerTokens()
     tops: list[Sequence[Mapping[str, Any]]] = [entry.get("top_logprobs") or () for entry in content]
-    told = any(tops)
+    has_tops = any(tops)
     return AnswerTokens(
         ids=_ids(content),
         logprobs=[entry["logprob"] for entry in content],
-        top_ids=_nested_ids(tops) if told else None,
-        top_logprobs=[[rounded(top["logprob"]) for top in each] for each in tops] if told else None,
+        top_ids=_nested_ids(tops) if has_tops else None,
+        top_logprobs=[[rounded(top["logprob"]) for top in each] for each in tops] if has_tops else None,
         text=_text(content),
     )
 
 
 def rounded(value: float) -> float:
-    """Round to `SIGNIFICANT_BITS`."""
+    """The value rounded to `SIGNIFICANT_BITS`."""
     fraction, exponent = math.frexp(value)
     return math.ldexp(round(math.ldexp(fraction, SIGNIFICANT_BITS)), exponent - SIGNIFICANT_BITS)
 

@@ -1,14 +1,14 @@
 """`tokenmill expand`: grows a dataset from examples.
 
 recipe           the rounds: write, compare, judge, keep
-request          what is asked for, and the result
-seeds            examples and where they come from
-transforms       the ways in which an example is rewritten
-prompts          prompt templates of these ways
+request          the request and the result
+seeds            examples and the format of their file
+transforms       ways to transform an example
+prompts          prompt files of these ways
 lines            jobs as batch lines
-answers          answers as examples, and verdicts
-schema           JSON schemas that answers follow
-near_duplicates  texts that are nearly the same
+answers          answers as examples, and judge scores
+schema           JSON schemas that answers must follow
+near_duplicates  MinHash index of texts
 rows             the rows of the dataset
-forecast         the stages before anything has run
+forecast         the stages for a forecast
 """

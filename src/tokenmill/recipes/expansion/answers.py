@@ -7,26 +7,26 @@ from typing import Any, Literal, NamedTuple
 
 from tokenmill.recipes.expansion.lines import ExpansionJob
 from tokenmill.recipes.expansion.prompts import PromptFile, shown, values_of
-from tokenmill.recipes.expansion.schema import answer_schema, document, response_format, wrong
+from tokenmill.recipes.expansion.schema import answer_schema, document, response_format, schema_error
 from tokenmill.recipes.expansion.seeds import Example, Shape
 from tokenmill.recipes.expansion.transforms import INSTRUCTION, Variant
 from tokenmill.recipes.runner import Answered, Line, chat_line, text_of
 from tokenmill.storage.json_text import compact_json
 
 Why = Literal["failed", "invalid", "near-duplicate", "too low"]
-CUT = "it was cut at max_tokens"
+CUT = "cut at max_tokens"
 _THINKING = re.compile(r"\A\s*<think>.*?</think>", re.DOTALL)
 
 
 class Dropped(NamedTuple):
-    """Reason for rejecting a line."""
+    """Why a line was rejected."""
 
     why: Why
-    words: str
+    reason: str  # details, for the user
 
 
 def example_of(answer: Answered, job: ExpansionJob, shape: Shape, schema: dict[str, Any] | None) -> Example | Dropped:
-    """The new example."""
+    """The new example, or why it is rejected."""
     text = _written(answer)
     if isinstance(text, Dropped):
         return text
@@ -41,30 +41,30 @@ def _written(answer: Answered) -> str | Dropped:
     """The complete text of an answer."""
     text = text_of(answer)
     if text is None:
-        return Dropped("failed", answer.message or answer.code or "there is no answer")
+        return Dropped("failed", answer.message or answer.code or "no answer")
     if finish_of(answer) == "length":
         return Dropped("invalid", CUT)
     text = _THINKING.sub("", text).strip()
-    return text or Dropped("invalid", "it is empty")
+    return text or Dropped("invalid", "empty")
 
 
 def _from_json(text: str, wanted: Mapping[str, Any], old: Example, shape: Shape) -> Example | Dropped:
     try:
         value = document(text)
-        why = wrong(wanted, value)
+        error = schema_error(wanted, value)
     except ValueError:
-        return Dropped("invalid", "it is no JSON")
+        return Dropped("invalid", "not JSON")
     except RecursionError:
-        return Dropped("invalid", "it is nested too deeply")
-    if why is not None:
-        return Dropped("invalid", why)
+        return Dropped("invalid", "nested too deeply")
+    if error is not None:
+        return Dropped("invalid", error)
     if not shape.parts:
         return replace(old, answer=compact_json(value))
     return _of_parts(value, old)
 
 
 def finish_of(answer: Answered) -> str | None:
-    """OpenAI's finish reason."""
+    """The finish reason of an answer."""
     choices = answer.body.get("choices") if answer.body else None
     reason = choices[0].get("finish_reason") if choices else None
     return reason if isinstance(reason, str) else None
@@ -84,19 +84,19 @@ def compared(example: Example, *, task_alone: bool) -> str:
     return "\n".join(part for part in parts if part)
 
 
-HIGHEST = 5
+MAX_SCORE = 5
 MAX_TOKENS = 64
 _SCHEMA: Mapping[str, Any] = {
     "type": "object",
     # Score first, so that it survives a cut reason.
     "properties": {
-        "score": {"type": "integer", "enum": list(range(1, HIGHEST + 1))},
+        "score": {"type": "integer", "enum": list(range(1, MAX_SCORE + 1))},
         "reason": {"type": "string", "maxLength": 120},
     },
     "required": ["score"],
     "additionalProperties": False,
 }
-_BEGINNING = re.compile(r'\s*\{\s*"score"\s*:\s*([1-5])\s*[,}]')
+_SCORE_AT_START = re.compile(r'\s*\{\s*"score"\s*:\s*([1-5])\s*[,}]')
 
 
 class JudgeScore(NamedTuple):
@@ -120,16 +120,16 @@ def judge_line(name: str, new: Example, old: Example, variant: Variant, prompt: 
 
 
 def verdict_of(answer: Answered) -> JudgeScore | None:
-    """The score; None if there is no readable one."""
+    """The judge's score; None if the answer has none."""
     text = text_of(answer)
     if text is None:
         return None
     try:
         value = document(text)
     except (ValueError, RecursionError):
-        found = _BEGINNING.match(text)
+        found = _SCORE_AT_START.match(text)
         return None if found is None else JudgeScore(int(found[1]), None)
     score, reason = (value.get("score"), value.get("reason")) if isinstance(value, dict) else (None, None)
-    if not isinstance(score, int) or isinstance(score, bool) or not 1 <= score <= HIGHEST:
+    if not isinstance(score, int) or isinstance(score, bool) or not 1 <= score <= MAX_SCORE:
         return None
     return JudgeScore(score, reason if isinstance(reason, str) else None)

@@ -25,16 +25,16 @@ def prospect_of(request: ExpandRequest) -> Prospect:
     if not jobs:
         rows = None
     elif request.target is not None and jobs < _needed(request.target):
-        notes = (f"{request.rounds} rounds of {len(round_one):,} lines may not come to {request.target:,} rows",)
+        notes = (f"{request.rounds} rounds of {len(round_one):,} lines may give fewer than {request.target:,} rows",)
         rows = None
     sample = _sample(request, round_one, jobs)
-    assumed = None if request.target is None else f"{ASSUMED_YIELD:.0%} of what is written passes the filters"
+    assumed = None if request.target is None else f"{ASSUMED_YIELD:.0%} of the new examples pass the filters"
     stages = [
         StageProspect(
             "write",
             jobs,
             tuple(request.prompts.line(job) for job in sample),
-            output_tokens=request.prompts.drawing.max_tokens,
+            output_tokens=request.prompts.sampling.max_tokens,
             assumed=assumed,
         )
     ]
@@ -45,7 +45,7 @@ def prospect_of(request: ExpandRequest) -> Prospect:
                 jobs,
                 tuple(_judged(request, job) for job in _spread(sample, _SAMPLE)),
                 output_tokens=MAX_TOKENS,
-                assumed="every row is judged, and new rows are as long as their seeds",
+                assumed="every new example is judged and as long as its seed",
             )
         )
     return Prospect(tuple(stages), rows, notes)
@@ -65,7 +65,7 @@ def _lines(request: ExpandRequest, of_round: int) -> int:
     asked = 0
     rounds = 0
     while asked < needed and rounds < request.most_rounds:
-        if part_lines(asked, of_round) == of_round:  # all later parts are whole rounds, because parts only grow
+        if part_lines(asked, of_round) == of_round:  # all later parts are whole rounds, because parts grow
             return asked + of_round * int(min(ceil((needed - asked) / of_round), request.most_rounds - rounds))
         left = of_round
         while left and asked < needed:
@@ -89,12 +89,12 @@ def _sample(request: ExpandRequest, round_one: list[ExpansionJob], jobs: int) ->
 def _judged(request: ExpandRequest, job: ExpansionJob) -> Line:
     """A judge line for the parent, in place of the unknown new row."""
     if request.judge is None:
-        raise AssertionError("nothing is judged")
+        raise AssertionError("the request has no judge")
     example = job.parent.example
     name = str(request.prompts.line(job)["custom_id"])
     return judge_line(name, example, example, job.variant, request.judge, request.seeds.shape)
 
 
-def _spread(items: list[T], most: int) -> list[T]:
+def _spread(items: list[T], maximum: int) -> list[T]:
     """Evenly spaced items."""
-    return items if len(items) <= most else list(islice(items, 0, None, ceil(len(items) / most)))
+    return items if len(items) <= maximum else list(islice(items, 0, None, ceil(len(items) / maximum)))

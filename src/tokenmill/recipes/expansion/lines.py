@@ -16,19 +16,19 @@ from tokenmill.recipes.expansion.transforms import INSTRUCTION, Variant
 from tokenmill.recipes.runner import Line, chat_line
 from tokenmill.storage.json_text import compact_json
 
-LEAST_PART = 32  # minimum lines written and judged before checking whether the target is reached
+MIN_PART = 32  # lines of the first part of a round, after which the target is checked
 _GROWTH = 4  # size of a part relative to all previous lines, which bounds surplus work and the number of parts
 _SEED_BITS = 31  # accepted by every engine
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
-    """Sampling options."""
+    """How answers are sampled; None: the engine's default."""
 
     temperature: float | None = 0.8
     top_p: float | None = 0.95
     max_tokens: int = 512
-    seed: int = 0  # another seed gives other answers
+    seed: int = 0  # base of the sampling seeds of all jobs
 
 
 class ExpansionJob(NamedTuple):
@@ -45,22 +45,22 @@ class ExpandPrompts:
 
     shape: Shape
     prompts: Mapping[str, PromptFile]
-    drawing: SamplingOptions
+    sampling: SamplingOptions
     schema: dict[str, Any] | None = None
 
     def line(self, job: ExpansionJob) -> Line:
         """The line of a job."""
         way = job.variant.way
-        drawing = self.drawing
+        sampling = self.sampling
         fields = fields_of(way, self.shape, self.schema)
         values = {**values_of(job.parent.example, self.shape), "fields": fields, **job.variant.words}
         wanted = None if way == INSTRUCTION else answer_schema(self.shape, self.schema)
         line = chat_line(
             "",
             self.prompts[way].messages(values),
-            max_tokens=drawing.max_tokens,
-            temperature=drawing.temperature,
-            top_p=drawing.top_p,
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
             seed=self.seed(job),
             response_format=response_format("example", wanted),
         )
@@ -70,7 +70,7 @@ class ExpandPrompts:
         """The sampling seed of a job, from its content rather than file order."""
         example = job.parent.example
         content = compact_json([example.task, example.input, example.answer, [dict(turn) for turn in example.before]])
-        digest = _digest(str(self.drawing.seed), content, job.variant.way, job.variant.detail or "", str(job.turn))
+        digest = _digest(str(self.sampling.seed), content, job.variant.way, job.variant.detail or "", str(job.turn))
         return int(digest[:16], 16) >> (64 - _SEED_BITS)
 
 
@@ -96,7 +96,7 @@ def part_lines(before: int, left: int) -> int:
 
     Independent of the target, so that a run with another target has the same parts and reuses their answers.
     """
-    part = max(LEAST_PART, before // _GROWTH)
+    part = max(MIN_PART, before // _GROWTH)
     return left if left <= part + part // 2 else part
 
 

@@ -21,10 +21,10 @@ SYMBOLS = 2  # a Chinese word has about two characters
 FEW_WORDS = 8  # number of words from which words are compared
 MANY_WORDS = 16  # number of words from which characters are not compared
 _SEED = 1
-_LOOSER = 0.95  # the index misses some candidates near the threshold; at 1 it cannot be built
-_DENSE_SHARE = 0.3
+_LOOSER = 0.95  # factor for the index's threshold: the index misses candidates close to it, and cannot be built for 1
+_DENSE_SHARE = 0.3  # share of such letters from which a text counts as one without spaces
 _WORD = re.compile(r"\w+")
-# Thai, Lao, Tibetan, Burmese, Khmer; kana, bopomofo, Han, and Han beyond the first plane.
+# Scripts without spaces: Thai, Lao, Tibetan, Burmese, Khmer; kana, bopomofo, Han, and Han beyond the first plane.
 _DENSE = re.compile(
     "[\u0e00-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff\u3040-\u312f\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
 )
@@ -33,21 +33,21 @@ ShingleKind = Literal["words", "letters", "symbols"]
 
 
 @dataclass(frozen=True, slots=True)
-class Likeness:
+class SimilarText:
     """An earlier text and its similarity, 0 to 1."""
 
     name: str
     similarity: float
 
 
-class Near:
+class NearDuplicates:
     """An index of texts for one similarity threshold."""
 
     def __init__(self, threshold: float) -> None:
         if not 0 < threshold <= 1:
             raise UsageError(
-                f"near-duplicates are told by a similarity above 0 and up to 1, not {threshold:g}",
-                hint="0.8 drops what shares four fifths; 1 only what is the same",
+                f"the similarity of near-duplicates must be above 0 and at most 1 (got {threshold:g})",
+                hint="0.8 finds texts that share 80 % of their shingles, 1 only equal texts",
             )
         self._threshold = threshold
         self._library = _library()
@@ -55,9 +55,9 @@ class Near:
         self._indexes: dict[ShingleKind, Any] = {}
         self._minhashes: dict[tuple[ShingleKind, str], Any] = {}
 
-    def like(self, text: str) -> Likeness | None:
-        """The most similar added text at or above the threshold; of equals the first."""
-        best: Likeness | None = None
+    def find(self, text: str) -> SimilarText | None:
+        """The most similar added text with at least the threshold, the first of equal ones; None: there is none."""
+        best: SimilarText | None = None
         for kind, shingles in kinds_of(text):
             if kind not in self._indexes:
                 continue
@@ -68,7 +68,7 @@ class Near:
                 (-float(self._minhashes[kind, name].jaccard(minhash)), name) for name in names
             ):
                 if -similarity >= self._threshold and (best is None or -similarity > best.similarity):
-                    best = Likeness(name, -similarity)
+                    best = SimilarText(name, -similarity)
         return best
 
     def add(self, name: str, text: str) -> None:
@@ -106,9 +106,9 @@ def _runs(text: str, length: int) -> set[str]:
     return {text[at : at + length] for at in range(max(1, len(text) - length + 1))}
 
 
-@lru_cache(8)  # the search takes a tenth of a second
+@lru_cache(8)  # the search for bands takes 0.1 s
 def _bands(threshold: float) -> tuple[int, int]:
-    """Bands and rows of the index, with few misses: false candidates are rejected later."""
+    """Bands and rows of an index with few misses; false candidates are rejected later."""
     index = _library().MinHashLSH(threshold=threshold, num_perm=PERMUTATIONS, weights=(0.1, 0.9))
     return index.b, index.r
 
@@ -118,6 +118,7 @@ def _library() -> Any:
         import datasketch  # noqa: PLC0415  an extra, and slow to import
     except ImportError:
         raise TokenmillError(
-            "near-duplicates are found with datasketch, which is not installed", hint="pip install 'tokenmill[recipes]'"
+            "finding near-duplicates needs the package datasketch, which is not installed",
+            hint="pip install 'tokenmill[recipes]'",
         ) from None
     return datasketch

@@ -43,26 +43,26 @@ class PromptFile:
         return found
 
 
-def known_ways(folder: Path | None) -> list[str]:
+def expand_methods(folder: Path | None) -> list[str]:
     """Names of all ways with a prompt: packaged ones and those in the user's folder."""
     own = [] if folder is None else sorted(path.stem for path in folder.glob("*.md") if path.stem not in PACKAGED)
     return [*WAYS, *own]
 
 
-def load(name: str, folder: Path | None = None) -> PromptFile:
+def load_prompt(name: str, folder: Path | None = None) -> PromptFile:
     """The prompt of a way, from the user's folder or the package."""
     own = None if folder is None else folder / f"{name}.md"
     try:
         if folder is not None and not folder.is_dir():
-            raise UsageError(f"{folder} is no folder of prompts", hint=f"tokenmill expand --write-prompts {folder}")
+            raise UsageError(f"{folder} is not a folder", hint=f"tokenmill expand --write-prompts {folder} creates it")
         data = own.read_bytes() if own is not None and own.is_file() else _packaged(name)
     except OSError as error:
-        raise UsageError(f"cannot read {own}: {error.strerror}", hint="check who may read it") from error
+        raise UsageError(f"cannot read {own}: {error.strerror}", hint="check its permissions") from error
     where = str(own) if own is not None and own.is_file() else f"{name}.md"
     try:
         text = data.decode()
     except UnicodeDecodeError:
-        raise UsageError(f"{where} is not UTF-8", hint="write it as UTF-8") from None
+        raise UsageError(f"{where} is not UTF-8", hint="save it as UTF-8") from None
     return parse(name, text, where)
 
 
@@ -70,7 +70,9 @@ def parse(name: str, text: str, where: str) -> PromptFile:
     """Parse a prompt file; raises UsageError with file and line."""
     parts = _sections(text, where)
     if "user" not in parts:
-        raise UsageError(f"{where} has no section ## user", hint="tokenmill expand --write-prompts shows how one looks")
+        raise UsageError(
+            f"{where} has no section ## user", hint="tokenmill expand --write-prompts FOLDER writes examples"
+        )
     try:
         template = read_template(parts["user"], parts.get("system"))
     except UsageError as error:
@@ -81,10 +83,10 @@ def parse(name: str, text: str, where: str) -> PromptFile:
             line = min(_line(part, f"{{{field}}}") for part in parts.values() if f"{{{field}}}" in part)
             near = difflib.get_close_matches(field, fields, n=1)
             known = ", ".join(f"{{{one}}}" for one in fields)
-            hint = f"did you mean {{{near[0]}}}?" if near else f"there are {known}; {{{{ is a brace"
-            raise UsageError(f"{where}, line {line}: nothing is called {{{field}}}", hint=hint)
+            hint = f"did you mean {{{near[0]}}}?" if near else f"use one of {known}; write {{{{ for a brace"
+            raise UsageError(f"{where}, line {line}: unknown placeholder {{{field}}}", hint=hint)
     if not set(template.names) & set(_ROW):
-        raise UsageError(f"{where} never shows the example", hint="write {example} where it is to stand")
+        raise UsageError(f"{where} has no placeholder for the example", hint="add {example}")
     return PromptFile(f"{name}.md", sha256(text.encode()).hexdigest(), template)
 
 
@@ -96,14 +98,14 @@ def placeholders(name: str) -> tuple[str, ...]:
 
 
 def _sections(text: str, where: str) -> dict[str, str]:
-    """Section texts, padded to keep line numbers; stripped when sent."""
+    """The text of each section, padded with newlines to keep line numbers."""
     found: dict[str, str] = {}
     headings = [match for match in _HEADING.finditer(text) if match[1].lower() in _SECTIONS]
     for at, match in enumerate(headings):
         role = match[1].lower()
         if role in found:
             line = _line(text, match[0], match.start())
-            raise UsageError(f"{where}, line {line}: a second section ## {role}", hint="one of each is sent")
+            raise UsageError(f"{where}, line {line}: a second section ## {role}", hint="remove one of the two")
         end = headings[at + 1].start() if at + 1 < len(headings) else len(text)
         found[role] = "\n" * text.count("\n", 0, match.end()) + text[match.end() : end]
     return found
@@ -122,14 +124,14 @@ def write_prompts(folder: Path, names: Iterable[str] = PACKAGED) -> list[Path]:
     """Copy the packaged prompts to a folder; existing files are never overwritten."""
     paths = [folder / f"{name}.md" for name in names]
     if there := next((path for path in paths if path.exists()), None):
-        raise UsageError(f"{there} exists", hint="name another folder, or take it away")
+        raise UsageError(f"{there} exists", hint="use another folder, or remove the file")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path in paths:
             path.write_bytes(_packaged(path.stem))
     except OSError as error:
         raise UsageError(
-            f"cannot write to {folder}: {error.strerror}", hint="name a folder you may write to"
+            f"cannot write to {folder}: {error.strerror}", hint="use a folder with write permission"
         ) from error
     return paths
 
@@ -145,13 +147,13 @@ def values_of(example: Example, shape: Shape) -> dict[str, str]:
 
 
 def shown(example: Example, shape: Shape) -> str:
-    """All parts of an example with their names; a plain text unchanged."""
+    """The parts of an example with their names; a plain text as it is."""
     if not example.task and not example.input and not example.before:
         return example.answer
     role, content = shape.turn
-    said = "\n".join(f"{turn[role]}: {turn[content]}" for turn in example.before)
+    conversation = "\n".join(f"{turn[role]}: {turn[content]}" for turn in example.before)
     parts = (
-        ("Conversation before", said),
+        ("Conversation before", conversation),
         ("Instruction", example.task),
         ("Input", example.input),
         ("Output", example.answer),

@@ -11,21 +11,21 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from tokenmill.recipes.expansion.answers import CUT, Dropped, compared, example_of, judge_line, verdict_of
-from tokenmill.recipes.expansion.lines import LEAST_PART, ExpansionJob, jobs_of, part_lines
-from tokenmill.recipes.expansion.near_duplicates import Likeness, Near
+from tokenmill.recipes.expansion.lines import MIN_PART, ExpansionJob, jobs_of, part_lines
+from tokenmill.recipes.expansion.near_duplicates import NearDuplicates, SimilarText
 from tokenmill.recipes.expansion.prompts import PromptFile
 from tokenmill.recipes.expansion.request import Expanded, ExpandRequest, LineTally
 from tokenmill.recipes.expansion.rows import NewExample, Rejected, rows_there, write_expanded, write_rejected
 from tokenmill.recipes.expansion.seeds import Parent
 from tokenmill.recipes.expansion.transforms import INSTRUCTION
-from tokenmill.recipes.runner import Answered, BatchRunner, Line, RecipeEnd, made_by
+from tokenmill.recipes.runner import Answered, BatchRunner, Line, RecipeEnd, origin_of_answer
 from tokenmill.units import number_of
 
-_MORE = "more seeds, more --ways or a higher --temperature bring other rows"
+_MORE = "use more seeds, more --ways or a higher --temperature"
 
 
 async def expand(runner: BatchRunner, request: ExpandRequest, tell: Callable[[str], None]) -> Expanded:
-    """Grow the dataset and write it; `tell` gets a sentence per stage.
+    """Grow the dataset and write it; `tell` logs a message per part of a round.
 
     An interrupted run keeps an earlier table that has more rows, with its rejects.
     """
@@ -68,8 +68,10 @@ class _Growth:
         self.round = self.waiting = self.surplus = self.cut = 0
         self._stage = self._asked = self._seen = 0
         self._looked = (0, 0, 0)  # rounds, lines and rows at the last check of the yield
-        self._whole = Near(request.near)
-        self._tasks = Near(request.near) if any(variant.way == INSTRUCTION for variant in request.variants) else None
+        self._whole = NearDuplicates(request.near)
+        self._tasks = (
+            NearDuplicates(request.near) if any(variant.way == INSTRUCTION for variant in request.variants) else None
+        )
         for parent in request.seeds.parents:
             self._remember(parent)
 
@@ -81,8 +83,8 @@ class _Growth:
             before = 0 if request.evolve else self.round
             jobs = list(jobs_of(parents, request.variants, request.per_seed, before))
             if not jobs:
-                grown = f"nothing new came that could be grown further{self._short()}"
-                return "finished", grown if self.round else "no seed can be grown"
+                why = f"the last round kept no new rows{self._short()}"
+                return "finished", why if self.round else "no way applies to any seed"
             self.round += 1
             kept = len(self.kept)
             end = await self._work_round(jobs, tell)
@@ -96,26 +98,27 @@ class _Growth:
                 parents = tuple(made.parent for made in self.kept[kept:])
         done = number_of(self.round, "round")
         short = "" if request.target is None else f" and did not reach the target of {request.target:,}"
-        return "finished", f"{done} {'is' if self.round == 1 else 'are'} done{short}"
+        return "finished", f"{done} finished{short}"
 
     def _too_little(self) -> str | None:
-        """Why more rounds are not worthwhile; None: they are, or there is too little data."""
-        (rounds, asked, kept), least = self._looked, self._request.least_yield
+        """Why no further round is worthwhile; None: it is, or too few lines were written to tell."""
+        rounds, asked, rows = self._looked
+        least = self._request.least_yield
         lines = self._asked - asked
-        new = len(self.kept) - kept
-        if lines < LEAST_PART:
+        new = len(self.kept) - rows
+        if lines < MIN_PART:
             return None
         self._looked = (self.round, self._asked, len(self.kept))
         if new >= least * lines:
             return None
         which = f"round {self.round}" if rounds + 1 == self.round else f"rounds {rounds + 1} to {self.round}"
-        words = f"{which} brought {number_of(new, 'new row')} of {number_of(lines, 'line')}, less than {least:.0%}"
-        return f"{words}{self._short() or ': more rounds would hardly bring more'}"
+        kept = f"{number_of(new, 'new row')} of {number_of(lines, 'line')}"
+        return f"{which} kept {kept}, less than {least:.0%}{self._short()}"
 
     def _short(self) -> str:
-        """A clause that the target was missed, with advice; empty without a target."""
+        """A clause with advice if the target was missed; empty without a target."""
         target = self._request.target
-        return "" if target is None else f", and the target of {target:,} is not reached: {_MORE}"
+        return "" if target is None else f"; the target of {target:,} was not reached: {_MORE}"
 
     async def _work_round(self, jobs: list[ExpansionJob], tell: Callable[[str], None]) -> RecipeEnd:
         """Process the jobs of a round, or as many as the target needs."""
@@ -129,7 +132,7 @@ class _Growth:
             end = await self._work_part(part)
             tell(
                 f"round {self.round}: {len(self.kept) - kept:,} of {number_of(len(part), 'line')} kept, "
-                f"{len(self.kept):,}{'' if self._request.target is None else f' of {self._request.target:,}'} in all"
+                f"{len(self.kept):,}{'' if self._request.target is None else f' of {self._request.target:,}'} in total"
             )
             if end != "finished":
                 break
@@ -148,7 +151,7 @@ class _Growth:
         named = dict[str, ExpansionJob]()
 
         def lines() -> Iterator[Line]:
-            for job in jobs:  # streamed: a round may have millions
+            for job in jobs:  # a generator: a round may have millions of jobs
                 line = request.prompts.line(job)
                 named[str(line["custom_id"])] = job
                 yield line
@@ -176,18 +179,18 @@ class _Growth:
             job = jobs[answer.custom_id]
             self.ways[job.variant.label].made += 1
             example = example_of(answer, job, request.seeds.shape, request.prompts.schema)
-            origin = made_by(answer, here)
+            origin = origin_of_answer(answer, here)
             if isinstance(example, Dropped):
                 if example.why == "failed":
-                    self.failures[example.words] += 1
-                self.cut += example.words == CUT
+                    self.failures[example.reason] += 1
+                self.cut += example.reason == CUT
                 self._drop(Rejected(answer.custom_id, job, self.round, example, None, origin))
                 continue
             made = NewExample(answer.custom_id, job, self.round, example, origin)
-            like = self._like(made)
-            if like is not None:
-                words = f"{like.similarity:.2f} like {like.name}"
-                self._drop(made.dropped(Dropped("near-duplicate", words)))
+            similar = self._similar(made)
+            if similar is not None:
+                reason = f"similarity {similar.similarity:.2f} to {similar.name}"
+                self._drop(made.dropped(Dropped("near-duplicate", reason)))
                 continue
             self._remember(made.parent)
             yield made
@@ -212,12 +215,12 @@ class _Growth:
             made = by_name[answer.custom_id]
             verdict = verdict_of(answer)
             if verdict is None:
-                words = answer.message or answer.code or "the verdict has no score"
-                self.failures[f"judge: {words}"] += 1
-                self._drop(made.dropped(Dropped("failed", f"judge: {words}")))
+                reason = f"judge: {answer.message or answer.code or 'the answer has no score'}"
+                self.failures[reason] += 1
+                self._drop(made.dropped(Dropped("failed", reason)))
             elif verdict.score < request.least_score:
-                words = f"{verdict.score}{'' if verdict.reason is None else f': {verdict.reason}'}"
-                self._drop(made.dropped(Dropped("too low", words)))
+                reason = f"{verdict.score}{'' if verdict.reason is None else f': {verdict.reason}'}"
+                self._drop(made.dropped(Dropped("too low", reason)))
             else:
                 self._keep(replace(made, score=verdict.score))
         self.waiting += len(new) - seen
@@ -235,11 +238,11 @@ class _Growth:
         if self._request.rejected is not None:
             self.rejected.append(rejected)
 
-    def _like(self, made: NewExample) -> Likeness | None:
-        """The near-duplicate of a new example; answers that are kept unchanged on purpose do not count."""
+    def _similar(self, made: NewExample) -> SimilarText | None:
+        """An earlier near-duplicate of a new example; for the way `instruction` only the tasks are compared."""
         if made.job.variant.way == INSTRUCTION and self._tasks is not None:
-            return self._tasks.like(compared(made.example, task_alone=True))
-        return self._whole.like(compared(made.example, task_alone=False))
+            return self._tasks.find(compared(made.example, task_alone=True))
+        return self._whole.find(compared(made.example, task_alone=False))
 
     def _remember(self, parent: Parent) -> None:
         self._whole.add(parent.id, compared(parent.example, task_alone=False))
@@ -249,8 +252,8 @@ class _Growth:
 
 
 _ENDS: Mapping[RecipeEnd, str] = {
-    "tokens": "the limit of tokens for this run is reached; the same command goes on from here",
-    "hours": "the limit of hours for this run is reached; the same command goes on from here",
-    "stopped": "it was stopped; the same command goes on from here",
-    "cancelled": "its batch was cancelled",
+    "tokens": "the token limit of this run is reached; the same command resumes",
+    "hours": "the time limit of this run is reached; the same command resumes",
+    "stopped": "stopped; the same command resumes",
+    "cancelled": "the batch was cancelled",
 }

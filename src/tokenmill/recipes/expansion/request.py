@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import UsageError
-from tokenmill.recipes.expansion.answers import HIGHEST, Why
+from tokenmill.recipes.expansion.answers import MAX_SCORE, Why
 from tokenmill.recipes.expansion.lines import ExpandPrompts
 from tokenmill.recipes.expansion.prompts import PromptFile
 from tokenmill.recipes.expansion.seeds import Seeds
 from tokenmill.recipes.expansion.transforms import Variant
 from tokenmill.recipes.runner import RecipeEnd
 
-LEAST_YIELD = 0.02  # a round with a lower share of new rows is the last
+MIN_YIELD = 0.02  # minimum share of new rows of a round; below it no further round follows
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class ExpandRequest:
     per_seed: int | None = None  # new examples per parent and round; None: one per variant
     target: int | None = None  # None: one round
     rounds: int | None = None  # maximum; None: one, or as many as the target needs
-    least_yield: float = LEAST_YIELD  # minimum share of new rows per round, or per several small ones
+    least_yield: float = MIN_YIELD  # minimum share of new rows per round, or per several small ones
     evolve: bool = False  # later rounds use the previous round's rows as parents
     keep_seeds: bool = False
     rejected: Path | None = None
@@ -40,11 +40,11 @@ class ExpandRequest:
     def __post_init__(self) -> None:
         for name, value in (("--target", self.target), ("--rounds", self.rounds), ("--per-seed", self.per_seed)):
             if value is not None and value < 1:
-                raise UsageError(f"{name} must be at least 1, not {value}")
+                raise UsageError(f"{name} must be at least 1 (got {value})")
         if not 0 <= self.least_yield <= 1:
-            raise UsageError(f"--least-yield must be from 0 to 1, not {self.least_yield:g}", hint="0.02 is 2 %")
-        if not 1 <= self.least_score <= HIGHEST:
-            raise UsageError(f"--least-score must be from 1 to {HIGHEST}, not {self.least_score}")
+            raise UsageError(f"--least-yield must be 0 to 1 (got {self.least_yield:g})", hint="0.02 is 2 %")
+        if not 1 <= self.least_score <= MAX_SCORE:
+            raise UsageError(f"--least-score must be 1 to {MAX_SCORE} (got {self.least_score})")
 
     @property
     def most_rounds(self) -> float:
@@ -80,14 +80,14 @@ class Expanded:
 
     @property
     def total(self) -> LineTally:
-        """All ways together."""
+        """The sum over all ways."""
         dropped: Counter[Why] = Counter()
         for tally in self.ways.values():
             dropped.update(tally.dropped)
         return LineTally(sum(one.made for one in self.ways.values()), self.kept, dropped)
 
 
-def summary_document(done: Expanded) -> dict[str, Any]:
+def expand_summary(done: Expanded) -> dict[str, Any]:
     """The result as JSON."""
     total = done.total
 

@@ -42,8 +42,8 @@ _SIGN = "tokenmill.recipe"
 _KINDS: Mapping[bytes, str] = {
     b"{": "JSON",
     b"[": "JSON",
-    b"\x1f\x8b": "data packed with gzip",
-    b"\x28\xb5\x2f\xfd": "data packed with zstd",
+    b"\x1f\x8b": "gzip data",
+    b"\x28\xb5\x2f\xfd": "zstd data",
 }
 _BEGINNING = 512  # bytes examined at the start of a file
 
@@ -122,7 +122,7 @@ def write_rejected(path: Path, seeds: Seeds, rejected: Iterable[Rejected], promp
         for one in rejected:
             of = _provenance(one, prompts)
             content = {} if one.example is None else seeds.shape.row(one.example)
-            given = {why: one.dropped.why, reason: one.dropped.words}
+            given = {why: one.dropped.why, reason: one.dropped.reason}
             yield {**given, **content, **one.job.parent.carried, **{names[key]: of[key] for key in of}}
 
     return write_rows(path, rows(), columns, metadata={_SIGN: "expand"})
@@ -131,7 +131,7 @@ def write_rejected(path: Path, seeds: Seeds, rejected: Iterable[Rejected], promp
 def _provenance(one: NewExample | Rejected, prompts: ExpandPrompts) -> dict[str, Any]:
     job = one.job
     origin = one.origin
-    drawing = prompts.drawing
+    sampling = prompts.sampling
     prompt = prompts.prompts[job.variant.way]
     return {
         "id": one.id,
@@ -147,10 +147,10 @@ def _provenance(one: NewExample | Rejected, prompts: ExpandPrompts) -> dict[str,
         "model_id": origin.model_id,
         "engine": origin.engine,
         "build": origin.build,
-        "temperature": drawing.temperature,
-        "top_p": drawing.top_p,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
         "seed": prompts.seed(job),
-        "max_tokens": drawing.max_tokens,
+        "max_tokens": sampling.max_tokens,
     }
 
 
@@ -159,16 +159,16 @@ def check_targets(output: Path, seeds: Path, rejected: Path | None) -> None:
     targets = [output] if rejected is None else [output, rejected]
     for target in targets:
         if target.exists() and seeds.exists() and target.samefile(seeds):
-            raise UsageError(f"{target} holds the seeds, and would be overwritten", hint="name another file")
+            raise UsageError(f"{target} is the file of seeds", hint="use another output file")
         check_target(target)
         if target.exists():
             _check_content(target)
         if target.exists() and not _is_ours(target):
             raise UsageError(
-                f"{target} exists, and is not the output of an expansion", hint="name another file, or take it away"
+                f"{target} exists and was not written by tokenmill expand", hint="use another file, or remove it"
             )
     if rejected is not None and rejected.absolute() == output.absolute():
-        raise UsageError("--output and --rejected are the same file", hint="name two")
+        raise UsageError("--output and --rejected are the same file", hint="use two files")
 
 
 def rows_there(path: Path) -> int:
@@ -187,12 +187,12 @@ def _check_content(path: Path) -> None:
         return
     found = next((name for start, name in _KINDS.items() if beginning.lstrip().startswith(start)), None)
     if found is None:
-        found = "bytes of another kind" if b"\0" in beginning else "text"
-    raise UsageError(f"{path} exists and holds {found}, not Parquet", hint="name another file, or take it away")
+        found = "binary data" if b"\0" in beginning else "text"
+    raise UsageError(f"{path} exists and contains {found}, not Parquet", hint="use another file, or remove it")
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether this recipe wrote a file, or it is empty, so that it may be replaced."""
+    """Whether a file may be replaced: this recipe wrote it, or it is empty."""
     if path.stat().st_size == 0:
         return True
     first = next(read_rows(path), None)

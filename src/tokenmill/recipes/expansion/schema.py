@@ -1,8 +1,7 @@
 """JSON schemas that answers must follow: sent with each request, and checked again when the answer arrives.
 
-The engine's grammar enforces the schema; the check is for engines that only take it as advice. Keywords outside
-`KEYWORDS` are refused before anything runs, because not every engine can follow them. References stay inside the file:
-nothing is ever fetched.
+The engine's grammar enforces the schema; the check is for engines that do not. Keywords outside `KEYWORDS` are refused
+before anything runs, because not every engine supports them. References are resolved inside the file only.
 """
 
 import json
@@ -47,15 +46,17 @@ _FORMAT_CHECKER = FormatChecker(())
 
 
 def read_schema(path: Path) -> dict[str, Any]:
-    """A schema from a file; UsageError says what in it cannot be followed."""
+    """Read a schema from a file; raises UsageError if it has an unsupported keyword or an unresolvable reference."""
     try:
         schema = json.loads(path.read_bytes())
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}", hint="check the path and who may read it") from error
+        raise UsageError(f"cannot read {path}: {error.strerror}", hint="check the path and its permissions") from error
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path} is no JSON: {error}", hint="--schema wants a file with a JSON schema") from error
+        raise UsageError(f"{path} is not JSON: {error}", hint="--schema takes a file with a JSON schema") from error
     if not isinstance(schema, dict):
-        raise UsageError(f"{path} is no JSON schema: it is {shown(schema)}", hint='such as {"type": "object", ...}')
+        raise UsageError(
+            f"{path} is not a JSON schema: {shown(schema)}", hint='use an object such as {"type": "object", ...}'
+        )
     hint = f"supported keywords: {', '.join(sorted(KEYWORDS))}"
     try:
         Draft202012Validator.check_schema(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
@@ -70,15 +71,15 @@ def read_schema(path: Path) -> dict[str, Any]:
 
 
 def _problems(schema: Any, root: Any, where: str) -> Iterator[str]:
-    """Keywords that are not supported and references that lead nowhere, in a valid schema."""
+    """Unsupported keywords and unresolvable references of a valid schema."""
     if isinstance(schema, bool):
         return
     for key in schema:
         if key not in KEYWORDS and key not in _ANNOTATIONS:
             yield f"{where}: the keyword {shown(key)} is not supported"
     ref = schema.get("$ref")
-    if ref is not None and not _leads_inside(root, ref):
-        yield f"{where}/$ref: {shown(ref)} is not in the file"
+    if ref is not None and not _resolves(root, ref):
+        yield f"{where}/$ref: {shown(ref)} is not defined in the file"
     for name, inner in _subschemas(schema):
         yield from _problems(inner, root, f"{where}/{name}")
 
@@ -93,7 +94,7 @@ def _subschemas(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield from ((f"{key}/{name}", one) for name, one in value.items())
 
 
-def _leads_inside(root: Any, ref: str) -> bool:
+def _resolves(root: Any, ref: str) -> bool:
     try:
         registry = Registry().with_resource("", DRAFT202012.create_resource(root))
         return ref.startswith("#") and isinstance(registry.resolver().lookup(ref).contents, dict | bool)
@@ -101,16 +102,16 @@ def _leads_inside(root: Any, ref: str) -> bool:
         return False
 
 
-def wrong(schema: Mapping[str, Any] | bool, value: Any, where: str = "it") -> str | None:
-    """Why a value does not follow a schema; None if it does. UsageError where a reference leads outside the schema."""
-    # Without a registry of its own the validator would fetch references from the network.
+def schema_error(schema: Mapping[str, Any] | bool, value: Any, where: str = "answer") -> str | None:
+    """Why a value does not follow a schema; None: it does. Raises UsageError for a reference outside the schema."""
+    # An empty registry keeps the validator from fetching references over the network.
     validator = Draft202012Validator(schema, registry=Registry(), format_checker=_FORMAT_CHECKER)
     try:
         error: ValidationError | None = next(validator.iter_errors(value), None)
-    except RecursionError:  # of the value, or of a schema that refers to itself
+    except RecursionError:  # by a nested value, or a schema that refers to itself
         return f"{where} is nested too deeply"
     except Unresolvable as unresolvable:
-        raise UsageError(f"the schema refers to {shown(unresolvable.ref)}, which is not in it") from None
+        raise UsageError(f"the schema refers to {shown(unresolvable.ref)}, which it does not define") from None
     if error is None:
         return None
     return f"{where}{error.json_path[1:]}: {_shortened(error.message)}"
@@ -122,7 +123,7 @@ def _shortened(reason: str) -> str:
 
 
 def _has_format(name: str, text: object) -> bool:
-    """Whether a text has its format."""
+    """Whether a text has the format; other values always have it."""
     if not isinstance(text, str):
         return True
     if not _FORMATS[name].fullmatch(text):
@@ -138,7 +139,7 @@ def _has_format(name: str, text: object) -> bool:
     return True
 
 
-for _name in _FORMATS:  # other formats are annotations, as the specification allows
+for _name in _FORMATS:  # other formats are ignored, as the specification allows
     _FORMAT_CHECKER.checks(_name)(partial(_has_format, _name))
 
 
@@ -163,7 +164,7 @@ def answer_schema(shape: Shape, schema: dict[str, Any] | None) -> dict[str, Any]
 
 
 def _moved(value: Any, place: str) -> Any:
-    """A schema to be put inside another: its references lead to the new place, and it has no base of its own."""
+    """A schema to be embedded at `place` of another one: references are adjusted, `$id` is removed."""
     if isinstance(value, list):
         return [_moved(one, place) for one in value]
     if not isinstance(value, dict):
@@ -183,13 +184,13 @@ def response_format(name: str, schema: Mapping[str, Any] | None) -> dict[str, An
 
 
 def document(text: str) -> Any:
-    """The JSON that a model wrote; ValueError if it is none, or has NaN or infinities."""
+    """Parse JSON that a model wrote; raises ValueError for invalid JSON, NaN and infinity."""
 
-    def none(word: str) -> Any:
-        raise ValueError(word)
+    def refuse(constant: str) -> Any:
+        raise ValueError(constant)
 
-    value = json.loads(text, parse_constant=none)
+    value = json.loads(text, parse_constant=refuse)
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError("the number is infinite")
-    compact_json(value)  # allow_nan is off: 1e999 inside is refused
+    compact_json(value)  # raises ValueError for infinities inside, such as 1e999
     return value

@@ -21,7 +21,7 @@ _INPUTS = ("input", "context")
 _ANSWERS = ("output", "response", "completion", "answer", "solution")
 _TEXTS = ("text", "content")
 _ROLES = {"human": "user", "gpt": "assistant"}
-_HINT = "--column NAME says which column it is, --answer-column NAME where the answers are"
+_HINT = "set --column to the column of the tasks or texts, and --answer-column to that of the answers"
 
 SeedPart = Literal["instruction", "input", "output"]
 
@@ -104,13 +104,16 @@ def read_seeds(
     """Read a file of examples; raises UsageError with the existing columns or the invalid row."""
     rows = list(read_rows(path))
     if not rows:
-        raise UsageError(f"{path} has no rows", hint="each row of it is an example to start from")
+        raise UsageError(f"{path} has no rows", hint="each row is an example to start from")
     columns = list(dict.fromkeys(name for row in rows for name in row))
     shape = _shape(path, columns, column, answer_column)
     for name in carry:
         _known(path, columns, name, "--carry")
     if clash := sorted(set(carry) & set(shape.types)):
-        raise UsageError(f"--carry names {clash[0]!r}, which is written anew in every row")
+        raise UsageError(
+            f"--carry cannot copy the column {clash[0]!r}, because new rows have their own values",
+            hint="remove it from --carry",
+        )
     examples = [_example(path, number, row, shape) for number, row in enumerate(rows, 1)]
     names = _names(rows)
     parents = tuple(
@@ -123,7 +126,7 @@ def read_seeds(
 
 def _shape(path: Path, columns: list[str], column: str | None, answer_column: str | None) -> Shape:
     if column is not None or answer_column is not None:
-        return _said(path, columns, column, answer_column)
+        return _named(path, columns, column, answer_column)
     lower = {name.casefold(): name for name in reversed(columns)}
     chat = next((name for name in _CHATS if name in lower), None)
     if chat is not None:
@@ -136,15 +139,13 @@ def _shape(path: Path, columns: list[str], column: str | None, answer_column: st
     rest = [name for name in columns if name.casefold() != "id"]
     only = text or task or (rest[0] if len(rest) == 1 else None)
     if only is None:
-        raise UsageError(
-            f"{path} has the columns {', '.join(columns)}: which of them is to grow is not clear", hint=_HINT
-        )
+        raise UsageError(f"cannot tell which column of {path} to expand: {', '.join(columns)}", hint=_HINT)
     return Shape(only)
 
 
-def _said(path: Path, columns: list[str], column: str | None, answer_column: str | None) -> Shape:
+def _named(path: Path, columns: list[str], column: str | None, answer_column: str | None) -> Shape:
     if column is None:
-        raise UsageError("--answer-column needs --column beside it", hint="--column QUESTION --answer-column ANSWER")
+        raise UsageError("--answer-column needs --column", hint="--column QUESTION --answer-column ANSWER")
     _known(path, columns, column, "--column")
     if answer_column is None:
         return _chat(column, column.casefold()) if column.casefold() in _CHATS else Shape(column)
@@ -162,7 +163,7 @@ def _chat(column: str, kind: str) -> Shape:
 
 def _known(path: Path, columns: list[str], name: str, option: str) -> None:
     if name not in columns:
-        raise UsageError(f"{option} names {name!r}, which is no column of {path}", hint=f"it has {', '.join(columns)}")
+        raise UsageError(f"{option}: {path} has no column {name!r}", hint=f"its columns: {', '.join(columns)}")
 
 
 def _with_parts(shape: Shape, examples: list[Example]) -> Shape:
@@ -187,7 +188,7 @@ def _example(path: Path, number: int, row: Mapping[str, Any], shape: Shape) -> E
         "" if name is None else _text(where, name, row.get(name)) for name in (shape.task, shape.input, shape.answer)
     )
     if not (task or given or answer):
-        raise UsageError(f"{where} is empty in {', '.join(shape.types)}", hint="take the row out, or fill it")
+        raise UsageError(f"{where} is empty in {', '.join(shape.types)}", hint="remove the row, or fill it")
     return Example(task, given, answer)
 
 
@@ -198,7 +199,7 @@ def _text(where: str, column: str, value: Any) -> str:
         return value.strip()
     if isinstance(value, bool | int | float | dict | list):
         return compact_json(value)
-    raise UsageError(f"{where} has no text in {column!r}, but {shown(str(value))}", hint=_HINT)
+    raise UsageError(f"{where}: the value of {column!r} is not text: {shown(str(value))}", hint=_HINT)
 
 
 def _from_chat(where: str, value: Any, shape: Shape) -> Example:
@@ -206,13 +207,13 @@ def _from_chat(where: str, value: Any, shape: Shape) -> Example:
     role, content = shape.turn
     asked = [at for at, turn in enumerate(turns) if _ROLES.get(turn[role], turn[role]) == "user"]
     if not asked:
-        raise UsageError(f"{where} has no message of a user in {shape.chat!r}", hint="take the row out, or mend it")
+        raise UsageError(f"{where} has no user message in {shape.chat!r}", hint="remove or correct the row")
     last = asked[-1]
     after = turns[last + 1 :]
     if len(after) > 1 or (after and _ROLES.get(after[0][role], after[0][role]) != "assistant"):
         raise UsageError(
-            f"{where}: the last question is followed by {len(after)} messages, not by one answer",
-            hint="conversations with tools are not grown: take the row out",
+            f"{where}: the last user message is followed by {len(after)} messages instead of one answer",
+            hint="conversations with tool calls are not supported: remove the row",
         )
     answer = after[0][content].strip() if after else ""
     return Example(turns[last][content].strip(), "", answer, tuple(turns[:last]))
@@ -229,7 +230,9 @@ def _turns(where: str, value: Any, shape: Shape) -> list[Mapping[str, Any]]:
     )
     if not fine:
         example = compact_json([dict(zip(shape.turn, (shape.roles[0], "..."), strict=True))])
-        raise UsageError(f"{where} has no list of messages with texts in {shape.chat!r}", hint=f"such as {example}")
+        raise UsageError(
+            f"{where}: {shape.chat!r} is not a list of messages with text", hint=f"write a list such as {example}"
+        )
     return list(value)
 
 

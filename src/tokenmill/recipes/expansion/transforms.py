@@ -77,7 +77,7 @@ class Variant:
 
     @property
     def label(self) -> str:
-        """For people."""
+        """The way and its parameter, for the user."""
         return self.way if self.detail is None else f"{self.way} {self.detail}"
 
     @property
@@ -103,14 +103,14 @@ def variants(
     names = list(dict.fromkeys(known))
     for way in asked:
         if way not in names:
-            hint = f"{', '.join(names)}; a file {way}.md in the folder of --prompts makes one"
-            raise UsageError(f"there is no way {way!r} to expand", hint=hint)
+            hint = f"use {', '.join(names)}, or add {way}.md to the folder of --prompts"
+            raise UsageError(f"unknown way {way!r}", hint=hint)
     for way, details, option in ((LANGUAGE, languages, "--languages de,fr"), (FORMAT, formats, "--formats json,table")):
         if way in asked and not details:
-            raise UsageError(f"--ways {way} does not say which", hint=option)
+            raise UsageError(f"--ways {way} needs {option.split()[0]}", hint=f"add {option}")
         if details and way not in asked:
             raise UsageError(
-                f"{option.split()[0]} is for the way {way}, which --ways leaves out", hint=f"--ways ...,{way}"
+                f"{option.split()[0]} needs the way {way}, which --ways does not include", hint=f"add {way} to --ways"
             )
     details_of = {LANGUAGE: languages, FORMAT: formats}
     found = [Variant(way, detail) for way in asked for detail in (details_of.get(way) or (None,))]

@@ -16,8 +16,8 @@ TokenCount = Callable[[str], int]
 
 BYTES_PER_TOKEN = 4  # English prose, used without a tokenizer
 _HEADING_LEVELS = 6
-_LONGEST_CLUSTER = 32  # marks behind one letter; more of them are no letter of any script
-_LONGEST_TOKEN = 32  # characters: the end of a text is looked at that far for each token
+_LONGEST_CLUSTER = 32  # combining characters after a letter; no script has more
+_LONGEST_TOKEN = 32  # characters of the end of a text that are examined per token of overlap
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 _ATX = re.compile(r" {0,3}(#{1,6})(?:[ \t]|$)")
 _UNDERLINE = re.compile(r"([=\-~^\"'#*+:.])\1{2,}\s*$")
@@ -42,19 +42,19 @@ def estimate(text: str) -> int:
     return -(-len(text.encode(errors="replace")) // BYTES_PER_TOKEN)
 
 
-def fits(text: str, room: int, count: TokenCount) -> bool:
-    """Whether a text has at most `room` tokens; short texts are not counted."""
-    # No vocabulary makes more tokens than bytes, and a character has four bytes at most.
-    return 4 * len(text) <= room or count(text) <= room
+def fits(text: str, limit: int, count: TokenCount) -> bool:
+    """Whether a text has at most `limit` tokens; short texts are not counted."""
+    # A text has at most as many tokens as bytes, and a character has at most four bytes.
+    return 4 * len(text) <= limit or count(text) <= limit
 
 
-def split(text: str, room: int, count: TokenCount, *, overlap: int = 0) -> tuple[str, ...]:
-    """Split into pieces of at most `room` tokens; each repeats the last `overlap` tokens of its predecessor."""
-    if room < 1 or not 0 <= overlap < room:
-        raise ValueError(f"no pieces of {room} tokens with {overlap} of the one before")
-    if fits(text, room, count):
+def split(text: str, limit: int, count: TokenCount, *, overlap: int = 0) -> tuple[str, ...]:
+    """Split into pieces of at most `limit` tokens; each repeats the last `overlap` tokens of its predecessor."""
+    if limit < 1 or not 0 <= overlap < limit:
+        raise ValueError(f"invalid piece size {limit} with overlap {overlap}")
+    if fits(text, limit, count):
         return (text,)
-    pieces = _packed(list(_units(text, 0, room - overlap, count)), room - overlap)
+    pieces = _packed(list(_units(text, 0, limit - overlap, count)), limit - overlap)
     if not overlap:
         return tuple(pieces)
     return (pieces[0], *(_tail(before, overlap, count) + piece for before, piece in pairwise(pieces)))
@@ -63,27 +63,27 @@ def split(text: str, room: int, count: TokenCount, *, overlap: int = 0) -> tuple
 def halved(text: str, count: TokenCount) -> tuple[str, ...]:
     """Split a piece that was too long into two, rarely more; returns one if it cannot be split."""
     tokens = count(text)
-    # A little more than half, for places to cut are seldom in the middle.
+    # Slightly more than half, because boundaries are rarely in the middle.
     return split(text, max(1, min(tokens - 1, -(-tokens * 11 // 20))), count)
 
 
-def groups(sizes: Sequence[int], room: int) -> list[int]:
-    """Sizes of groups of adjacent items with at most `room` in total, as even as possible."""
-    return [len(group) for group in _gathered(sizes, room)]
+def groups(sizes: Sequence[int], limit: int) -> list[int]:
+    """Sizes of groups of adjacent items with at most `limit` in total, as even as possible."""
+    return [len(group) for group in _gathered(sizes, limit)]
 
 
-def _units(text: str, level: int, room: int, count: TokenCount) -> Iterator[TextUnit]:
+def _units(text: str, level: int, limit: int, count: TokenCount) -> Iterator[TextUnit]:
     """Split a text that is too long at this level or deeper."""
     if level == _HEADING_LEVELS + len(_INNER):
-        yield from _anywhere(text, room, count)
+        yield from _anywhere(text, limit, count)
         return
     parts = list(_parts(text, level))
     for part in parts:
-        tokens = count(part) if len(parts) > 1 else room + 1  # an unsplit part keeps its length
-        if tokens <= room:
+        tokens = count(part) if len(parts) > 1 else limit + 1  # if nothing was split, the part is still too long
+        if tokens <= limit:
             yield TextUnit(part, tokens)
         else:
-            yield from _units(part, level + 1, room, count)
+            yield from _units(part, level + 1, limit, count)
 
 
 def _parts(text: str, level: int) -> Iterator[str]:
@@ -121,22 +121,26 @@ def _is_title(before: Sequence[str], line: str) -> bool:
     """Whether the last line can be a title that this line underlines."""
     if not before or not before[-1].strip() or _UNDERLINE.match(before[-1]) or _ATX.match(before[-1]):
         return False
-    if line[0] not in "=-" and len(line.strip()) < len(before[-1].strip()):  # reST's are as long as their titles
+    if line[0] not in "=-" and len(line.strip()) < len(
+        before[-1].strip()
+    ):  # in reST an underline is as long as its title
         return False
-    return len(before) < 2 or not before[-2].strip() or bool(_UNDERLINE.match(before[-2]))  # some have one above, too
+    return (
+        len(before) < 2 or not before[-2].strip() or bool(_UNDERLINE.match(before[-2]))
+    )  # some titles also have a line above
 
 
-def _anywhere(text: str, room: int, count: TokenCount) -> Iterator[TextUnit]:
+def _anywhere(text: str, limit: int, count: TokenCount) -> Iterator[TextUnit]:
     """Split at any character; a single character may still be too long."""
     start = 0
     while start < len(text):
-        size = min(room, len(text) - start)
+        size = min(limit, len(text) - start)
         tokens = count(text[start : start + size])
-        if tokens < room // 2 and start + size < len(text):  # characters to a token: longer parts fit
-            size = min(size * room // max(1, tokens), len(text) - start)
+        if tokens < limit // 2 and start + size < len(text):  # several characters per token: try a longer part
+            size = min(size * limit // max(1, tokens), len(text) - start)
             tokens = count(text[start : start + size])
-        while tokens > room and size > 1:
-            size = max(1, min(size - 1, size * room * 9 // (tokens * 10)))
+        while tokens > limit and size > 1:
+            size = max(1, min(size - 1, size * limit * 9 // (tokens * 10)))
             tokens = count(text[start : start + size])
         end = _whole(text, start, start + size)
         part = text[start:end]
@@ -157,20 +161,20 @@ def _joined(letter: str) -> bool:
     return unicodedata.combining(letter) > 0 or letter in _JOINERS or "\U0001f3fb" <= letter <= "\U0001f3ff"
 
 
-def _packed(units: Sequence[TextUnit], room: int) -> list[str]:
+def _packed(units: Sequence[TextUnit], limit: int) -> list[str]:
     """Join adjacent units up to the limit."""
     pieces = list[str]()
     start = 0
-    for group in _gathered([unit.tokens for unit in units], room):
+    for group in _gathered([unit.tokens for unit in units], limit):
         pieces.append("".join(unit.text for unit in units[start : start + len(group)]))
         start += len(group)
     return pieces
 
 
-def _gathered(sizes: Sequence[int], room: int) -> list[list[int]]:
+def _gathered(sizes: Sequence[int], limit: int) -> list[list[int]]:
     """As few groups as possible, with the longest as short as possible."""
-    best = _filled(sizes, room)
-    low, high = -(-sum(sizes) // max(1, len(best))), room  # the least that is enough lies between
+    best = _filled(sizes, limit)
+    low, high = -(-sum(sizes) // max(1, len(best))), limit  # the smallest sufficient limit lies between these
     while low < high:
         middle = (low + high) // 2
         tried = _filled(sizes, middle)
@@ -182,11 +186,11 @@ def _gathered(sizes: Sequence[int], room: int) -> list[list[int]]:
     return best
 
 
-def _filled(sizes: Sequence[int], room: int) -> list[list[int]]:
+def _filled(sizes: Sequence[int], limit: int) -> list[list[int]]:
     made = list[list[int]]()
     held = 0
     for size in sizes:
-        if not made or held + size > room:
+        if not made or held + size > limit:
             made.append([])
             held = 0
         made[-1].append(size)
@@ -194,14 +198,14 @@ def _filled(sizes: Sequence[int], room: int) -> list[list[int]]:
     return made
 
 
-def _tail(text: str, room: int, count: TokenCount) -> str:
+def _tail(text: str, limit: int, count: TokenCount) -> str:
     """The end of a text: whole sentences, or words if no sentence fits."""
     for level in (_HEADING_LEVELS + 1, _HEADING_LEVELS + 3):
         kept = list[str]()
         held = 0
-        for part in reversed(list(_parts(text[-_LONGEST_TOKEN * room :], level))):
+        for part in reversed(list(_parts(text[-_LONGEST_TOKEN * limit :], level))):
             held += count(part)
-            if held > room:
+            if held > limit:
                 break
             kept.append(part)
         if kept:

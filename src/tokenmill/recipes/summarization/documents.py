@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import UsageError
-from tokenmill.recipes.summarization.html import page_text, said_encoding
+from tokenmill.recipes.summarization.html import declared_encoding, page_text
 from tokenmill.storage.json_text import compact_json, shown
 from tokenmill.storage.rows import read_rows
 from tokenmill.units import MIB, format_bytes
@@ -33,7 +33,7 @@ _FORMATS = {
     b"\xd0\xcf\x11\xe0": "an old Office file",
 }
 _WILD = {"**/": "(?:.*/)?", "/**": "/.*", "*": "[^/]*", "?": "[^/]"}
-_FILE_HINT = "check the path and who may read it"
+_FILE_HINT = "check the path and its permissions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +65,11 @@ class FoundDocuments:
 
     documents: tuple[SourceDocument, ...]
     skipped: tuple[Skipped, ...] = ()
-    beside: bool = False  # a folder in it was excluded by `leave_out`
+    contains_output: bool = False  # the folder excluded by `leave_out` is inside an input
 
 
 @dataclass(frozen=True, slots=True)
-class ReadOptions:
+class DocumentOptions:
     """Which documents to read."""
 
     globs: tuple[str, ...] = ()  # patterns of relative paths; empty: all
@@ -78,7 +78,7 @@ class ReadOptions:
     leave_out: Path | None = None  # excluded folder: the output
 
 
-def gather(places: Sequence[Path], how: ReadOptions) -> FoundDocuments:
+def gather_documents(places: Sequence[Path], how: DocumentOptions) -> FoundDocuments:
     """Read all documents of files and folders; raises UsageError if an input does not exist."""
     absolute = list(dict.fromkeys(_absolute(place) for place in places))
     for place in absolute:
@@ -100,12 +100,14 @@ def gather(places: Sequence[Path], how: ReadOptions) -> FoundDocuments:
                     _add(documents, document, path)
             except UsageError as error:
                 skipped.append(Skipped("/".join(parts), error.message))
-    beside = leave_out is not None and leave_out.is_dir() and any(leave_out.is_relative_to(each) for each in absolute)
-    return FoundDocuments(tuple(documents.values()), tuple(skipped), beside)
+    contains_output = (
+        leave_out is not None and leave_out.is_dir() and any(leave_out.is_relative_to(each) for each in absolute)
+    )
+    return FoundDocuments(tuple(documents.values()), tuple(skipped), contains_output)
 
 
 def _absolute(place: Path) -> Path:
-    return Path(os.path.abspath(place.expanduser()))  # noqa: PTH100  resolve() would follow links, and names with them
+    return Path(os.path.abspath(place.expanduser()))  # noqa: PTH100  resolve() would follow links and so change names
 
 
 def _labels(places: Sequence[Path]) -> list[tuple[str, ...]]:
@@ -118,7 +120,7 @@ def _labels(places: Sequence[Path]) -> list[tuple[str, ...]]:
         sizes = range(1, len(path) + 1)
         return next((path[-size:] for size in sizes if sum(o[-size:] == path[-size:] for o in paths) == 1), path)
 
-    # A file's own name is found by the walk: it is not to stand there twice.
+    # A file's own name is added later.
     return [tail(path) if place.is_dir() else tail(path)[:-1] for place, path in zip(places, paths, strict=True)]
 
 
@@ -170,11 +172,13 @@ def _pattern(glob: str) -> re.Pattern[str]:
     try:
         return re.compile("".join(made), re.DOTALL)
     except re.error as error:
-        raise UsageError(f"{glob!r} is no pattern: {error}", hint="--glob '*.md', --glob 'guide/**/*.txt'") from error
+        raise UsageError(
+            f"invalid pattern {glob!r}: {error}", hint="use a pattern such as '*.md' or 'guide/**/*.txt'"
+        ) from error
 
 
 def _printable(name: str) -> str:
-    return os.fsencode(name).decode(errors="replace")  # names need not be Unicode
+    return os.fsencode(name).decode(errors="replace")  # file names may be invalid UTF-8
 
 
 def _add(documents: dict[str, SourceDocument], document: SourceDocument, path: Path) -> None:
@@ -188,7 +192,7 @@ def _add(documents: dict[str, SourceDocument], document: SourceDocument, path: P
     documents[summed.name] = summed
 
 
-def _read(path: Path, parts: tuple[str, ...], how: ReadOptions, skipped: list[Skipped]) -> Iterable[SourceDocument]:
+def _read(path: Path, parts: tuple[str, ...], how: DocumentOptions, skipped: list[Skipped]) -> Iterable[SourceDocument]:
     """The documents of one file; raises UsageError with the reason if it has none."""
     suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in _PACKED]
     last = suffixes[-1] if suffixes else ""
@@ -219,11 +223,11 @@ def _text(path: Path, *, page: bool = False) -> str:
     try:
         text = data.decode(encoding)
     except UnicodeDecodeError:
-        text = _as_it_says(data, said_encoding(data) if page else None)
+        text = _decoded(data, declared_encoding(data) if page else None)
     return _plain_lines(text)
 
 
-def _as_it_says(data: bytes, encoding: str | None) -> str:
+def _decoded(data: bytes, encoding: str | None) -> str:
     try:
         return data.decode(encoding or "no", errors="replace")
     except (LookupError, UnicodeError):
@@ -235,7 +239,7 @@ def _plain_lines(text: str) -> str:
 
 
 def _from_json(
-    text: str, path: Path, parts: tuple[str, ...], how: ReadOptions, skipped: list[Skipped]
+    text: str, path: Path, parts: tuple[str, ...], how: DocumentOptions, skipped: list[Skipped]
 ) -> Iterable[SourceDocument]:
     try:
         value = json.loads(text)
@@ -245,12 +249,12 @@ def _from_json(
         return _from_rows(value, path, parts, how, skipped)
     column = how.text_column or TEXT_COLUMN
     if not isinstance(value, dict) or column not in value:
-        raise UsageError(f"no {column!r} in it, which --text-column can change")
+        raise UsageError(f"it has no key {column!r} (set by --text-column)")
     return [SourceDocument(parts, _cell(value[column]), _printable(str(path)))]
 
 
 def _from_rows(
-    rows: Sequence[Mapping[str, Any]], path: Path, parts: tuple[str, ...], how: ReadOptions, skipped: list[Skipped]
+    rows: Sequence[Mapping[str, Any]], path: Path, parts: tuple[str, ...], how: DocumentOptions, skipped: list[Skipped]
 ) -> Iterable[SourceDocument]:
     """One document per row; rows without text are skipped, a table without the columns is rejected."""
     column = how.text_column or TEXT_COLUMN
@@ -260,7 +264,7 @@ def _from_rows(
     for wanted, option in ((column, "--text-column"), (how.id_column, "--id-column")):
         if wanted is not None and wanted not in columns:
             known = ", ".join(columns[:8])
-            raise UsageError(f"no column {wanted!r}, which {option} can change; its columns: {known}")
+            raise UsageError(f"it has no column {wanted!r} (set by {option}); its columns: {known}")
     documents = list[SourceDocument]()
     numbers = dict[str, int]()
     width = max(4, len(str(len(rows))))
@@ -282,11 +286,11 @@ def _from_rows(
 def _cell(value: Any) -> str:
     if value is None:
         return ""
-    if isinstance(value, float) and math.isnan(value):  # how some tables write that there is nothing
+    if isinstance(value, float) and math.isnan(value):  # an empty cell in some tables
         return ""
     text = _plain_lines(value if isinstance(value, str) else compact_json(value))
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise UsageError("half of a surrogate pair stands alone in it") from None
+        raise UsageError("it contains a lone surrogate") from None
     return text

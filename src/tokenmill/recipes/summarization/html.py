@@ -45,7 +45,7 @@ _BLOCKS = frozenset(
 _HEADINGS = {f"h{rank}": "#" * rank + " " for rank in range(1, 7)}
 _LINES = frozenset(("br", "tr", "li", "caption"))
 _CHARSET = re.compile(rb"<meta[^>]{0,200}charset\s*=\s*[\"']?([A-Za-z0-9_.:-]{1,40})", re.IGNORECASE)
-_LOOKED_AT = 2048  # bytes searched for an encoding declaration
+_DECLARATION_BYTES = 2048  # bytes searched for an encoding declaration
 
 
 def page_text(page: str) -> str:
@@ -56,9 +56,9 @@ def page_text(page: str) -> str:
     return reader.text()
 
 
-def said_encoding(data: bytes) -> str | None:
-    """The declared encoding of a page, which may be invalid."""
-    found = _CHARSET.search(data[:_LOOKED_AT])
+def declared_encoding(data: bytes) -> str | None:
+    """The encoding that a page declares; it may be wrong."""
+    found = _CHARSET.search(data[:_DECLARATION_BYTES])
     return found[1].decode() if found else None
 
 
@@ -66,10 +66,10 @@ class _Reader(HTMLParser):
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
         self._out = list[str]()
-        self._hidden: str | None = None  # the element whose end shows text again
-        self._depth = 0  # of elements of that name inside it
-        self._kept = 0  # elements inside which blanks count
-        self._space = False  # between the last word and the next
+        self._hidden: str | None = None  # the open element whose content is hidden
+        self._depth = 0  # nesting depth of elements with that name
+        self._kept = 0  # open elements that preserve whitespace
+        self._space = False  # whether a space follows the last word
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if self._hidden is not None:
@@ -88,7 +88,7 @@ class _Reader(HTMLParser):
                 self._out.append(" | ")
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if self._hidden is None and tag not in _HIDDEN:  # <script/> hides nothing behind it in XHTML
+        if self._hidden is None and tag not in _HIDDEN:  # in XHTML, <script/> hides nothing
             self._break(tag)
 
     def handle_endtag(self, tag: str) -> None:
@@ -133,6 +133,6 @@ class _Reader(HTMLParser):
         self._space = False
 
     def text(self) -> str:
-        """All of it, without more than one empty line anywhere."""
+        """The text so far, with at most one empty line in a row."""
         joined = re.sub(r"[ \t]+\n", "\n", "".join(self._out))
         return re.sub(r"\n{3,}", "\n\n", joined).strip()

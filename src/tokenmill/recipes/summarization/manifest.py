@@ -1,7 +1,7 @@
-"""The manifest of a folder of summaries: one line per document, and which files may be replaced.
+"""The manifest of a folder of summaries: one line per document, and the hashes that show which files may be replaced.
 
-The manifest is written before the files and records a file's hash before and after. After a kill between the two, a
-file can still be told from one that a person edited. Writes are atomic.
+The manifest is written before the summaries, with the hashes of each file before and after. So an edited file is
+recognised even after a kill between the two writes. Writes are atomic.
 """
 
 import errno
@@ -25,12 +25,12 @@ ManifestState = Literal["done", "failed", "edited"]
 DocumentChange = Literal["to do", "unchanged", "edited"]
 _LONGEST_PART = 160  # bytes per part of a file name; file systems allow 255
 _NOT_IN_NAMES = frozenset('/\\:*?"<>|~')
-_GO_ON = "what is answered is kept, and the same command goes on from there"
+_RESUME_HINT = "answers are kept; the same command resumes"
 
 
 @dataclass(frozen=True, slots=True)
 class SummaryInputs:
-    """Everything a summary depends on except its document; a difference requires a new summary."""
+    """Inputs of a summary other than its document; if one changes, a new summary is made."""
 
     digest_sha256: str | None
     prompts_sha256: str
@@ -68,7 +68,7 @@ class ManifestEntry:
     code: str | None = None  # error code if there is no summary
     message: str | None = None
 
-    def made_by(self, document_sha256: str, recipe: SummaryInputs) -> bool:
+    def matches(self, document_sha256: str, recipe: SummaryInputs) -> bool:
         """Whether this is the summary of that text with those inputs."""
         own = SummaryInputs(self.digest_sha256, self.prompts_sha256, self.model_id, self.sampling, self.overlap)
         return self.state == "done" and self.sha256 == document_sha256 and own == recipe
@@ -103,9 +103,9 @@ def read_manifest(folder: Path) -> Manifest:
     except FileNotFoundError:
         return Manifest(folder)
     except NotADirectoryError as error:
-        raise UsageError(f"{folder} is not a folder", hint="name the folder for the summaries") from error
+        raise UsageError(f"{folder} is not a folder", hint="use a folder for --output") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {path}: {error}", hint="check the path and who may read it") from error
+        raise UsageError(f"cannot read {path}: {error}", hint="check the path and its permissions") from error
     entries = [_entry(line, path, number) for number, line in enumerate(lines, 1) if line.strip()]
     return Manifest(folder, {entry.document: entry for entry in entries})
 
@@ -117,14 +117,14 @@ def _entry(line: str, path: Path, number: int) -> ManifestEntry:
         entry = ManifestEntry(**{key: item for key, item in value.items() if key in known})
         texts = (entry.document, entry.sha256, entry.summary, entry.state)
         if not all(isinstance(text, str) for text in texts) or not isinstance(entry.sampling, dict):
-            raise TypeError("a value of another kind")  # noqa: TRY301  the same words for all that is wrong
+            raise TypeError("wrong type of a value")  # noqa: TRY301  the same message for all invalid lines
     except (ValueError, TypeError, AttributeError) as error:
-        hint = "move the file away: summaries that are there are taken over, and answers come out of the store"
-        raise UsageError(f"line {number} of {path} is none of this program's", hint=hint) from error
+        hint = "move the file away: existing summaries are recognised, and answers are taken from the store"
+        raise UsageError(f"line {number} of {path} is not a valid manifest entry", hint=hint) from error
     if not is_below(entry.summary):
         raise UsageError(
-            f"line {number} of {path} names {entry.summary!r}, which is outside of the folder",
-            hint="move the file away, and look who changed it",
+            f"line {number} of {path}: the path {entry.summary!r} is outside of the folder",
+            hint="move the file away and find out what changed it",
         )
     return entry
 
@@ -137,28 +137,28 @@ def is_below(name: str) -> bool:
 def verdict(
     document: SourceDocument, file: str, manifest: Manifest, recipe: SummaryInputs, *, force: bool
 ) -> DocumentChange:
-    """What to do for a document; reads its summary file."""
+    """What to do with a document; reads its summary file."""
     entry = manifest.entries.get(document.name)
-    here = sum_of(manifest.folder / file)
+    here = sha256_of_file(manifest.folder / file)
     if entry is None:
-        return "to do"  # a file that is there is held against what is to be written
+        return "to do"  # an existing file is compared when the summary is written
     if here is not None and here not in entry.ours and not force:
         return "edited"
-    same = entry.made_by(document.sha256, recipe) and entry.summary == file and here == entry.summary_sha256
+    same = entry.matches(document.sha256, recipe) and entry.summary == file and here == entry.summary_sha256
     return "unchanged" if same else "to do"
 
 
-def sum_of(path: Path) -> str | None:
+def sha256_of_file(path: Path) -> str | None:
     """The hash of a file; None if it does not exist."""
     try:
-        return sum_of_bytes(path.read_bytes())
+        return sha256_of(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise TokenmillError(f"cannot read {path}: {error.strerror}", hint="check who may read it") from error
+        raise TokenmillError(f"cannot read {path}: {error.strerror}", hint="check its permissions") from error
 
 
-def sum_of_bytes(data: bytes) -> str:
+def sha256_of(data: bytes) -> str:
     """The hash of content."""
     return hashlib.sha256(data).hexdigest()
 
@@ -172,7 +172,7 @@ def remove(path: Path, folder: Path) -> None:
                 return
             parent.rmdir()
     except OSError as error:
-        raise TokenmillError(f"cannot remove {path}: {error.strerror}", hint="check who may write there") from error
+        raise TokenmillError(f"cannot remove {path}: {error.strerror}", hint="check its permissions") from error
 
 
 def put(path: Path, data: bytes) -> None:
@@ -182,18 +182,18 @@ def put(path: Path, data: bytes) -> None:
         replace_file(path, data, temporary=path.with_name(f".{path.name}.part"))
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StoreFull(f"no room is left on the disk of {path}", hint=f"free some space: {_GO_ON}") from error
-        raise TokenmillError(f"cannot write {path}: {error.strerror}", hint=_GO_ON) from error
+            raise StoreFull(f"the disk of {path} is full", hint=f"free some space; {_RESUME_HINT}") from error
+        raise TokenmillError(f"cannot write {path}: {error.strerror}", hint=_RESUME_HINT) from error
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Create the folder and lock it against other runs."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
     except OSError as error:
-        hint = "name a folder that you may write to"
+        hint = "use a folder with write permission"
         raise UsageError(f"cannot use {folder}: {error.strerror}", hint=hint) from error
     try:
         _lock(handle, folder)
@@ -206,10 +206,12 @@ def _lock(handle: int, folder: Path) -> None:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise StoreInUse(f"another run writes summaries to {folder}", hint="wait for it, or name another") from None
+        raise StoreInUse(
+            f"another run is writing summaries to {folder}", hint="wait for it to end, or use another folder"
+        ) from None
     except OSError as error:
         raise UsageError(
-            f"cannot lock {folder}: {error.strerror}", hint="put it on a file system with locks"
+            f"cannot lock {folder}: {error.strerror}", hint="use a file system that supports locks"
         ) from error
 
 

@@ -49,26 +49,28 @@ class Prompts:
         return hashlib.sha256(whole.encode()).hexdigest()
 
 
-def prompts_for(folder: Path | None, digest: Path | None, *, max_tokens: int, language: str | None) -> Prompts:
+def summary_prompts(folder: Path | None, digest: Path | None, *, max_tokens: int, language: str | None) -> Prompts:
     """Prompts from a folder, packaged ones for missing files, and the digest; raises UsageError for an invalid one."""
     if folder is not None and not any((folder / f"{kind}.md").is_file() for kind in KINDS):
         names = ", ".join(f"{kind}.md" for kind in KINDS)
-        raise UsageError(f"{folder} has none of {names}", hint=f"tokenmill summarize --write-prompts {folder}")
+        raise UsageError(
+            f"{folder} has no prompt file ({names})", hint=f"tokenmill summarize --write-prompts {folder} creates them"
+        )
     values = {"words": str(_words(max_tokens)), "language": language or OWN_LANGUAGE}
     texts = {kind: _filled(_prompt(folder, kind), values, f"{kind}.md") for kind in KINDS}
     return Prompts(_read(digest).strip() or None if digest is not None else None, texts)
 
 
 def write_packaged(folder: Path, *, force: bool) -> tuple[Path, ...]:
-    """Copy the packaged prompts to a folder; raises UsageError if one exists already."""
+    """Copy the packaged prompts to a folder; without `force`, raises UsageError if one exists."""
     targets = [folder / f"{kind}.md" for kind in KINDS]
     there = [target for target in targets if target.exists()]
     if there and not force:
-        raise UsageError(f"{there[0]} exists", hint="--force overwrites it")
+        raise UsageError(f"{there[0]} exists", hint="use --force to overwrite it")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"cannot make the folder {folder}: {error.strerror}", hint="name another") from error
+        raise UsageError(f"cannot create the folder {folder}: {error.strerror}", hint="use another folder") from error
     for kind, target in zip(KINDS, targets, strict=True):
         with new_file(target, force=force) as file:
             file.write(_packaged(kind).encode())
@@ -93,7 +95,7 @@ def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8").removeprefix(_BOM)
     except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}", hint="check the path and who may read it") from error
+        raise UsageError(f"cannot read {path}: {error.strerror}", hint="check the path and its permissions") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{os.fspath(path)} is not UTF-8", hint="save it as UTF-8") from error
 
@@ -102,6 +104,6 @@ def _filled(text: str, values: Mapping[str, str], name: str) -> str:
     for found in _PLACEHOLDER.findall(text):
         if found not in values:
             near = difflib.get_close_matches(found, _PLACES, n=1)
-            hint = f"did you mean {{{near[0]}}}?" if near else "known are {words} and {language}"
-            raise UsageError(f"{name} has {{{found}}}, for which nothing is known", hint=hint)
+            hint = f"did you mean {{{near[0]}}}?" if near else "use {words} or {language}"
+            raise UsageError(f"{name}: unknown placeholder {{{found}}}", hint=hint)
     return _PLACEHOLDER.sub(lambda found: values[found[1]], text).strip()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import UsageError
-from tokenmill.recipes.reasoning import part as parted
+from tokenmill.recipes.reasoning import split_reasoning
 from tokenmill.recipes.runner import AnswerOrigin, BatchRunner, RecipeEnd, text_of
 from tokenmill.recipes.summarization.chunking import TokenCount
 from tokenmill.recipes.summarization.documents import FoundDocuments, Skipped
@@ -21,16 +21,23 @@ from tokenmill.recipes.summarization.manifest import (
     ManifestState,
     SummaryInputs,
     file_names,
-    held,
+    locked,
     put,
     read_manifest,
     remove,
-    sum_of,
-    sum_of_bytes,
+    sha256_of,
+    sha256_of_file,
     verdict,
 )
 from tokenmill.recipes.summarization.prompts import Prompts
-from tokenmill.recipes.summarization.work import DocumentFailure, DocumentWork, Rooms, begun, line_of, rooms
+from tokenmill.recipes.summarization.work import (
+    DocumentFailure,
+    DocumentWork,
+    TokenLimits,
+    line_of,
+    start_work,
+    token_limits,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,24 +59,24 @@ class SummarizeRequest:
             self.prompts.digest_sha256, self.prompts.sha256, model_id, dict(self.sampling), self.overlap
         )
 
-    def rooms(self, context: int | None, tokens: TokenCount | None) -> Rooms:
-        """Token limits of prompts; raises UsageError if the context is unknown."""
+    def token_limits(self, context: int | None, tokens: TokenCount | None) -> TokenLimits:
+        """Token limits of prompts; raises UsageError if the context is unknown or too short."""
         known = context if context is not None else self.context
         if known is None:
-            raise UsageError("the engine does not say how long its context is", hint="--context N says it")
-        return rooms(known, self.prompts, tokens, answer=self.sampling["max_tokens"], overlap=self.overlap)
+            raise UsageError("the engine does not report its context length", hint="set it with --context")
+        return token_limits(known, self.prompts, tokens, answer=self.sampling["max_tokens"], overlap=self.overlap)
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Documents by required action."""
+    """What to do with each document."""
 
     verdicts: Mapping[str, DocumentChange]
     files: Mapping[str, str]
     vanished: tuple[str, ...]  # documents of the manifest that no longer exist
 
     def of(self, verdict: DocumentChange) -> list[str]:
-        """Names."""
+        """The names of the documents with this verdict."""
         return [name for name, each in self.verdicts.items() if each == verdict]
 
 
@@ -109,7 +116,7 @@ def judge(request: SummarizeRequest, manifest: Manifest, model_id: str) -> Judge
 
 def _with_folders(name: str) -> list[str]:
     parts = name.split("/")
-    return ["/".join(parts[:size]) for size in range(len(parts) + 1)]  # "" stands for the place itself
+    return ["/".join(parts[:size]) for size in range(len(parts) + 1)]  # "": the input folder itself
 
 
 def nothing_to_do(request: SummarizeRequest, manifest: Manifest, model_id: str) -> Summarized | None:
@@ -128,16 +135,16 @@ async def summarize(
     tell: Callable[[str], None] = lambda _: None,
 ) -> Summarized:
     """Summarize new or changed documents; `tokens` counts with the model's tokenizer, None: 4 bytes per token."""
-    with held(request.out):
+    with locked(request.out):
         manifest = read_manifest(request.out)
         judged = judge(request, manifest, runner.origin.model_id)
         works = list[DocumentWork]()
         end: RecipeEnd = "finished"
         if judged.of("to do"):
-            room = request.rooms(runner.origin.context, tokens)
-            works = works_of(request, judged, manifest, room)
+            limits = request.token_limits(runner.origin.context, tokens)
+            works = works_of(request, judged, manifest, limits)
             end = await _stages(
-                runner, works, room, request, lambda over: _write(manifest, over, request, runner.origin)
+                runner, works, limits, request, lambda over: _write(manifest, over, request, runner.origin)
             )
         pruned = _prune(manifest, judged.vanished, tell) if request.prune else 0
         manifest.save()
@@ -149,21 +156,21 @@ def stage_name(number: int) -> str:
     return "read" if number == 1 else f"reduce {number - 1}"
 
 
-def works_of(request: SummarizeRequest, judged: Judged, manifest: Manifest, room: Rooms) -> list[DocumentWork]:
-    """Initial work on every document that needs a summary."""
+def works_of(request: SummarizeRequest, judged: Judged, manifest: Manifest, limits: TokenLimits) -> list[DocumentWork]:
+    """Start the work on every document that needs a summary."""
     failures = {name: entry.failures for name, entry in manifest.entries.items()}
     wanted = (each for each in request.found.documents if judged.verdicts[each.name] == "to do")
-    return [begun(each, judged.files[each.name], failures.get(each.name, 0), room) for each in wanted]
+    return [start_work(each, judged.files[each.name], failures.get(each.name, 0), limits) for each in wanted]
 
 
 async def _stages(
     runner: BatchRunner,
     works: Sequence[DocumentWork],
-    room: Rooms,
+    limits: TokenLimits,
     request: SummarizeRequest,
     write: Callable[[list[DocumentWork]], None],
 ) -> RecipeEnd:
-    """Run stages until every document is finished or one ends early; write finished ones after each."""
+    """Run stages until every document is finished or a stage ends early; write finished documents after each stage."""
     number = 0
     opened = False
     waiting = list(works)
@@ -173,13 +180,13 @@ async def _stages(
         parts = {custom_id: (work, part) for work in waiting for custom_id, part in work.pending()}
         lines = (line_of(custom_id, part, request.prompts, request.sampling) for custom_id, (_, part) in parts.items())
         ran = await runner.run(stage_name(number), lines)
-        opened = opened or any(parted(text_of(each) or "").by_template for each in ran.answers())
+        opened = opened or any(split_reasoning(text_of(each) or "").by_template for each in ran.answers())
         for answered in ran.answers():
             if answered.custom_id in parts and answered.code != "cancelled":  # cancelled lines are resumed
                 work, part = parts[answered.custom_id]
-                work.take(part, answered, room, opened=opened)
+                work.take(part, answered, limits, opened=opened)
         for work in waiting:
-            work.advance(room)
+            work.advance(limits)
         write([work for work in waiting if work.over])
         end = ran.end
         waiting = [work for work in waiting if not work.over]
@@ -187,7 +194,7 @@ async def _stages(
 
 
 def _write(manifest: Manifest, works: Sequence[DocumentWork], request: SummarizeRequest, origin: AnswerOrigin) -> None:
-    """Write finished documents: the manifest, then summaries. Files of others are kept and noted in the entry."""
+    """Write finished documents: the manifest, then the summaries. Edited files are kept, with the state `edited`."""
     recipe = request.recipe(origin.model_id)
     files = list[tuple[Path, bytes]]()
     for work in works:
@@ -228,8 +235,8 @@ def _write(manifest: Manifest, works: Sequence[DocumentWork], request: Summarize
             )
             continue
         data = work.summary.encode() + b"\n"
-        new = sum_of_bytes(data)
-        here = sum_of(path)
+        new = sha256_of(data)
+        here = sha256_of_file(path)
         ours = here is None or here == new or (old is not None and here in old.ours)
         state: ManifestState = "done" if ours or request.force else "edited"
         manifest.entries[name] = replace(
@@ -245,7 +252,7 @@ def _write(manifest: Manifest, works: Sequence[DocumentWork], request: Summarize
 def prunable(manifest: Manifest, name: str) -> bool:
     """Whether a document's summary is unchanged or missing."""
     entry = manifest.entries[name]
-    here = sum_of(manifest.folder / entry.summary)
+    here = sha256_of_file(manifest.folder / entry.summary)
     return here is None or here in entry.ours
 
 
@@ -255,7 +262,7 @@ def _prune(manifest: Manifest, vanished: Sequence[str], tell: Callable[[str], No
     for name in vanished:
         path = manifest.folder / manifest.entries[name].summary
         if not prunable(manifest, name):
-            tell(f"{path} was edited: it stays, though its document is gone")
+            tell(f"{path} was edited and is kept, although its document no longer exists")
             continue
         remove(path, manifest.folder)
         del manifest.entries[name]

@@ -1,10 +1,10 @@
 """The work on one document: summarized whole, or in pieces whose notes are reduced level by level.
 
-    document ──────────────────────────────> summary            it fits the context
-    document ─> pieces ─> notes ─> reduced ─> summary            it does not; reduced again while notes do not fit
-                  └─ too long after all: two pieces in its place, in the next stage
+    document ──────────────────────────────> summary            a document that fits the context
+    document ─> pieces ─> notes ─> reduced ─> summary            one that does not; reduced until the notes fit
+                  └─ refused as too long: two pieces replace it in the next stage
 
-Pure: texts and answers in, lines of a batch out. The same document and the same answers make the same lines.
+Pure: texts and answers in, lines of a batch out. Equal documents and answers make equal lines.
 """
 
 import hashlib
@@ -13,61 +13,64 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenmill.errors import UsageError
-from tokenmill.jobs.ingest.line import LONGEST_CUSTOM_ID
-from tokenmill.recipes.reasoning import part as parted
+from tokenmill.jobs.ingest.line import MAX_CUSTOM_ID_LENGTH
+from tokenmill.recipes.reasoning import split_reasoning
 from tokenmill.recipes.runner import Answered, Line, chat_line, text_of
 from tokenmill.recipes.summarization.chunking import TokenCount, estimate, fits, groups, halved, split
 from tokenmill.recipes.summarization.documents import SourceDocument
 from tokenmill.recipes.summarization.prompts import KINDS, PromptKind, Prompts
 
 TEMPLATE_TOKENS = 64  # maximum tokens that a chat template adds to two messages
-MARGIN = 0.02  # share of the context: token counts of parts do not exactly add up
+MARGIN = 0.02  # share of the context, because token counts of parts do not add up exactly
 ESTIMATED_MARGIN = 0.25  # margin if tokens are estimated from bytes
-LEAST_ROOM = 64  # minimum useful tokens of a document per prompt
-MOST_HALVINGS = 6
-MOST_LEVELS = 8
-NUMBER_TOKENS = 8  # tokens of the line above each note
-_LONGEST_NAME = LONGEST_CUSTOM_ID - 64
+MIN_DOCUMENT_TOKENS = 64  # minimum useful tokens of a document per prompt
+MAX_HALVINGS = 6
+MAX_LEVELS = 8
+NUMBER_TOKENS = 8  # tokens of the heading of each note
+_LONGEST_NAME = MAX_CUSTOM_ID_LENGTH - 64
 
 
 @dataclass(frozen=True, slots=True)
-class Rooms:
+class TokenLimits:
     """Token limits within a context."""
 
     context: int
     answer: int
     margin: int
-    heads: Mapping[PromptKind, int]
+    prefixes: Mapping[PromptKind, int]  # tokens of the system messages
     count: TokenCount
     estimated: bool
     overlap: int = 0
 
-    def room(self, kind: PromptKind) -> int:
-        """Tokens available to the user's message."""
-        return self.context - self.heads[kind] - self.answer - self.margin
+    def available(self, kind: PromptKind) -> int:
+        """Tokens available for the user's message."""
+        return self.context - self.prefixes[kind] - self.answer - self.margin
 
     def check(self, kind: PromptKind) -> None:
-        """Raise UsageError if it is too small."""
-        # Reducing needs space for two notes and their numbers.
-        least = 2 * (self.answer + NUMBER_TOKENS) if kind == "reduce" else LEAST_ROOM
+        """Raise UsageError if too few tokens are available."""
+        # Reducing needs space for two notes and their headings.
+        minimum = 2 * (self.answer + NUMBER_TOKENS) if kind == "reduce" else MIN_DOCUMENT_TOKENS
         if kind == "piece":
-            least = max(least, 2 * self.overlap)  # a piece that mostly repeats its predecessor is of little use
-        short = least - self.room(kind)
-        if short > 0:
+            minimum = max(minimum, 2 * self.overlap)  # otherwise a piece would mostly repeat its predecessor
+        missing = minimum - self.available(kind)
+        if missing > 0:
+            needed = -(-(self.context + missing) // 256) * 256
             what = {"document": "a document", "piece": "a piece of a document", "reduce": "notes on two pieces"}[kind]
             raise UsageError(
-                f"a context of {self.context:,} tokens is too short: the head takes {self.heads[kind]:,}, the summary "
-                f"{self.answer:,}, margins {self.margin:,}, and {what} at least {least:,}",
-                hint=f"--context {-(-(self.context + short) // 256) * 256}, a shorter --digest, or fewer --max-tokens",
+                f"a context of {self.context:,} tokens is too short: the system message takes {self.prefixes[kind]:,}, "
+                f"the summary {self.answer:,}, the margin {self.margin:,}, and {what} at least {minimum:,}",
+                hint=f"use --context {needed}, a shorter --digest, or a smaller --max-tokens",
             )
 
 
-def rooms(context: int, prompts: Prompts, tokens: TokenCount | None, *, answer: int, overlap: int = 0) -> Rooms:
+def token_limits(
+    context: int, prompts: Prompts, tokens: TokenCount | None, *, answer: int, overlap: int = 0
+) -> TokenLimits:
     """The token limits of documents in a context; raises UsageError if they are too small."""
     margin = TEMPLATE_TOKENS + int(context * (ESTIMATED_MARGIN if tokens is None else MARGIN))
     count = tokens or estimate
-    heads = {kind: count(prompts.system(kind)) for kind in KINDS}
-    made = Rooms(context, answer, margin, heads, count, tokens is None, overlap)
+    prefixes = {kind: count(prompts.system(kind)) for kind in KINDS}
+    made = TokenLimits(context, answer, margin, prefixes, count, tokens is None, overlap)
     made.check("document")
     return made
 
@@ -83,7 +86,7 @@ class SummaryPart:
 
     @property
     def message(self) -> str:
-        """As the user's."""
+        """The user's message of the request."""
         if self.kind != "reduce":
             return self.notes[0]
         return "\n\n".join(f"Part {number}:\n{note}" for number, note in enumerate(self.notes, 1))
@@ -91,7 +94,7 @@ class SummaryPart:
 
 @dataclass(frozen=True, slots=True)
 class DocumentFailure:
-    """Reason for the lack of a summary."""
+    """Why a document has no summary."""
 
     code: str
     message: str
@@ -132,17 +135,17 @@ class DocumentWork:
             if part.answer is None:
                 yield f"{name}#{self.level}.{number}{again}", part
 
-    def take(self, part: SummaryPart, answered: Answered, rooms: Rooms, *, opened: bool = False) -> None:
+    def take(self, part: SummaryPart, answered: Answered, limits: TokenLimits, *, opened: bool = False) -> None:
         """Record the outcome of a part; `opened`: the model's template opens the reasoning."""
         if answered.body is None:
-            self._refused(part, answered, rooms)
+            self._refused(part, answered, limits)
             return
         finish = finish_of(answered)
-        text = parted(text_of(answered) or "", cut=finish == "length", opened=opened).answer.strip()
+        text = split_reasoning(text_of(answered) or "", cut=finish == "length", opened=opened).answer.strip()
         self._count(answered.body.get("usage") or {})
         if not text:
-            why = "--max-tokens ended before an answer began" if finish == "length" else "the model wrote nothing"
-            self.failure = self.failure or DocumentFailure("empty", why)
+            reason = "--max-tokens was reached before the answer" if finish == "length" else "the model wrote nothing"
+            self.failure = self.failure or DocumentFailure("empty", reason)
             return
         part.answer = text
         part.notes = ()
@@ -154,8 +157,8 @@ class DocumentWork:
         self.cached_tokens += details.get("cached_tokens") or 0
         self.completion_tokens += usage.get("completion_tokens") or 0
 
-    def _refused(self, part: SummaryPart, answered: Answered, rooms: Rooms) -> None:
-        if answered.code == "too_long" and part.halvings < MOST_HALVINGS and (two := _in_two(part, rooms)):
+    def _refused(self, part: SummaryPart, answered: Answered, limits: TokenLimits) -> None:
+        if answered.code == "too_long" and part.halvings < MAX_HALVINGS and (two := _in_two(part, limits)):
             index = next(place for place, other in enumerate(self.parts) if other is part)
             self.parts[index : index + 1] = two
             if self.level == 0:
@@ -163,33 +166,31 @@ class DocumentWork:
             return
         self.failure = self.failure or DocumentFailure(answered.code or "failed", answered.message or "no answer")
 
-    def advance(self, rooms: Rooms) -> None:
-        """If all of several parts are answered, make the parts of the next level."""
+    def advance(self, limits: TokenLimits) -> None:
+        """Make the parts of the next level if all parts of this one are answered."""
         if self.over or any(part.answer is None for part in self.parts):
             return
         notes = [part.answer or "" for part in self.parts]
-        sizes = [rooms.count(note) + NUMBER_TOKENS for note in notes]
-        together = groups(sizes, rooms.room("reduce"))
-        if self.level >= MOST_LEVELS or len(together) == len(notes):
-            self.failure = DocumentFailure(
-                "too_long", f"the notes on {len(notes):,} parts could not be reduced any further"
-            )
+        sizes = [limits.count(note) + NUMBER_TOKENS for note in notes]
+        sizes_of_groups = groups(sizes, limits.available("reduce"))
+        if self.level >= MAX_LEVELS or len(sizes_of_groups) == len(notes):
+            self.failure = DocumentFailure("too_long", f"the notes on {len(notes):,} parts cannot be reduced further")
             return
         self.level += 1
         self.parts = []
         start = 0
-        for size in together:
+        for size in sizes_of_groups:
             self.parts.append(_reduced(notes[start : start + size]))
             start += size
 
 
-def begun(document: SourceDocument, file: str, attempt: int, rooms: Rooms) -> DocumentWork:
+def start_work(document: SourceDocument, file: str, attempt: int, limits: TokenLimits) -> DocumentWork:
     """The initial work on a document."""
-    if fits(document.text, rooms.room("document"), rooms.count):
+    if fits(document.text, limits.available("document"), limits.count):
         return DocumentWork(document, file, attempt, [SummaryPart("document", (document.text,))], 1)
-    rooms.check("piece")
-    rooms.check("reduce")
-    parts = _pieces(split(document.text, rooms.room("piece"), rooms.count, overlap=rooms.overlap), 0)
+    limits.check("piece")
+    limits.check("reduce")
+    parts = _pieces(split(document.text, limits.available("piece"), limits.count, overlap=limits.overlap), 0)
     return DocumentWork(document, file, attempt, parts, len(parts))
 
 
@@ -224,11 +225,11 @@ def _reduced(notes: Sequence[str], halvings: int = 0) -> SummaryPart:
     )
 
 
-def _in_two(part: SummaryPart, rooms: Rooms) -> list[SummaryPart]:
-    """Shorter parts in place of one; empty if it cannot be split."""
+def _in_two(part: SummaryPart, limits: TokenLimits) -> list[SummaryPart]:
+    """Shorter parts that replace a part; empty if it cannot be split."""
     halvings = part.halvings + 1
     if part.kind != "reduce":
-        texts = halved(part.notes[0], rooms.count)
+        texts = halved(part.notes[0], limits.count)
         return _pieces(texts, halvings) if len(texts) > 1 else []
     if len(part.notes) < 3:
         return []

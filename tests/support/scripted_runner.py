@@ -1,4 +1,4 @@
-"""A mill whose answers are written by the test: what a recipe asks for, stage by stage, and what it makes of it."""
+"""A batch runner with scripted answers, for unit tests of recipes."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -9,11 +9,11 @@ from tokenmill.recipes.runner import Answered, AnswerOrigin, Line, RecipeCost, R
 ORIGIN = AnswerOrigin(model="tiny", model_id="sha256:tiny", engine="native", build="b1", context=4096)
 
 Said = str | Mapping[str, Any] | None
-"""Text; a whole chat completion; or nothing: the line has failed."""
+"""An answer: its text, a chat completion, or None for a failed line."""
 
 
 def completion(text: str, line: Line | None = None, *, finish: str = "stop") -> dict[str, Any]:
-    """A chat completion that says this; tokens are counted as words."""
+    """A chat completion with this text; a token is a word."""
     asked = sum(len(str(message["content"]).split()) for message in (line or {}).get("body", {}).get("messages", ()))
     said = len(text.split())
     return {
@@ -28,7 +28,7 @@ def completion(text: str, line: Line | None = None, *, finish: str = "stop") -> 
 
 @dataclass(frozen=True, slots=True)
 class ScriptedStage:
-    """A stage that is over."""
+    """A finished stage."""
 
     stage: str
     end: RecipeEnd
@@ -39,12 +39,12 @@ class ScriptedStage:
         return iter(self.given)
 
 
-class ScriptedMill:
+class ScriptedRunner:
     """Answers lines by a function of the line.
 
-    `stop_after`: answers that are computed until the budget is used up; from then on every stage ends with `end` and
-    holds what there is. Answers are remembered by the line, as the store does: give `known` of an earlier mill to
-    resume its run. `stages` are (name, lines) in the order asked.
+    `stop_after`: number of answers until the budget is used up; every later stage ends with `end` and has the answers so
+    far. Answers are kept by line, as in the store: pass `known` of an earlier runner to resume its run. `stages` are
+    (name, lines) in order.
     """
 
     def __init__(

@@ -1,11 +1,11 @@
-"""Near-duplicates: what is told apart, what is not, and that it is the same every time."""
+"""NearDuplicates-duplicates: what is told apart, what is not, and that it is the same every time."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmill.errors import UsageError
-from tokenmill.recipes.expansion.near_duplicates import FEW_WORDS, MANY_WORDS, Near, kinds_of
+from tokenmill.recipes.expansion.near_duplicates import FEW_WORDS, MANY_WORDS, NearDuplicates, kinds_of
 
 LONG = (
     "The sluice of a watermill lets more or less water onto the wheel and so the miller sets how fast the stones turn "
@@ -14,8 +14,8 @@ LONG = (
 )
 
 
-def near(*texts: str, threshold: float = 0.8) -> Near:
-    found = Near(threshold)
+def near(*texts: str, threshold: float = 0.8) -> NearDuplicates:
+    found = NearDuplicates(threshold)
     for number, text in enumerate(texts, 1):
         found.add(f"text-{number}", text)
     return found
@@ -55,7 +55,7 @@ def test_what_a_text_is_compared_by(text: str, kinds: list[str]) -> None:
     ],
 )
 def test_nearly_the_same_is_found(known: str, new: str) -> None:
-    found = near("Something else entirely stands here.", known, threshold=0.7).like(new)
+    found = near("Something else entirely stands here.", known, threshold=0.7).find(new)
     assert found is not None
     assert found.name == "text-2"
     assert found.similarity >= 0.7
@@ -73,27 +73,27 @@ def test_nearly_the_same_is_found(known: str, new: str) -> None:
     ],
 )
 def test_what_differs_is_left(known: str, new: str) -> None:
-    assert near(known).like(new) is None
+    assert near(known).find(new) is None
 
 
 def test_the_most_alike_is_named_and_of_equals_the_first() -> None:
     other = LONG.replace("carts", "wagons").replace("town", "village")
-    assert near(other, LONG, LONG).like(LONG) == near(other, LONG).like(LONG)
-    found = near(other, LONG, LONG).like(LONG)
+    assert near(other, LONG, LONG).find(LONG) == near(other, LONG).find(LONG)
+    found = near(other, LONG, LONG).find(LONG)
     assert found is not None
     assert (found.name, found.similarity) == ("text-2", 1.0)
 
 
 def test_a_threshold_of_one_drops_only_what_is_the_same() -> None:
     found = near(LONG, threshold=1.0)
-    assert found.like(LONG) is not None
-    assert found.like(LONG.replace("carts", "wagons")) is None
+    assert found.find(LONG) is not None
+    assert found.find(LONG.replace("carts", "wagons")) is None
 
 
 @pytest.mark.parametrize("threshold", [0.0, -0.1, 1.01])
 def test_a_threshold_that_cannot_be_is_refused(threshold: float) -> None:
-    with pytest.raises(UsageError, match="similarity"):
-        Near(threshold)
+    with pytest.raises(UsageError, match=f"{threshold:g}"):
+        NearDuplicates(threshold)
 
 
 @settings(max_examples=30, deadline=None)
@@ -101,10 +101,10 @@ def test_a_threshold_that_cannot_be_is_refused(threshold: float) -> None:
 def test_every_text_is_like_itself_and_verdicts_repeat(texts: list[str]) -> None:
     first, second = near(*texts), near(*texts)
     for text in texts:
-        found = first.like(text)
+        found = first.find(text)
         assert found is not None
         assert found.similarity == 1.0
-        assert second.like(text) == found
+        assert second.find(text) == found
 
 
 def test_middling_texts_are_compared_both_ways() -> None:

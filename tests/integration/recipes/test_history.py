@@ -63,8 +63,8 @@ def test_lengths_are_of_the_same_stage_where_there_are_enough(tmp_path: Path) ->
         answer(store, stored(store, tmp_path, "judge", asked("judge", 10)), 5, 20)
         answer(store, stored(store, tmp_path, "judge", asked("else", 9), "another"), 9, 1)
         found = lengths(store, "m", ["write", "judge", "reduce"])
-        overall = Lengths(0.6, 15, alike=False)
-        assert found == {"write": Lengths(0.8, 10, alike=True), "judge": overall, "reduce": overall}
+        overall = Lengths(0.6, 15, same_stage=False)
+        assert found == {"write": Lengths(0.8, 10, same_stage=True), "judge": overall, "reduce": overall}
 
 
 def test_answers_that_say_nothing_of_their_length_do_not_count(tmp_path: Path) -> None:

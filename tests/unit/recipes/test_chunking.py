@@ -145,6 +145,6 @@ def test_a_text_of_many_paragraphs_is_cut_between_them() -> None:
 
 
 @pytest.mark.parametrize(("room", "overlap"), [(0, 0), (5, 5), (5, -1)])
-def test_pieces_without_room_are_refused(room: int, overlap: int) -> None:
-    with pytest.raises(ValueError, match="no pieces"):
+def test_invalid_sizes_are_refused(room: int, overlap: int) -> None:
+    with pytest.raises(ValueError, match=f"{room} with overlap {overlap}"):
         split("text", room, len, overlap=overlap)

@@ -17,7 +17,12 @@ from tokenmill.recipes.runner import Budget, Line, Prospect, StageProspect, chat
 
 HEAD = "You write one line about a thing. " * 40
 FAST = EngineSpeeds(
-    MeasuredRates(100.0, ((1, 10.0), (8, 40.0))), 8, measured=True, words="measured", confidence="measured", load_s=60.0
+    MeasuredRates(100.0, ((1, 10.0), (8, 40.0))),
+    8,
+    measured=True,
+    source="measured",
+    confidence="measured",
+    load_s=60.0,
 )
 
 
@@ -109,7 +114,7 @@ def test_few_jobs_do_not_fill_the_lanes() -> None:
 
 
 def test_answers_are_expected_as_others_were() -> None:
-    known = {"write": Lengths(0.3, 120, alike=True)}
+    known = {"write": Lengths(0.3, 120, same_stage=True)}
     found = reckoned(stage(), lengths=known)
     (one,) = found.stages
     assert (one.output_tokens, one.expected_output_tokens, one.lengths) == (5000, 1500, known["write"])
@@ -141,7 +146,7 @@ def test_without_a_speed_there_are_tokens_alone() -> None:
 
 
 def test_costs_are_hours_times_their_price() -> None:
-    found = reckoned(stage(), per_hour=3.6, lengths={"write": Lengths(0.5, 9, alike=False)})
+    found = reckoned(stage(), per_hour=3.6, lengths={"write": Lengths(0.5, 9, same_stage=False)})
     assert found.seconds is not None
     assert found.expected_s is not None
     assert found.cost == pytest.approx(found.seconds / 1000)
@@ -190,7 +195,9 @@ def test_speeds_are_asked_for_the_middle_of_an_answer() -> None:
 
 def test_all_is_the_sum_of_its_stages() -> None:
     found = reckoned(
-        stage(), stage(20, stage="judge"), lengths={name: Lengths(0.5, 9, alike=True) for name in ("write", "judge")}
+        stage(),
+        stage(20, stage="judge"),
+        lengths={name: Lengths(0.5, 9, same_stage=True) for name in ("write", "judge")},
     )
 
     def summed(name: str) -> float:
@@ -206,7 +213,7 @@ def test_a_sample_tells_how_much_is_answered() -> None:
     found = reckoned(stage(1000, lines=asked(100)), settled={"write": frozenset(range(25))}, count=words)
     (one,) = found.stages
     assert (one.jobs, one.answered, one.output_tokens) == (750, 250, 750 * 50)
-    assert "write: how many jobs are answered already is told from 100 lines" in found.notes
+    assert any(note.startswith("write: ") and "100 lines" in note for note in found.notes)
     done = reckoned(stage(1000, lines=asked(100)), settled={"write": frozenset(range(100))}, count=words)
     assert (done.total.jobs, done.total.computed_tokens, done.seconds) == (0, 0, 0.0)
 

@@ -1,4 +1,4 @@
-"""The mill on a store and an engine: stages that resume, budgets that end them, and faults that are outcomes."""
+"""The runner on a store and an engine: stages that resume, budgets that end them, and faults that are outcomes."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
@@ -89,7 +89,7 @@ def with_fake(
     within: Callable[[Callable[[], Awaitable[None]]], None] = run,
     **given: Any,
 ) -> None:
-    """Run a mill on an engine that behaves as its prompts say."""
+    """Run a runner on an engine that behaves as its prompts say."""
 
     async def go() -> None:
         engine, stop = Heard(), asyncio.Event()
@@ -116,35 +116,35 @@ def test_a_run_that_a_budget_ended_goes_on_and_is_never_paid_twice(smollm2_path:
         yield lambda _now: None
 
     async def night(store: Store, budget: Budget | None, engine: Engine) -> tuple[LocalRunner, Stage]:
-        mill = LocalRunner(
+        runner = LocalRunner(
             store,
             folder,
             OpenEngine(engine),
             RunnerOptions(budget=budget or Budget(), worker=QUICK, name="expand", watch=watch),
         )
-        return mill, await mill.run("write", asked(THINGS, tokens=12))
+        return runner, await runner.run("write", asked(THINGS, tokens=12))
 
     async def nights() -> None:
         plan = plan_for(smollm2_path, sequences=1)  # with more, all may be under way and none done when it is used up
         async with native(smollm2_path, tmp_path / "state", plan=plan) as engine:
             with Store(folder) as store:
-                mill, first = await night(store, Budget(tokens=ENOUGH_FOR_ONE), engine)
-                assert (first.end, first.total, mill.end) == ("tokens", 8, "tokens")
-                assert 0 < len(names(first)) == mill.spent.answers < 8
-                assert mill.spent.tokens >= ENOUGH_FOR_ONE
-                again = await mill.run("judge", asked(["another"]))
+                runner, first = await night(store, Budget(tokens=ENOUGH_FOR_ONE), engine)
+                assert (first.end, first.total, runner.end) == ("tokens", 8, "tokens")
+                assert 0 < len(names(first)) == runner.spent.answers < 8
+                assert runner.spent.tokens >= ENOUGH_FOR_ONE
+                again = await runner.run("judge", asked(["another"]))
                 assert (again.end, again.total, names(again)) == ("tokens", 1, [])
-                before, done = mill.spent, names(first)
+                before, done = runner.spent, names(first)
             with Store(folder) as store:
-                mill, whole = await night(store, None, engine)
-                assert (whole.end, mill.end) == ("finished", "finished")
+                runner, whole = await night(store, None, engine)
+                assert (whole.end, runner.end) == ("finished", "finished")
                 assert names(whole) == [line["custom_id"] for line in asked(THINGS)]
                 assert [name for name in names(whole) if name in done] == done
-                assert mill.spent.reused == before.answers
-                assert mill.spent.answers == 8 - before.answers
-                assert mill.spent.cached_tokens > mill.spent.prompt_tokens - mill.spent.cached_tokens
-                assert mill.origin.model_id == engine.identity.model_id
-                assert mill.origin.build == engine.identity.build
+                assert runner.spent.reused == before.answers
+                assert runner.spent.answers == 8 - before.answers
+                assert runner.spent.cached_tokens > runner.spent.prompt_tokens - runner.spent.cached_tokens
+                assert runner.origin.model_id == engine.identity.model_id
+                assert runner.origin.build == engine.identity.build
 
     run(nights)
     assert told == [("write", "expand: write"), ("write", "expand: write")]
@@ -155,10 +155,10 @@ def test_a_run_that_a_budget_ended_goes_on_and_is_never_paid_twice(smollm2_path:
             model_id = reader.batches()[0].model_id
             assert [batch.counts.total for batch in reader.batches()] == [8, 1]
         with Store(folder) as store:
-            mill = LocalRunner(store, folder, Nobody(model_id))
-            stage = await mill.run("write", asked(THINGS, tokens=12))
+            runner = LocalRunner(store, folder, Nobody(model_id))
+            stage = await runner.run("write", asked(THINGS, tokens=12))
             assert stage.end == "finished"
-            assert mill.spent == RecipeCost(reused=8)
+            assert runner.spent == RecipeCost(reused=8)
             assert all(text_of(answer) for answer in stage.answers())
 
     run(morning)
@@ -168,8 +168,8 @@ def test_a_run_that_a_budget_ended_goes_on_and_is_never_paid_twice(smollm2_path:
 
 
 def test_a_failed_line_is_an_outcome(tmp_path: Path) -> None:
-    async def work(mill: LocalRunner, _engine: FakeEngine, _stop: asyncio.Event) -> None:
-        stage = await mill.run(
+    async def work(runner: LocalRunner, _engine: FakeEngine, _stop: asyncio.Event) -> None:
+        stage = await runner.run(
             "write", [*asked(["one", "too long", "half \ud800 a character", "two"]), {"custom_id": "?"}]
         )
         found = list(stage.answers())
@@ -180,29 +180,29 @@ def test_a_failed_line_is_an_outcome(tmp_path: Path) -> None:
         assert text_of(found[0])
         assert found[4].custom_id == "?"
         assert found == list(stage.answers())
-        assert (mill.spent.answers, mill.spent.failed, mill.spent.reused) == (2, 3, 0)
+        assert (runner.spent.answers, runner.spent.failed, runner.spent.reused) == (2, 3, 0)
 
     with_fake(tmp_path, work)
 
 
 def test_equal_lines_are_computed_once(tmp_path: Path) -> None:
-    async def work(mill: LocalRunner, engine: FakeEngine, _stop: asyncio.Event) -> None:
-        stage = await mill.run("write", asked(["same", "same", "other"]))
+    async def work(runner: LocalRunner, engine: FakeEngine, _stop: asyncio.Event) -> None:
+        stage = await runner.run("write", asked(["same", "same", "other"]))
         assert len(names(stage)) == 3
         assert len(engine.seen.streams) == 2
-        assert (mill.spent.answers, mill.spent.reused) == (2, 1)
-        other = await mill.run("again", asked(["other", "same"]))
+        assert (runner.spent.answers, runner.spent.reused) == (2, 1)
+        other = await runner.run("again", asked(["other", "same"]))
         assert other.end == "finished"
         assert len(engine.seen.streams) == 2
-        assert (mill.spent.answers, mill.spent.reused) == (2, 3)
+        assert (runner.spent.answers, runner.spent.reused) == (2, 3)
 
     with_fake(tmp_path, work)
 
 
 def test_no_lines_are_no_batch(tmp_path: Path) -> None:
-    async def work(mill: LocalRunner, _engine: FakeEngine, _stop: asyncio.Event) -> None:
-        stage = await mill.run("write", iter(()))
-        assert (stage.end, stage.total, names(stage), mill.spent) == ("finished", 0, [], RecipeCost())
+    async def work(runner: LocalRunner, _engine: FakeEngine, _stop: asyncio.Event) -> None:
+        stage = await runner.run("write", iter(()))
+        assert (stage.end, stage.total, names(stage), runner.spent) == ("finished", 0, [], RecipeCost())
         with StoreReader(tmp_path) as reader:
             assert reader.batches() == []
 
@@ -210,16 +210,16 @@ def test_no_lines_are_no_batch(tmp_path: Path) -> None:
 
 
 def test_who_asks_to_stop_keeps_what_is_answered_behind_a_gap_too(tmp_path: Path) -> None:
-    async def work(mill: LocalRunner, engine: FakeEngine, stop: asyncio.Event) -> None:
+    async def work(runner: LocalRunner, engine: FakeEngine, stop: asyncio.Event) -> None:
         lines = asked(["slow one", "quick", "slow two", "quicker"])
-        running = asyncio.create_task(mill.run("write", lines))
+        running = asyncio.create_task(runner.run("write", lines))
         while len(engine.seen.streams) < 4 or len(engine.at_work) > 2:
             await asyncio.sleep(0)
         stop.set()
         stage = await running
-        assert (stage.end, stage.total, mill.end) == ("stopped", 4, "stopped")
+        assert (stage.end, stage.total, runner.end) == ("stopped", 4, "stopped")
         assert names(stage) == ["1-quick", "3-quicker"]
-        after = await mill.run("write", lines)
+        after = await runner.run("write", lines)
         assert (after.end, names(after)) == ("stopped", ["1-quick", "3-quicker"])
 
     with_fake(tmp_path, work)
@@ -230,11 +230,11 @@ def test_hours_end_what_never_would(tmp_path: Path) -> None:
     def watch(_stage: str, _batch: Batch) -> Iterator[OnSnapshot]:
         yield lambda now: pass_by(HOUR_S) if now.counts.done == 1 else None
 
-    async def work(mill: LocalRunner, _engine: FakeEngine, _stop: asyncio.Event) -> None:
-        stage = await mill.run("write", asked(["slow", "quick"]))
+    async def work(runner: LocalRunner, _engine: FakeEngine, _stop: asyncio.Event) -> None:
+        stage = await runner.run("write", asked(["slow", "quick"]))
         assert (stage.end, names(stage)) == ("hours", ["1-quick"])
-        assert (await mill.run("judge", asked(["third"]))).end == "hours"
-        finished = await mill.run("quick", asked(["quick"])[:0])
+        assert (await runner.run("judge", asked(["third"]))).end == "hours"
+        finished = await runner.run("quick", asked(["quick"])[:0])
         assert finished.end == "finished"
 
     with_fake(tmp_path, work, within=run_ahead, budget=Budget(seconds=HOUR_S), watch=watch)
@@ -244,10 +244,10 @@ def test_hours_count_from_when_the_run_began(tmp_path: Path) -> None:
     async def go() -> None:
         with Store(tmp_path) as store:
             began_s = asyncio.get_running_loop().time() - HOUR_S
-            mill = LocalRunner(
+            runner = LocalRunner(
                 store, tmp_path, Nobody("m"), RunnerOptions(budget=Budget(seconds=HOUR_S), began_s=began_s)
             )
-            assert (await mill.run("write", asked(["one"]))).end == "hours"
+            assert (await runner.run("write", asked(["one"]))).end == "hours"
 
     run(go)
 
@@ -257,8 +257,8 @@ def test_loading_is_broken_off(tmp_path: Path, budget: Budget | None, end: str) 
     async def go() -> None:
         crew, stop = Late(), asyncio.Event()
         with Store(tmp_path) as store:
-            mill = LocalRunner(store, tmp_path, crew, RunnerOptions(stop=stop, budget=budget or Budget()))
-            running = asyncio.create_task(mill.run("write", asked(["one"])))
+            runner = LocalRunner(store, tmp_path, crew, RunnerOptions(stop=stop, budget=budget or Budget()))
+            running = asyncio.create_task(runner.run("write", asked(["one"])))
             await crew.asked.wait()
             if budget is None:
                 stop.set()
@@ -271,9 +271,9 @@ def test_loading_is_broken_off(tmp_path: Path, budget: Budget | None, end: str) 
 
 
 def test_a_cancelled_batch_ends_the_stage_and_stays_so(tmp_path: Path) -> None:
-    async def work(mill: LocalRunner, engine: FakeEngine, _stop: asyncio.Event) -> None:
+    async def work(runner: LocalRunner, engine: FakeEngine, _stop: asyncio.Event) -> None:
         lines = asked(["slow"])
-        running = asyncio.create_task(mill.run("write", lines))
+        running = asyncio.create_task(runner.run("write", lines))
         await engine.changed.wait()
         with StoreReader(tmp_path) as reader:
             (batch,) = reader.batches()
@@ -281,16 +281,16 @@ def test_a_cancelled_batch_ends_the_stage_and_stays_so(tmp_path: Path) -> None:
         stage = await running
         assert (stage.end, stage.total) == ("cancelled", 1)
         assert list(stage.answers()) == [Answered("0-slow", None, "cancelled", "the batch was cancelled")]
-        assert (await mill.run("write", lines)).end == "cancelled"
-        assert mill.spent.failed == 2
+        assert (await runner.run("write", lines)).end == "cancelled"
+        assert runner.spent.failed == 2
         assert len(engine.seen.streams) == 1
 
     with_fake(tmp_path, work)
 
 
 def test_a_priority_is_the_batch_s(tmp_path: Path) -> None:
-    async def work(mill: LocalRunner, _engine: FakeEngine, _stop: asyncio.Event) -> None:
-        await mill.run("write", asked(["one"]))
+    async def work(runner: LocalRunner, _engine: FakeEngine, _stop: asyncio.Event) -> None:
+        await runner.run("write", asked(["one"]))
         with StoreReader(tmp_path) as reader:
             (batch,) = reader.batches()
         assert (batch.priority, batch.source, batch.output) == (5, "distill a.jsonl: write", None)
@@ -306,19 +306,19 @@ def test_tokens_that_others_use_are_not_ours(tmp_path: Path) -> None:
     def watch(_stage: str, _batch: Batch) -> Iterator[OnSnapshot]:
         yield seen.append
 
-    async def work(mill: LocalRunner, _engine: FakeEngine, _stop: asyncio.Event) -> None:
-        stage = await mill.run("write", asked([f"thing {number}" for number in range(20)]))
+    async def work(runner: LocalRunner, _engine: FakeEngine, _stop: asyncio.Event) -> None:
+        stage = await runner.run("write", asked([f"thing {number}" for number in range(20)]))
         last = seen[-1].tokens
         assert stage.end == "tokens"
-        assert mill.spent.tokens >= 3 * (last.computed + last.generated) / 4 > 0
+        assert runner.spent.tokens >= 3 * (last.computed + last.generated) / 4 > 0
         assert 0 < len(names(stage)) < 20
 
     with_fake(tmp_path, work, budget=Budget(tokens=60), exclusive=False, watch=watch)
 
 
 def test_it_is_a_mill(tmp_path: Path) -> None:
-    async def work(mill: LocalRunner, _engine: FakeEngine, _stop: asyncio.Event) -> None:
-        typed: BatchRunner = mill
+    async def work(runner: LocalRunner, _engine: FakeEngine, _stop: asyncio.Event) -> None:
+        typed: BatchRunner = runner
         assert typed.origin == AnswerOrigin("fake", "m", "native", "fake 1", 4096)
 
     with_fake(tmp_path, work)
