@@ -148,6 +148,7 @@ def test_a_plan_is_corrected_by_what_was_measured(mill: Mill, model: Path) -> No
     assert decode["confidence"] == "calibrated"
     assert decode["tok_s"] == pytest.approx(77.0, rel=0.02)
     reasons = {decision["name"]: decision["reason"] for decision in corrected["decisions"]}
-    assert reasons["decode forecast"].startswith("1 measurement of this model on this machine, the last of 2026-11-02")
+    assert reasons["decode forecast"].startswith("1 measurement")
+    assert "2026-11-02" in reasons["decode forecast"]
     elsewhere = mill.knows(*asked, "--machine", "epyc-9175f")
     assert {speed["confidence"] for speed in elsewhere["forecast"]["decode_tok_s"]} == {"estimated"}
