@@ -46,7 +46,7 @@ from tokenmill.tuner.search.forecasts import forecaster  # noqa: E402
 from tokenmill.tuner.search.search import Search  # noqa: E402
 from tokenmill.tuner.search.space import Space, start_for  # noqa: E402
 from tokenmill.tuner.trial_run import TrialContext, TrialStep, attempt, drive  # noqa: E402
-from tokenmill.tuner.work import WorkFor, drawing  # noqa: E402
+from tokenmill.tuner.work import WorkFor, generated_jobs  # noqa: E402
 
 AIM = Aim(prompt_tokens=256, tail_tokens=32, output_tokens=32)
 CONTEXT = 1024
@@ -103,7 +103,7 @@ async def everything(bed: TrialContext, space: Space, work: WorkFor) -> list[Tri
 async def searched(bed: TrialContext, plan: Plan, space: Space, work: WorkFor) -> tuple[Trial | None, int, str]:
     """What the search finds by itself, the runs it took, and why it stopped."""
     limit = int(MOST_RUNS * space.all())
-    search = Search(space, AIM, start_for(plan, space), forecast=forecaster(plan, AIM), most_trials=limit)
+    search = Search(space, AIM, start_for(plan, space), forecast=forecaster(plan, AIM), max_trials=limit)
 
     def step(done: TrialStep) -> None:
         told(done.number, limit, done.trial)
@@ -130,9 +130,9 @@ async def on_model(name: str, asked: argparse.Namespace, folder: Path) -> dict[s
     space = space_of(cores, asked.ubatch, asked.cache, small=asked.small)
     plan = make(probe(path), read(str(path)), goal_for(Goal(context=CONTEXT, sequences=8, threads=cores)))
     starter = Starter(path, EngineConfig(), folder / "state", f"bench-{name}")
-    stand = NativeRig(plan, starter, most_sequences=max(space.sequences))
-    bed = TrialContext(plan, stand, MeasureOptions(asked.seconds), watch=None if asked.busy else NoiseMonitor)
-    work = drawing(AIM)
+    rig = NativeRig(plan, starter, max_sequences=max(space.sequences))
+    bed = TrialContext(plan, rig, MeasureOptions(asked.seconds), watch=None if asked.busy else NoiseMonitor)
+    work = generated_jobs(AIM)
     try:
         print(f"{name}: everything, {space.all()} combinations", file=sys.stderr)
         whole = await everything(bed, space, work)
@@ -143,7 +143,7 @@ async def on_model(name: str, asked: argparse.Namespace, folder: Path) -> dict[s
             raise RuntimeError("every trial was disturbed: wait for a quiet machine, or use --busy")
         rates = await side_by_side(bed, (top.dials, best.dials), work, asked.rounds)
     finally:
-        await stand.close()
+        await rig.close()
     found = {
         "model": name,
         "bytes": path.stat().st_size,
@@ -151,7 +151,7 @@ async def on_model(name: str, asked: argparse.Namespace, folder: Path) -> dict[s
         "runs": runs,
         "runs_share": round(runs / space.all(), 3),
         "reason": reason,
-        "loads": stand.loads,
+        "loads": rig.loads,
         "everything": {"dials": asdict(top.dials), "jobs_tok_s": [round(rate, 2) for rate in rates[0]]},
         "search": {"dials": asdict(best.dials), "jobs_tok_s": [round(rate, 2) for rate in rates[1]]},
         "share_of_best": round(median(second / first for first, second in zip(*rates, strict=True) if first), 3),

@@ -39,7 +39,7 @@ from tokenmill.planner.speed.calibration import Calibration
 from tokenmill.tuner.bench.rig import pids_of
 from tokenmill.tuner.measure import MeasureOptions, measure, prepare
 from tokenmill.tuner.point import Aim, Figures, TrialSettings
-from tokenmill.tuner.work import Drawn, vocabulary
+from tokenmill.tuner.work import GeneratedJobs, vocabulary
 from tokenmill.units import format_bytes
 
 NAME = "prove"
@@ -223,10 +223,10 @@ async def measured(
     lanes = point.sequences
     began = time.monotonic()
     await turn(engine, dials)
-    work = Drawn(Aim(prompt_tokens=point.head, tail_tokens=TAIL, output_tokens=OUT), words, seed=number)
-    head_s = await prepare(engine, work, number, lanes)
+    work = GeneratedJobs(Aim(prompt_tokens=point.head, tail_tokens=TAIL, output_tokens=OUT), words, seed=number)
+    prefix_s = await prepare(engine, work, number, lanes)
     found = await measure(
-        engine, work, bench.how, trial=number, lanes=lanes, ubatch=dials.ubatch, context=dials.context, head_s=head_s
+        engine, work, bench.how, trial=number, lanes=lanes, ubatch=dials.ubatch, context=dials.context, prefix_s=prefix_s
     )
     pids = pids_of(engine)
     vram = local_vram()(pids) if case.plan.placement.gpus else None

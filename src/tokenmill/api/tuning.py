@@ -212,7 +212,7 @@ class Tuning:
         """Measure until the search is done, and save the operating point. Cancelling it keeps the trials."""
         began_s = time.monotonic()
         others = point_store.for_others(self._state, self._place, self._work.name, self._aim)
-        self._search.beside(sum(self._space.holds(trial.dials) for trial in others))
+        self._search.exclude(sum(self._space.holds(trial.dials) for trial in others))
         trials = await self._measure(shown_load)
         inside = tuple(trial for trial in trials if self._space.holds(trial.dials))  # earlier ones may lie outside
         if not any(trial.counts for trial in inside):
@@ -299,7 +299,7 @@ class Tuning:
             trial.dials,
             depth,
             trial.figures,
-            figures_at(self._planned.plan, self._aim, trial.dials, depth=depth, drawn=synthetic),
+            figures_at(self._planned.plan, self._aim, trial.dials, depth=depth, generated=synthetic),
         )
         history.append(self._state, speed)
 

@@ -41,28 +41,26 @@ _OTHER = (
     "fit_margin_bytes",
     "offload_min_batch",
 )
-"""Goal fields that change what the machine offers; a point found under other values does not hold."""
+"""Goal fields that an operating point depends on: it applies only with the same values."""
 _NAMED = {"gpu_margin_bytes": "margin"}
 _ROWS = "--offload-min-batch"
 
 
 @dataclass(frozen=True, slots=True)
 class Overlaid:
-    """A goal with a point's settings, or the reason why the point does not apply."""
+    """A goal with the settings of an operating point, or the reason why the point does not apply."""
 
     goal: Goal
     decisions: tuple[Decision, ...] = ()
-    words: str | None = None  # one line for the user; None: the point changed nothing
+    words: str | None = None  # message for the user; None: the point changed nothing
     why_not: str | None = None
-    placement: str | None = (
-        None  # fingerprint of the placement that the point was measured with; None: no point applies
-    )
+    placement: str | None = None  # fingerprint of the point's placement; None: no point applies
 
 
 def operating_point(
     goal: Goal, machine: Machine, profile: Profile, model_path: Path, config: EngineConfig, state: Path
 ) -> Overlaid:
-    """The goal with the operating point's settings if one applies; otherwise the goal, perhaps with a reason."""
+    """The goal with the settings of the operating point that applies here; else the goal, perhaps with a reason."""
     if not has_points(state) or not model_path.exists():
         return Overlaid(goal)
     from tokenmill.tuner.point_scope import place_here  # noqa: PLC0415  opens engine libraries, which most plans do not need
@@ -79,7 +77,7 @@ def operating_point(
 
 
 def calibrated(plan: Plan, state: Path, model: str, *, engine: str) -> Plan:
-    """The plan with its forecast corrected by recorded runs; the same plan if there are none."""
+    """The plan with its forecast corrected by recorded runs; the same plan if none are recorded."""
     if not plan.fits:
         return plan
     here = machine_id(plan.machine)
@@ -101,19 +99,19 @@ def calibrated(plan: Plan, state: Path, model: str, *, engine: str) -> Plan:
 
 
 def _missing_from(again: Plan, plan: Plan) -> Iterator[Decision]:
-    """Decisions that were added outside the planner."""
+    """Decisions of `plan` that the planner did not make again."""
     own = {decision.name for decision in again.decisions}
     return (decision for decision in plan.decisions if decision.name not in own)
 
 
 def _families(state: Path) -> Mapping[str, QuantFamily]:
-    """Quantisation families of the models that were loaded here."""
+    """Quantisation families of the models that were loaded on this machine."""
     found = ((load.model_id, main_family(load.types)) for load in load_history.read(state))
     return {model_id: kind for model_id, kind in found if kind is not None}
 
 
 def circumstances(goal: Goal) -> tuple[str, ...]:
-    """Options that a point depends on: it applies only with the same ones."""
+    """The options of a goal that an operating point depends on, as text."""
     plain = Goal()
     values = {name: getattr(goal, name) for name in _OTHER if getattr(goal, name) != getattr(plain, name)}
     words = {name: _NAMED.get(name, name.removesuffix("_bytes")).replace("_", "-") for name in values}
@@ -121,12 +119,12 @@ def circumstances(goal: Goal) -> tuple[str, ...]:
 
 
 def overlay(goal: Goal, point: OperatingPoint, *, cores: int | None = None) -> Overlaid:
-    """Fill in what a goal leaves open from a point; `cores` are the machine's, None: unknown."""
+    """Fill in the settings that a goal leaves open. `cores`: physical cores of the machine; None: unknown."""
     asked = goal.offload_min_batch
     found = point.dials.offload_min_batch
     if asked is not None and asked != found:
         rows = "an unknown number of rows" if found is None else f"{found} rows"
-        return Overlaid(goal, why_not=f"the operating point was found with experts moved to the GPU from {rows} on")
+        return Overlaid(goal, why_not=f"the operating point was measured with experts moved to the GPU from {rows} on")
     now, then = (
         tuple(each for each in under if not each.startswith(_ROWS)) for under in (circumstances(goal), point.under)
     )
@@ -134,14 +132,14 @@ def overlay(goal: Goal, point: OperatingPoint, *, cores: int | None = None) -> O
         more = sorted({*now} - {*then})
         less = sorted({*then} - {*now})
         words = f"without {_option(more[0])}" if not less else f"with {_option(less[0])}"
-        return Overlaid(goal, why_not=f"the operating point was found {words}")
+        return Overlaid(goal, why_not=f"the operating point was measured {words}")
     spared = goal.reserve_cores > 0
     if spared and goal.threads is None and (cores is None or point.dials.threads > cores - goal.reserve_cores):
         words = f"the operating point's {number_of(point.dials.threads, 'thread')}"
-        return Overlaid(goal, why_not=f"{words} may need what --reserve-cores {goal.reserve_cores} keeps free")
+        return Overlaid(goal, why_not=f"{words} may need cores that --reserve-cores {goal.reserve_cores} keeps free")
     if goal.context is not None and goal.context > point.dials.context:
         return Overlaid(
-            goal, why_not=f"the operating point was found with {point.dials.context:,} tokens for each sequence"
+            goal, why_not=f"the operating point was measured with {point.dials.context:,} tokens per sequence"
         )
     taken = dict(_open(goal, point))
     if spared and (cores is None or point.dials.threads_batch > cores - goal.reserve_cores):
@@ -153,7 +151,7 @@ def overlay(goal: Goal, point: OperatingPoint, *, cores: int | None = None) -> O
     measured = f", measured {best:.3g} tok/s" if best is not None and taken.keys() >= {"threads", "sequences"} else ""
     reason = f"operating point of {point.when[:10]}{measured}"
     decisions = tuple(Decision(name, value, reason) for name, value in _decided(taken))
-    words = f"operating point of {point.when[:10]}: {in_words(taken)}{measured}; --no-point ignores it"
+    words = f"operating point of {point.when[:10]}: {in_words(taken)}{measured}; use --no-point to ignore it"
     return Overlaid(replace(goal, **taken), decisions, words, placement=point.dials.placement)
 
 
@@ -164,17 +162,15 @@ def _option(text: str) -> str:
 
 
 def misplaced(plan: Plan, laid: Overlaid) -> str | None:
-    """Why a point does not apply to the plan made with it (the weights moved); None: it applies."""
+    """Why a point does not apply to the plan made with it, which places weights elsewhere; None: it applies."""
     now = fingerprint(plan.profile, plan.placement)
     then = laid.placement
     if then is None or then == now:
         return None
     if then == UNKNOWN:
-        return (
-            f"where the operating point had its weights is unknown, and this plan uses {', '.join(plan.placement.gpus)}"
-        )
+        return f"the placement of the operating point is unknown, and this plan uses {', '.join(plan.placement.gpus)}"
     where = "without a GPU" if now == UNKNOWN else f"with {now}"
-    return f"the operating point was found with {then}, and this plan is {where}"
+    return f"the operating point was measured with {then}, and this plan is {where}"
 
 
 def decided(plan: Plan, laid: Overlaid) -> Plan:
@@ -183,13 +179,15 @@ def decided(plan: Plan, laid: Overlaid) -> Plan:
     kept = tuple(decision for decision in plan.decisions if decision.name not in own)
     why = misplaced(plan, laid)
     warnings = (
-        plan.warnings if why is None else (*plan.warnings, f"{why}: its figures need not hold; --no-point ignores it")
+        plan.warnings
+        if why is None
+        else (*plan.warnings, f"{why}, so its speeds may not apply; use --no-point to ignore it")
     )
     return replace(plan, decisions=(*kept, *laid.decisions), warnings=warnings)
 
 
 def _decided(taken: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Names and values as plans display them."""
+    """Names and values as displayed in plans."""
     for name, value in taken.items():
         if name == "cache_type_k":
             yield "cache type", "/".join(dict.fromkeys((value, taken["cache_type_v"])))
@@ -223,23 +221,23 @@ def in_words(settings: Mapping[str, Any]) -> str:
 
 def _open(goal: Goal, point: OperatingPoint) -> Iterator[tuple[str, Any]]:
     """Settings of the point that the goal leaves open."""
-    dials = point.dials
+    settings = point.dials
     for name in ("threads", "threads_batch", "sequences", "ubatch", "context"):
         if getattr(goal, name) is None:
-            yield name, getattr(dials, name)
-    for name in ("mmap", "repack"):  # the plan's choice stands if only one value was ever tried
+            yield name, getattr(settings, name)
+    for name in ("mmap", "repack"):  # keep the plan's choice if only one value was tried
         if getattr(goal, name) is None and len({getattr(trial.dials, name) for trial in point.trials}) > 1:
-            yield name, getattr(dials, name)
-    rows = dials.offload_min_batch
-    # the planner sets another value if decoding reached this one and nothing was measured beyond it
+            yield name, getattr(settings, name)
+    rows = settings.offload_min_batch
+    # the planner chooses another value if decoding reaches this one and no measurement is beyond it
     if goal.offload_min_batch is None and rows is not None:
-        asked = goal.sequences or dials.sequences
-        as_measured = rows <= dials.sequences <= asked and goal.mmap in (None, dials.mmap)
+        asked = goal.sequences or settings.sequences
+        as_measured = rows <= settings.sequences <= asked and goal.mmap in (None, settings.mmap)
         if asked < rows or as_measured:
             yield "offload_min_batch", rows
     if goal.cache_type_k is None and goal.cache_type_v is None:
-        yield "cache_type_k", dials.cache_type_k
-        yield "cache_type_v", dials.cache_type_v
-    quantised = {goal.cache_type_v, dials.cache_type_v} - {None, "f16", "f32", "bf16"}
-    if goal.flash_attention and not dials.flash_attention and not quantised:
+        yield "cache_type_k", settings.cache_type_k
+        yield "cache_type_v", settings.cache_type_v
+    quantised = {goal.cache_type_v, settings.cache_type_v} - {None, "f16", "f32", "bf16"}
+    if goal.flash_attention and not settings.flash_attention and not quantised:
         yield "flash_attention", False

@@ -1,8 +1,7 @@
 """Computes corrections of the forecast from recorded runs: factors for decode and prefill, and unknown memory rates.
 
-Pure: records in, a `Calibration` out. A model's own runs are compared with the uncorrected forecast for their
-settings, so a correction never corrects itself. Of other models only the recorded predictions are known, and only the
-first of each, which its own runs could not have corrected yet.
+Pure. A model's own runs are compared with the uncorrected forecast for their settings, so a correction never corrects
+itself. For other models, only their first recorded predictions are used, which their own runs had not corrected yet.
 """
 
 import math
@@ -20,8 +19,8 @@ from tokenmill.tuner.history import SpeedRecord
 from tokenmill.tuner.point import Figures
 from tokenmill.tuner.search.forecasts import settings_at
 
-MOST = 8.0  # larger errors have a cause that no factor corrects
-RECENT = 24  # number of latest measurements used; older ones were made under other conditions
+MAX_FACTOR = 8.0  # larger errors have a cause that no factor corrects
+RECENT = 24  # latest measurements that are used
 FIRST = 10  # predictions of another model that are assumed to be uncorrected
 ENOUGH = 3  # measurements of other models with the same kind of weights
 OWN, ALIKE, ANY = 0.05, 0.12, 0.25  # prior spread: this model, same kind of weights, any model
@@ -29,7 +28,7 @@ _SIGMA = 1.4826  # standard deviation of a normal distribution per median absolu
 _RATES_GB_S = (0.05, 20_000.0)  # bounds of the search for a memory's rate
 _HALVINGS = 24
 _ENDLESS = 0.95  # share of the speed with unlimited memory from which the rate no longer matters
-_SOLVED = 5  # measurements used to solve for a rate: each takes many forecasts
+_SOLVED = 5  # measurements used to solve for a rate; each takes many forecasts
 RateKind = Literal["decode", "prefill"]
 
 
@@ -42,10 +41,10 @@ def calibration(
     engines: Sequence[str],
     families: Mapping[str, QuantFamily] | None = None,
 ) -> Calibration | None:
-    """The calibration of a plan from the records of this machine and these engines; None: no usable records.
+    """The calibration of a plan from the records of this machine and these engines; None without usable records.
 
-    `plan` must be uncalibrated. `model_id` is None for a model whose files are missing; `families` gives the weight
-    kind of measured models. A model's own runs count only with the plan's placement, other models' only with
+    `plan` must be uncalibrated. `model_id` is None for a model whose files are missing; `families`: weight
+    kinds of measured models. A model's own runs count only with the plan's placement, other models' only with
     weights in the same memories.
     """
     where = fingerprint(plan.profile, plan.placement)
@@ -55,7 +54,7 @@ def calibration(
     known = Calibration(rates) if rates else None
     decode, prefill = (_own(kind, own, plan, known) for kind in ("decode", "prefill"))
     others = [one for one in here if one.model_id != model_id and kinds(one.dials.placement) == kinds(where)]
-    if not rates:  # a prediction of others rests on a rate that the machine states
+    if not rates:  # predictions of other models depend on the rate that the machine file states
         decode = decode or _of_others("decode", others, plan, families or {})
         prefill = prefill or _of_others("prefill", others, plan, families or {})
     if decode is None and prefill is None:
@@ -72,12 +71,12 @@ def newest_builds(speeds: Iterable[SpeedRecord]) -> list[SpeedRecord]:
 
 def predicted(plan: Plan, speed: SpeedRecord, known: Calibration | None = None) -> Figures:
     """The forecast at the settings of a record; None if a fact is unknown."""
-    dials = speed.dials
+    settings = speed.dials
     depth = speed.depth
-    given = (plan.machine, plan.profile, settings_at(plan, dials), plan.placement)
-    write = decode_speed(*given, depth=depth, sequences=dials.sequences, calibration=known)
+    given = (plan.machine, plan.profile, settings_at(plan, settings), plan.placement)
+    write = decode_speed(*given, depth=depth, sequences=settings.sequences, calibration=known)
     # a bench computes only the last part of its prompt, other sources all of it
-    last = min(depth, dials.ubatch) if speed.source in ("bench", "soak") else depth
+    last = min(depth, settings.ubatch) if speed.source in ("bench", "soak") else depth
     read = prefill_speed(*given, depth=depth - last, prompt=last or None, calibration=known)
     return Figures(write.tok_s if write is not None else None, read.tok_s if read is not None else None)
 
@@ -98,7 +97,7 @@ def correction(ratios: Sequence[float], *, expected: float, of: str, last: str |
     seen = _SIGMA * median(abs(one - middle) for one in logs)
     # the prior counts as one measurement, so that a single one does not look exact
     spread = math.sqrt((expected**2 + len(logs) * seen**2) / (len(logs) + 1))
-    bound = math.log(MOST)
+    bound = math.log(MAX_FACTOR)
     return Correction(math.exp(max(-bound, min(bound, middle))), min(spread, bound), len(logs), of, last)
 
 
@@ -158,16 +157,16 @@ def _rates(own: Sequence[SpeedRecord], plan: Plan) -> dict[str, float]:
 
 
 def _rate(tier: str, speed: SpeedRecord, plan: Plan) -> float | None:
-    """The rate whose predicted speed is closest to the measured one; None if other facts are unknown, too."""
+    """The rate whose predicted speed is closest to the measured one; None if other facts are also unknown."""
 
     def at(rate: float) -> float | None:
         return predicted(plan, speed, Calibration({tier: rate})).decode_tok_s
 
-    most = at(_RATES_GB_S[1])
-    if most is None:
+    unlimited = at(_RATES_GB_S[1])
+    if unlimited is None:
         return None
     # if the speed is not reached even with unlimited memory, memory is not the bottleneck: use a nearly unlimited rate
-    wanted = min(speed.figures.decode_tok_s or 0.0, _ENDLESS * most)
+    wanted = min(speed.figures.decode_tok_s or 0.0, _ENDLESS * unlimited)
     return _meeting(lambda rate: (at(rate) or 0.0) >= wanted, *_RATES_GB_S)
 
 

@@ -1,7 +1,7 @@
 """Measures energy between two moments: RAPL counters for CPUs and memory, NVML for GPUs.
 
-Counters cover the whole machine, other programs included. A counter that cannot be read is None with a reason; since
-2020 kernels let only root read RAPL, and virtual machines have none.
+Counters cover the whole machine, including other programs. Energy is None, with a reason, if a counter cannot be read:
+since 2020 only root may read RAPL, and virtual machines have none.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,19 +21,19 @@ _MJ = 1e-3
 class Joules:
     """Energy used; None: unknown."""
 
-    cpu: float | None = None  # CPUs, and their memory where it is counted
-    gpu: float | None = None  # all GPUs together; None also without GPUs
+    cpu: float | None = None  # CPUs, and their memory if it has a counter
+    gpu: float | None = None  # all GPUs; None also without GPUs
     why_not: str | None = None  # reason for a counter that exists but cannot be read
 
     @property
     def total(self) -> float | None:
-        """Sum of all parts; None if one is missing, because a partial sum misleads."""
+        """Sum of all parts; None if one is unknown."""
         return None if self.why_not is not None or self.cpu is None else self.cpu + (self.gpu or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Zone:
-    """A RAPL counter, in microjoules, at one moment."""
+    """A reading of a RAPL counter."""
 
     value_uj: int
     range_uj: int | None  # value at which it wraps to 0
@@ -56,40 +56,40 @@ def used_j(before: Mapping[str, Zone], after: Mapping[str, Zone]) -> float | Non
 
 
 def read_rapl(host: Host) -> tuple[dict[str, Zone], str | None]:
-    """RAPL counters of packages and memory by path, or a reason why there are none."""
+    """RAPL counters of packages and memory by path, or the reason why they cannot be read."""
     found: dict[str, Zone] = {}
     for path in [path for pattern in _ZONES for path in host.glob(pattern)]:
         if path in found or not (host.text(f"{path}/name") or "").startswith(_OUTSIDE):
             continue
         value = number(host.text(f"{path}/energy_uj"))
         if value is None:
-            return {}, f"the processors' energy: {path}/energy_uj may be read by root alone"
+            return {}, f"CPU energy: only root may read {path}/energy_uj"
         found[path] = Zone(value, number(host.text(f"{path}/max_energy_range_uj")))
-    return found, None if found else "the processors' energy: this machine shows no RAPL counters"
+    return found, None if found else "CPU energy: this machine has no RAPL counters"
 
 
 def read_cards(nvml: Any) -> tuple[dict[int, int] | None, str | None]:
-    """Millijoules of every GPU since its driver was loaded, by index; None with a reason if one does not count."""
+    """Millijoules of each GPU since its driver was loaded, by index; None with a reason if one has no counter."""
     try:
         nvml.nvmlInit()
     except nvml.NVMLError_LibraryNotFound:
         return {}, None
     except nvml.NVMLError as error:
-        return None, f"the cards' energy: {error}"
+        return None, f"GPU energy: {error}"
     try:
         handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
         return {at: int(nvml.nvmlDeviceGetTotalEnergyConsumption(each)) for at, each in enumerate(handles)}, None
     except nvml.NVMLError as error:
-        return None, f"the cards' energy: {error}"
+        return None, f"GPU energy: {error}"
     finally:
         nvml.nvmlShutdown()
 
 
 class Meter:
-    """Measures from `start` to `stop`. RAPL wraps after minutes: call `look` regularly in between."""
+    """Measures from `start` to `stop`. RAPL counters wrap after minutes, so call `update` regularly in between."""
 
     def __init__(self, host: Host | None = None, nvml: Callable[[], Any] | None = None) -> None:
-        """Measure this machine, or one that was recorded."""
+        """Measure this machine; `host` and `nvml` replace its sources."""
         self._host = host or LocalHost()
         self._nvml = nvml or pynvml
         self._cpu_j: float | None = 0.0
@@ -104,8 +104,8 @@ class Meter:
         self._cpu_j = 0.0
         self._reasons = tuple(filter(None, (rapl, card)))
 
-    def look(self) -> None:
-        """Add the energy used since the last look."""
+    def update(self) -> None:
+        """Add the energy used since the last update."""
         zones, why = read_rapl(self._host)
         used = None if why else used_j(self._zones, zones)
         self._cpu_j = None if used is None or self._cpu_j is None else self._cpu_j + used
@@ -113,21 +113,21 @@ class Meter:
 
     def stop(self) -> Joules:
         """Energy used since `start`."""
-        self.look()
+        self.update()
         cards = read_cards(self._nvml())[0] if self._cards else None
         gpu = None
         if self._cards and cards is not None and cards.keys() >= self._cards.keys():
             gpu = sum(cards[at] - then for at, then in self._cards.items()) * _MJ
         reasons = self._reasons
-        if self._cpu_j is None and not any("processors" in reason for reason in reasons):
-            reasons += ("the processors' energy: a RAPL counter went away meanwhile",)
+        if self._cpu_j is None and not any("CPU energy" in reason for reason in reasons):
+            reasons += ("CPU energy: a RAPL counter disappeared during the measurement",)
         if self._cards and gpu is None:
-            reasons += ("the cards' energy: a card did not answer the second time",)
+            reasons += ("GPU energy: a GPU could not be read at the end",)
         return Joules(self._cpu_j, gpu, "; ".join(reasons) or None)
 
 
 def pynvml() -> Any:
-    """The library of NVIDIA's driver."""
+    """The module pynvml."""
     import pynvml  # noqa: PLC0415  a large module that most commands never need
 
     return pynvml

@@ -1,7 +1,7 @@
 """Starts engines for trials and applies the settings of each trial.
 
-The native engine is loaded once and changes its settings while it runs. A server gets all settings when it starts, so
-it is restarted as rarely as possible: fewer slots are measured by sending fewer requests, and fewer values of all other
+The native engine is loaded once and changes its settings while it runs. A server gets its settings at the start, so it
+is restarted as rarely as possible: fewer slots are measured by sending fewer requests, and fewer values of the other
 settings are tried.
 """
 
@@ -27,7 +27,7 @@ from tokenmill.tuner.point import TrialSettings
 from tokenmill.tuner.search.forecasts import fits
 from tokenmill.tuner.search.space import Space, start_for
 
-LOAD_CONTEXT = 256  # loading creates a small context, so that bad settings are not mistaken for a failed load
+LOAD_CONTEXT = 256  # context of a load; small, so that bad settings are not mistaken for a failed load
 STEP_LIMIT_S = 180.0  # a longer step counts as hung
 _RELOAD = ("mmap", "repack", "offload_min_batch", "placement")
 
@@ -37,51 +37,51 @@ class EngineRig(Protocol):
 
     @property
     def loads(self) -> int:
-        """Number of times that weights were loaded."""
+        """Number of loads so far."""
 
-    async def ready(self, dials: TrialSettings) -> Engine:
-        """An engine that `turn` can set to these settings; loads one if necessary."""
+    async def ready(self, settings: TrialSettings) -> Engine:
+        """An engine to which `turn` can apply these settings; loads one if necessary."""
 
-    async def turn(self, dials: TrialSettings) -> None:
+    async def turn(self, settings: TrialSettings) -> None:
         """Apply the settings; raises EngineError if the engine cannot."""
 
     async def lost(self) -> None:
         """Clean up after a dead or hung engine."""
 
     async def close(self) -> None:
-        """End it."""
+        """Stop the engine."""
 
 
-def plan_at(plan: Plan, dials: TrialSettings, *, native: bool) -> Plan:
-    """The plan with other settings and its own placement."""
-    asked = plan.goal.offload_min_batch if dials.offload_min_batch is None else dials.offload_min_batch
-    settings = replace(plan.settings, sequences=dials.sequences, mmap=dials.mmap)
-    rows = choose_min_batch(plan.machine, plan.profile, settings, plan.placement, asked)
+def plan_at(plan: Plan, settings: TrialSettings, *, native: bool) -> Plan:
+    """The plan with other settings and the same placement."""
+    asked = plan.goal.offload_min_batch if settings.offload_min_batch is None else settings.offload_min_batch
+    planned = replace(plan.settings, sequences=settings.sequences, mmap=settings.mmap)
+    rows = choose_min_batch(plan.machine, plan.profile, planned, plan.placement, asked)
     goal = replace(
         plan.goal,
-        threads=dials.threads,
-        threads_batch=dials.threads_batch,
-        sequences=dials.sequences,
-        ubatch=dials.ubatch,
-        context=dials.context,
-        cache_type_k=dials.cache_type_k,
-        cache_type_v=dials.cache_type_v,
-        flash_attention=dials.flash_attention,
-        mmap=dials.mmap,
-        repack=dials.repack,
+        threads=settings.threads,
+        threads_batch=settings.threads_batch,
+        sequences=settings.sequences,
+        ubatch=settings.ubatch,
+        context=settings.context,
+        cache_type_k=settings.cache_type_k,
+        cache_type_v=settings.cache_type_v,
+        flash_attention=settings.flash_attention,
+        mmap=settings.mmap,
+        repack=settings.repack,
         offload_min_batch=rows,
     )
     return make(plan.machine, plan.profile, goal_for(goal) if native else goal, placement=plan.placement)
 
 
 def needs_load(before: TrialSettings, after: TrialSettings) -> bool:
-    """Whether a native engine has to load its weights again."""
+    """Whether a native engine must reload its weights."""
     return any(getattr(before, name) != getattr(after, name) for name in _RELOAD)
 
 
 @dataclass(slots=True)
 class Starter:
-    """Starts engines for plans of one model, one at a time, and counts the loads."""
+    """Starts engines for one model, one at a time, and counts the loads."""
 
     model_path: Path
     config: EngineConfig
@@ -93,7 +93,7 @@ class Starter:
     loads: int = 0
 
     async def started(self, plan: Plan) -> Engine:
-        """Load the engine; the load time is added to the machine's history."""
+        """Load the engine and record the load in the machine's history."""
         paths = [Path(file.path) for file in plan.profile.files] or [self.model_path]
         with self.shown() as tell:
             if self.config.warm and self.config.kind != "vllm" and not self.loads:
@@ -117,19 +117,19 @@ class Starter:
 class NativeRig:
     """The native engine: one load serves all settings that do not move weights."""
 
-    def __init__(self, plan: Plan, starter: Starter, *, most_sequences: int) -> None:
-        """`most_sequences`: maximum of all trials, which some engine settings depend on."""
+    def __init__(self, plan: Plan, starter: Starter, *, max_sequences: int) -> None:
+        """`most_sequences`: maximum of all trials; some engine settings depend on it."""
         limit = min(starter.config.step_limit_s, STEP_LIMIT_S)
         starter.config = replace(starter.config, step_limit_s=limit)
         self._plan = plan
         self._starter = starter
-        self._most = most_sequences
+        self._max_sequences = max_sequences
         self._engine: Engine | None = None
         self._loaded: TrialSettings | None = None
 
     @property
     def loads(self) -> int:
-        """Number of times that weights were loaded."""
+        """Number of loads so far."""
         return self._starter.loads
 
     @property
@@ -137,53 +137,53 @@ class NativeRig:
         """The loaded engine, if any."""
         return self._engine
 
-    async def ready(self, dials: TrialSettings) -> Engine:
+    async def ready(self, settings: TrialSettings) -> Engine:
         """The running engine if its weights need no reload, else a new one."""
-        if self._engine is not None and self._loaded is not None and not needs_load(self._loaded, dials):
+        if self._engine is not None and self._loaded is not None and not needs_load(self._loaded, settings):
             return self._engine
         await self.close()
         now = self._plan.settings
         small = TrialSettings(
             now.threads,
             now.threads_batch,
-            self._most,
+            self._max_sequences,
             min(now.ubatch, LOAD_CONTEXT),
             LOAD_CONTEXT,
             now.cache_type_k,
             now.cache_type_v,
             now.flash_attention,
-            dials.mmap,
-            dials.repack,
-            dials.offload_min_batch,
-            dials.placement,
+            settings.mmap,
+            settings.repack,
+            settings.offload_min_batch,
+            settings.placement,
         )
         engine = await self._starter.started(plan_at(self._plan, small, native=True))
         if not engine.capabilities.changes_context:
             await engine.close()
-            raise EngineError(f"a {engine.identity.kind} engine cannot be turned while it runs")
+            raise EngineError(f"engine {engine.identity.kind} cannot change its context while it runs")
         self._engine = engine
-        self._loaded = dials
+        self._loaded = settings
         return engine
 
-    async def turn(self, dials: TrialSettings) -> None:
-        """Always create a new context on the same weights, so that trials do not depend on each other."""
+    async def turn(self, settings: TrialSettings) -> None:
+        """Create a new context on the same weights, so that trials do not depend on each other."""
         if self._engine is None:
             raise EngineError("no engine is loaded")
-        running = dials.sequences + INTERACTIVE_SLOTS
+        running = settings.sequences + INTERACTIVE_SLOTS
         shares = self._engine.capabilities.shares_prefixes
-        ids = sequences_for(dials.sequences, INTERACTIVE_SLOTS) if shares else running
+        ids = sequences_for(settings.sequences, INTERACTIVE_SLOTS) if shares else running
         await self._engine.set_context(
-            cells=dials.context * dials.sequences,
-            context=dials.context,
+            cells=settings.context * settings.sequences,
+            context=settings.context,
             sequences=ids,
-            ubatch=dials.ubatch,
-            batch=max(dials.ubatch, ids),
-            cache_type_k=dials.cache_type_k,
-            cache_type_v=dials.cache_type_v,
-            flash_attention=dials.flash_attention,
-            threads=dials.threads,
-            threads_batch=dials.threads_batch,
-            lanes=dials.sequences,
+            ubatch=settings.ubatch,
+            batch=max(settings.ubatch, ids),
+            cache_type_k=settings.cache_type_k,
+            cache_type_v=settings.cache_type_v,
+            flash_attention=settings.flash_attention,
+            threads=settings.threads,
+            threads_batch=settings.threads_batch,
+            lanes=settings.sequences,
         )
 
     async def lost(self) -> None:
@@ -191,7 +191,7 @@ class NativeRig:
         await self.close()
 
     async def close(self) -> None:
-        """End the worker."""
+        """Stop the worker."""
         engine = self._engine
         self._engine = None
         if engine is not None:
@@ -205,55 +205,55 @@ _UBATCHES = (512, 2048)
 class ServerRig:
     """A server of llama.cpp, ik_llama.cpp or vLLM."""
 
-    def __init__(self, plan: Plan, starter: Starter, *, most_sequences: int) -> None:
+    def __init__(self, plan: Plan, starter: Starter, *, max_sequences: int) -> None:
         """`most_sequences`: maximum of all trials."""
         self._plan = plan
         self._starter = starter
-        self._most = most_sequences
+        self._max_sequences = max_sequences
         self._engine: Engine | None = None
         self._started: TrialSettings | None = None
 
     @property
     def loads(self) -> int:
-        """Number of starts."""
+        """Number of starts so far."""
         return self._starter.loads
 
-    async def ready(self, dials: TrialSettings) -> Engine:
-        """The running server if only the sequences differ, else a new one with as many slots as memory holds."""
-        if self._engine is not None and self._started is not None and serves(self._started, dials):
+    async def ready(self, settings: TrialSettings) -> Engine:
+        """The running server if only the sequences differ, else a new one with the most slots that fit in memory."""
+        if self._engine is not None and self._started is not None and serves(self._started, settings):
             return self._engine
         await self.close()
-        wide = replace(dials, sequences=max(self._most, dials.sequences))
-        self._started = wide if fits(self._plan, wide) else dials
+        wide = replace(settings, sequences=max(self._max_sequences, settings.sequences))
+        self._started = wide if fits(self._plan, wide) else settings
         try:
             self._engine = await self._starter.started(plan_at(self._plan, self._started, native=False))
         except EngineError as error:
-            if self._started == dials or (isinstance(error, EngineDied) and error.from_outside):
+            if self._started == settings or (isinstance(error, EngineDied) and error.from_outside):
                 raise
-            self._started = dials  # a number of slots that failed may work with these settings
-            self._engine = await self._starter.started(plan_at(self._plan, dials, native=False))
+            self._started = settings  # fewer slots may work
+            self._engine = await self._starter.started(plan_at(self._plan, settings, native=False))
         return self._engine
 
-    async def turn(self, dials: TrialSettings) -> None:
-        """Nothing to set: the number of concurrent requests is the number of sequences."""
+    async def turn(self, settings: TrialSettings) -> None:
+        """Nothing to change: the number of concurrent requests is the number of sequences."""
         if self._engine is None:
-            raise EngineError("no server runs")
+            raise EngineError("no server is running")
 
     async def lost(self) -> None:
         """Stop the engine."""
         await self.close()
 
     async def close(self) -> None:
-        """End the server."""
+        """Stop the server."""
         engine = self._engine
         self._engine = None
         if engine is not None:
             await engine.close()
 
 
-def serves(started: TrialSettings, dials: TrialSettings) -> bool:
+def serves(started: TrialSettings, settings: TrialSettings) -> bool:
     """Whether a server started with `started` can be measured at these settings."""
-    return dials.sequences <= started.sequences and replace(dials, sequences=started.sequences) == started
+    return settings.sequences <= started.sequences and replace(settings, sequences=started.sequences) == started
 
 
 def thinned(plan: Plan, space: Space) -> Space:
@@ -271,7 +271,7 @@ def thinned(plan: Plan, space: Space) -> Space:
     )
 
 
-def most_starts(space: Space) -> int:
+def max_starts(space: Space) -> int:
     """Number of starts needed for all combinations."""
     widths = len(space.sequences)
     return -(-space.all() // widths)

@@ -1,4 +1,4 @@
-"""Measured speeds, next to what was predicted: records of the measurement journal."""
+"""Measured and predicted speeds: records of the measurement journal."""
 
 from dataclasses import dataclass
 from pathlib import Path

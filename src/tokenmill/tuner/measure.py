@@ -4,9 +4,9 @@
     prefix    the jobs' shared prefix alone: prefill speed
     waves     one job per slot, concurrently, repeated: time until the last one has started, and total decode speed
               from then on
-    latency   optionally the same while interactive requests arrive
+    latency   optionally another wave while interactive requests arrive
 
-Tokens are counted when they arrive, as a client sees them. Applying trial settings is up to the caller.
+Tokens are counted when they arrive, as a client sees them. The caller applies the trial settings before.
 """
 
 import asyncio
@@ -22,10 +22,10 @@ from tokenmill.errors import EngineError
 from tokenmill.tuner.point import Figures
 from tokenmill.tuner.work import TuneRequests
 
-SHARING = 64  # jobs over which the time of a shared prefix is distributed
-LEAST_STEPS = 12  # minimum steps in which all slots decode together
-LEAST_WAVES = 2
-MOST_WAVES = 12
+SHARING = 64  # jobs among which the time of a shared prefix is divided
+MIN_STEPS = 12  # minimum steps in which all slots decode together
+MIN_WAVES = 2
+MAX_WAVES = 12
 WARM_TOKENS = 4
 
 
@@ -41,7 +41,7 @@ class MeasureOptions:
     """Duration and precision of a measurement."""
 
     seconds: float = 5.0  # total time for the waves of one trial
-    noise: float = 0.03  # relative: waves end early once they agree this well
+    noise: float = 0.03  # relative: stop early once the waves agree within it
     latency: bool = False  # also measure an interactive request's first token
 
 
@@ -49,8 +49,8 @@ class MeasureOptions:
 class Wave:
     """Result of one wave."""
 
-    begun_s: float  # from sending until every slot had its first token
-    tok_s: float | None  # total of all slots while all of them decode
+    begun_s: float  # from sending until every slot has its first token
+    tok_s: float | None  # total of all slots while all decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,40 +62,40 @@ class Measured:
     waves: int
 
 
-def rate(lanes: Sequence[Sequence[TokenMark]]) -> float | None:
+def rate(slots: Sequence[Sequence[TokenMark]]) -> float | None:
     """Total tok/s while all slots decode: after the last one started and before the first one ended.
 
     Before that, prefill runs concurrently; after, fewer slots are active. Every mark is exact for its own slot, even if
     several tokens arrive together; None if no slot has two marks in that time.
     """
-    if not lanes or not all(lanes):
+    if not slots or not all(slots):
         return None
-    began = max(lane[0].at_s for lane in lanes)
-    ended = min(lane[-1].at_s for lane in lanes)
+    began = max(slot[0].at_s for slot in slots)
+    ended = min(slot[-1].at_s for slot in slots)
     tokens = 0
     seconds = 0.0
-    for lane in lanes:
-        inside = [mark for mark in lane if began <= mark.at_s <= ended]
+    for slot in slots:
+        inside = [mark for mark in slot if began <= mark.at_s <= ended]
         if len(inside) > 1:
             tokens += inside[-1].tokens - inside[0].tokens
             seconds += inside[-1].at_s - inside[0].at_s
-    return len(lanes) * tokens / seconds if tokens > 0 and seconds > 0 else None
+    return len(slots) * tokens / seconds if tokens > 0 and seconds > 0 else None
 
 
-def rough_rate(lanes: Sequence[Sequence[TokenMark]]) -> float | None:
-    """A lower estimate from the slot that got furthest over its whole time, which includes the prefill of others."""
-    if not lanes or not all(lanes):
+def rough_rate(slots: Sequence[Sequence[TokenMark]]) -> float | None:
+    """A low estimate from the slot with the most tokens, over its whole time, which includes the prefill of others."""
+    if not slots or not all(slots):
         return None
-    furthest = max(lanes, key=lambda lane: lane[-1].tokens)
+    furthest = max(slots, key=lambda slot: slot[-1].tokens)
     tokens = furthest[-1].tokens - furthest[0].tokens
     seconds = furthest[-1].at_s - furthest[0].at_s
-    return len(lanes) * tokens / seconds if tokens > 0 and seconds > 0 else None
+    return len(slots) * tokens / seconds if tokens > 0 and seconds > 0 else None
 
 
-def batch_rate(*, lanes: int, output_tokens: int, head_s: float, begun_s: float, decode_tok_s: float) -> float:
+def batch_rate(*, slots: int, output_tokens: int, prefix_s: float, begun_s: float, decode_tok_s: float) -> float:
     """Output tok/s of a batch with prompt time included: the prefix once per `SHARING` jobs, each job's tail once."""
-    wave_s = begun_s + lanes * output_tokens / decode_tok_s
-    return SHARING * output_tokens / (head_s + SHARING / lanes * wave_s)
+    wave_s = begun_s + slots * output_tokens / decode_tok_s
+    return SHARING * output_tokens / (prefix_s + SHARING / slots * wave_s)
 
 
 def relative_spread(values: Sequence[float]) -> float | None:
@@ -106,13 +106,13 @@ def relative_spread(values: Sequence[float]) -> float | None:
 def settled(values: Sequence[float], noise: float) -> bool:
     """Whether the values agree well enough that their median is reliable."""
     spread = relative_spread(values)
-    return len(values) > LEAST_WAVES and spread is not None and spread / len(values) ** 0.5 <= noise / 2
+    return len(values) > MIN_WAVES and spread is not None and spread / len(values) ** 0.5 <= noise / 2
 
 
-async def prepare(engine: Engine, work: TuneRequests, trial: int, lanes: int) -> float | None:
+async def prepare(engine: Engine, work: TuneRequests, trial: int, slots: int) -> float | None:
     """Warm up, then compute the shared prefix; return its seconds, None if there is none."""
-    short = [replace(work.job(trial, -1 - at), max_tokens=WARM_TOKENS) for at in range(lanes)]
-    prefix = work.head(trial)
+    short = [replace(work.job(trial, -1 - at), max_tokens=WARM_TOKENS) for at in range(slots)]
+    prefix = work.prefix(trial)
     if prefix is not None:  # the warm-up must not compute it
         short = [replace(each, prompt=each.prompt[-8:]) if isinstance(each.prompt, tuple) else each for each in short]
     await asyncio.gather(*(answer(engine, each) for each in short))
@@ -122,8 +122,8 @@ async def prepare(engine: Engine, work: TuneRequests, trial: int, lanes: int) ->
     found = await answer(engine, replace(prefix, max_tokens=1))
     seconds = found.timings.prefill_s or perf_counter() - began
     if engine.capabilities.keeps_prefixes and not engine.capabilities.shares_prefixes:
-        # copy it to every slot, the steady state of a batch
-        again = [replace(work.job(trial, -1 - at), max_tokens=1) for at in range(lanes)]
+        # copy it to every slot, as in the steady state of a batch
+        again = [replace(work.job(trial, -1 - at), max_tokens=1) for at in range(slots)]
         await asyncio.gather(*(answer(engine, each) for each in again))
     return seconds
 
@@ -134,63 +134,69 @@ async def measure(
     how: MeasureOptions,
     *,
     trial: int,
-    lanes: int,
+    slots: int,
     ubatch: int,
     context: int,
-    head_s: float | None,
+    prefix_s: float | None,
 ) -> Measured:
     """Run the waves of a trial on a prepared engine and combine their figures."""
-    room = max(1, context - work.depth - 1)
-    most = min(room, work.most_tokens(lanes, ubatch))
+    free_tokens = max(1, context - work.depth - 1)
+    max_tokens = min(free_tokens, work.wave_tokens(slots, ubatch))
     until = perf_counter() + how.seconds
     jobs = (work.job(trial, number) for number in count())
     waves: list[Wave] = []
     rates: list[float] = []
     while not waves or (
-        perf_counter() < (until if len(waves) >= LEAST_WAVES else until + how.seconds)
-        and len(waves) < MOST_WAVES
+        perf_counter() < (until if len(waves) >= MIN_WAVES else until + how.seconds)
+        and len(waves) < MAX_WAVES
         and not settled(rates, how.noise)
     ):
-        running = _Running(engine, _some(jobs, lanes, most), how.seconds / LEAST_WAVES)
+        running = _Running(engine, _some(jobs, slots, max_tokens), how.seconds / MIN_WAVES)
         wave = await running.measured()
-        if wave.tok_s is None and most < room:
-            most = min(room, 2 * most)  # the wave ended before any progress arrived: pieces of a batch arrive together
+        if wave.tok_s is None and max_tokens < free_tokens:
+            max_tokens = min(free_tokens, 2 * max_tokens)  # the wave was too short: several tokens arrived together
             continue
         waves.append(wave)
-        found = wave.tok_s or rough_rate(running.lanes)
+        found = wave.tok_s or rough_rate(running.slots)
         if found is not None:
             rates.append(found)
     first_s = None
     if how.latency:
-        first_s = await _Running(engine, _some(jobs, lanes, most), how.seconds).disturbed_by(_some(jobs, 2, most))
+        first_s = await _Running(engine, _some(jobs, slots, max_tokens), how.seconds).disturbed_by(
+            _some(jobs, 2, max_tokens)
+        )
     if not rates:
         raise EngineError(
-            f"{lanes} slots never decoded at the same time",
-            hint="the engine has fewer slots, or its answers end immediately",
+            f"{slots} slots never decoded at the same time",
+            hint="the engine may have fewer slots, or its answers end immediately",
             code="no_overlap",
         )
-    return Measured(_figures(work, waves, median(rates), lanes, head_s, first_s), relative_spread(rates), len(waves))
+    return Measured(_figures(work, waves, median(rates), slots, prefix_s, first_s), relative_spread(rates), len(waves))
 
 
-def _some(jobs: Iterator[Request], number: int, most: int) -> list[Request]:
-    return [replace(job, max_tokens=most) for job in islice(jobs, number)]
+def _some(jobs: Iterator[Request], number: int, max_tokens: int) -> list[Request]:
+    return [replace(job, max_tokens=max_tokens) for job in islice(jobs, number)]
 
 
 def _figures(
     work: TuneRequests,
     waves: Sequence[Wave],
     decode_tok_s: float,
-    lanes: int,
-    head_s: float | None,
+    slots: int,
+    prefix_s: float | None,
     first_s: float | None,
 ) -> Figures:
     begun_s = median(wave.begun_s for wave in waves)
     jobs = batch_rate(
-        lanes=lanes, output_tokens=work.output_tokens, head_s=head_s or 0.0, begun_s=begun_s, decode_tok_s=decode_tok_s
+        slots=slots,
+        output_tokens=work.output_tokens,
+        prefix_s=prefix_s or 0.0,
+        begun_s=begun_s,
+        decode_tok_s=decode_tok_s,
     )
-    prefix = work.head(0)
+    prefix = work.prefix(0)
     prefill = (
-        len(prefix.prompt) / head_s if head_s and prefix is not None and isinstance(prefix.prompt, tuple) else None
+        len(prefix.prompt) / prefix_s if prefix_s and prefix is not None and isinstance(prefix.prompt, tuple) else None
     )
     return Figures(decode_tok_s=decode_tok_s, prefill_tok_s=prefill, jobs_tok_s=jobs, first_token_s=first_s)
 
@@ -202,7 +208,7 @@ class _Running:
     engine: Engine
     jobs: Sequence[Request]
     seconds: float
-    lanes: list[list[TokenMark]] = field(default_factory=list)
+    slots: list[list[TokenMark]] = field(default_factory=list)
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     enough: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -210,8 +216,8 @@ class _Running:
         """Run the wave to its end."""
         began = perf_counter()
         await self._run(self.enough.wait())
-        firsts = [lane[0].at_s for lane in self.lanes if lane]
-        return Wave(max(firsts, default=began) - began, rate(self.lanes))
+        firsts = [slot[0].at_s for slot in self.slots if slot]
+        return Wave(max(firsts, default=began) - began, rate(self.slots))
 
     async def disturbed_by(self, others: Sequence[Request]) -> float:
         """The longest time to first token of interactive requests, during prefill and later."""
@@ -226,9 +232,9 @@ class _Running:
         return max(seconds)
 
     async def _run(self, until: Coroutine[None, None, object]) -> None:
-        """Run all slots concurrently until a condition; an engine failure ends it immediately."""
-        self.lanes = [[] for _ in self.jobs]
-        running = {asyncio.create_task(self._lane(job, lane)) for job, lane in zip(self.jobs, self.lanes, strict=True)}
+        """Run all slots concurrently until `until` is done; an engine failure ends it immediately."""
+        self.slots = [[] for _ in self.jobs]
+        running = {asyncio.create_task(self._slot(job, slot)) for job, slot in zip(self.jobs, self.slots, strict=True)}
         tasks = (asyncio.create_task(self._until(until)), *running)
         try:
             while not tasks[0].done():
@@ -248,26 +254,26 @@ class _Running:
     async def _until(over: Coroutine[None, None, object]) -> None:
         await over
 
-    async def _lane(self, job: Request, marks: list[TokenMark]) -> None:
+    async def _slot(self, job: Request, marks: list[TokenMark]) -> None:
         stream = self.engine.stream(job)
         tokens = 0
         try:
             async for event in stream:
                 tokens = tokens + event.tokens if isinstance(event, Piece) else event.usage.completion_tokens
                 marks.append(TokenMark(perf_counter(), tokens))
-                self._look(ended=isinstance(event, Answer))
+                self._check(ended=isinstance(event, Answer))
         finally:
             await stream.aclose()
 
-    def _look(self, *, ended: bool) -> None:
+    def _check(self, *, ended: bool) -> None:
         """Check whether all slots have started and have decoded long enough."""
         if not self.begun.is_set():
-            if not all(self.lanes):
+            if not all(self.slots):
                 return
             self.begun.set()
-        began = max(lane[0].at_s for lane in self.lanes)
-        last = min(self.lanes, key=lambda lane: lane[-1].tokens)
-        if ended or (last[-1].at_s - began >= self.seconds and last[-1].tokens > LEAST_STEPS):
+        began = max(slot[0].at_s for slot in self.slots)
+        last = min(self.slots, key=lambda slot: slot[-1].tokens)
+        if ended or (last[-1].at_s - began >= self.seconds and last[-1].tokens > MIN_STEPS):
             self.enough.set()
 
 
@@ -279,4 +285,4 @@ async def _first_token_s(engine: Engine, request: Request) -> float:
             return perf_counter() - began
     finally:
         await stream.aclose()
-    raise EngineError("an interactive request was answered with nothing")
+    raise EngineError("an interactive request got an empty answer")

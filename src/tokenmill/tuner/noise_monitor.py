@@ -1,8 +1,8 @@
-"""What else used the machine during a measurement: other processes, a hypervisor, thermal throttling.
+"""Detects other load on the machine during a measurement: processes, the hypervisor, thermal throttling.
 
-`NoiseMonitor` takes two snapshots and `judge` compares them. Processes that are invisible here (of another container,
-or started and ended in between) show in the kernel's totals. Kernel threads do not count: they mostly work for what
-is being measured.
+`NoiseMonitor` takes two snapshots and `judge` compares them. Processes that are not visible (in other containers, or
+started and ended in between) appear in the kernel's totals. Kernel threads are ignored, because they mostly work for
+the measured engine.
 """
 
 import os
@@ -16,7 +16,7 @@ import psutil
 from tokenmill.engine.process.identity import descendants
 from tokenmill.hardware.host import Host, LocalHost, number
 
-MIN_CORES = 0.15  # other processes disturb if they use more together ...
+MIN_CORES = 0.15  # other processes disturb if together they use more ...
 MIN_SHARE = 0.01  # ... and more than this share of the processors
 MAX_STOLEN_SHARE = 0.02  # of the processors' time
 _KERNEL = 2  # kthreadd, the parent of all kernel threads
@@ -46,9 +46,9 @@ class MachineSample:
 
 
 def snapshot(host: Host) -> MachineSample:
-    """The machine now; `host` has the counters of thermal throttling."""
+    """A sample of the machine; thermal throttling is read from `host`."""
     total = psutil.cpu_times()
-    known = any(total)  # some sandboxes show zeros
+    known = any(total)  # zero in some sandboxes
     processes = {}
     for process in psutil.process_iter(["name", "ppid", "create_time", "cpu_times"], ad_value=None):
         name, parent, started, times = (process.info[key] for key in ("name", "ppid", "create_time", "cpu_times"))
@@ -70,30 +70,30 @@ def snapshot(host: Host) -> MachineSample:
 
 
 def judge(before: MachineSample, after: MachineSample, ours: Collection[int]) -> str | None:
-    """What disturbed the measurement between two snapshots, as text; None if nothing did."""
+    """Describes the load that disturbed the measurement between two samples; None if nothing did."""
     span = after.at_s - before.at_s
     if span <= 0:
         return None
-    most = max(MIN_CORES, MIN_SHARE * after.processors)
+    threshold = max(MIN_CORES, MIN_SHARE * after.processors)
     found = []
     if before.stolen_s is not None and after.stolen_s is not None:
         share = (after.stolen_s - before.stolen_s) / (span * after.processors)
         if share > MAX_STOLEN_SHARE:
-            found.append(f"the hypervisor gave {share:.0%} of the processors' time to others")
+            found.append(f"the hypervisor took {share:.0%} of the processor time")
     others = _used(before, after, ours)
     cores = {pid: used / span for pid, used in others.items()}
-    if sum(cores.values()) > most:
+    if sum(cores.values()) > threshold:
         found.append(_named(cores, after))
     unseen = _unseen(before, after)
-    if unseen is not None and unseen / span > most:
-        found.append(f"processes that have ended or cannot be seen from here used {unseen / span:.1f} cores")
+    if unseen is not None and unseen / span > threshold:
+        found.append(f"processes that ended or are not visible used {unseen / span:.1f} cores")
     if before.throttled is not None and after.throttled is not None and after.throttled > before.throttled:
-        found.append("processors were slowed for heat")
+        found.append("processors were throttled by heat")
     return "; ".join(found) or None
 
 
 def _used(before: MachineSample, after: MachineSample, ours: Collection[int]) -> dict[int, float]:
-    """CPU time of other processes between two snapshots, by pid."""
+    """CPU time of other processes between two samples, by pid."""
     found = {}
     for pid, now in after.processes.items():
         if pid in ours or _of_kernel(pid, now):
@@ -105,7 +105,7 @@ def _used(before: MachineSample, after: MachineSample, ours: Collection[int]) ->
 
 
 def _unseen(before: MachineSample, after: MachineSample) -> float | None:
-    """CPU time in the totals that belongs to no process of the second snapshot."""
+    """CPU time in the totals that belongs to no process of the second sample."""
     if before.busy_s is None or after.busy_s is None:
         return None
     seen = sum(now.used_s - _before(before, pid, now) for pid, now in after.processes.items())
@@ -129,7 +129,7 @@ def _named(cores: Mapping[int, float], after: MachineSample) -> str:
 
 
 def hot_cards(nvml: Any) -> tuple[int, ...]:
-    """Indices of GPUs that are throttled now for another reason than their power limit."""
+    """Indices of GPUs that are throttled for a reason other than their power limit."""
     try:
         nvml.nvmlInit()
     except nvml.NVMLError:
@@ -148,24 +148,24 @@ class NoiseMonitor:
     """Watches this machine from `start` to `stop`."""
 
     def __init__(self, nvml: Callable[[], Any] | None = None) -> None:
-        """Watch GPUs only if their library is given."""
+        """`nvml`: a function that returns pynvml; None: GPUs are not watched."""
         self._host = LocalHost()
         self._nvml = nvml
         self._pids: tuple[int, ...] = ()
         self._before: MachineSample | None = None
 
     def start(self, pids: Collection[int] = ()) -> None:
-        """Watch from now on; this process, `pids` and their descendants are no disturbance."""
+        """Start watching; this process, `pids` and their descendants are ignored."""
         self._pids = (os.getpid(), *pids)
         self._before = snapshot(self._host)
 
     def stop(self) -> str | None:
-        """What disturbed the measurement, as text; None if nothing did."""
+        """Describes the load that disturbed the measurement; None if nothing did."""
         if self._before is None:
             return None
         ours = {pid for root in self._pids for pid in (root, *descendants(root))}
         found = judge(self._before, snapshot(self._host), ours)
         hot = hot_cards(self._nvml()) if self._nvml is not None else ()
         if hot:
-            found = "; ".join(filter(None, (found, f"GPU {', '.join(map(str, hot))} was slowed for heat or power")))
+            found = "; ".join(filter(None, (found, f"GPU {', '.join(map(str, hot))} was throttled by heat or power")))
         return found

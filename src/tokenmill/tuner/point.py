@@ -56,26 +56,26 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A trial of some settings; failures are results, too."""
+    """A trial of some settings, successful or not."""
 
     dials: TrialSettings
     outcome: TrialOutcome
     figures: Figures = Figures()
     seconds: float = 0.0  # duration, loads included
     loaded: bool = False  # whether it loaded the weights
-    disturbed: str | None = None  # other use of the machine during the trial; the figures do not count
-    detail: str | None = None  # the engine's error if the outcome is not `measured`
+    disturbed: str | None = None  # other load during the trial, which makes the figures invalid
+    detail: str | None = None  # the engine's error, unless the outcome is `measured`
     when: str | None = None  # ISO 8601, UTC
 
     @property
     def counts(self) -> bool:
-        """Whether the figures can be compared with others'."""
+        """Whether the figures are valid."""
         return self.outcome == "measured" and self.disturbed is None
 
 
 @dataclass(frozen=True, slots=True)
 class PointScope:
-    """Scope of a measurement: it is valid only while all of these stay the same."""
+    """Scope of a measurement: it applies only to the same machine, model and engine build."""
 
     machine: str
     machine_id: str
@@ -94,8 +94,8 @@ class OperatingPoint:
     dials: TrialSettings
     figures: Figures
     noise: float  # relative spread of repeats: smaller differences are not significant
-    given_up: tuple[str, ...]  # alternatives that are better in other figures, as sentences
-    knee: str  # the bend of the throughput curve, as a sentence
+    given_up: tuple[str, ...]  # sentences on alternatives that are better in other figures
+    knee: str  # a sentence on the bend of the throughput curve
     front: tuple[Trial, ...]  # Pareto-optimal trials
     trials: tuple[Trial, ...]
     loads: int
@@ -114,7 +114,7 @@ class SlotTrial:
 
 @dataclass(frozen=True, slots=True)
 class SlotPoint:
-    """Slots and KV layout in force on a running engine, and why. It holds for that engine only and is never stored."""
+    """Slots and KV layout of a running engine, with reasons. Applies to that engine only and is never stored."""
 
     slots: int | None  # None: the engine does not report them
     kv_layout: KvLayout | None  # None: the engine does not report it

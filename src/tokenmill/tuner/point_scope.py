@@ -1,4 +1,4 @@
-"""The scope in which measurements hold: machine, model and engine build, found without starting anything."""
+"""Finds the scope of measurements (machine, model, engine build) without starting an engine."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def place_here(machine: Machine, model: str, model_path: Path, config: EngineCon
     """
     try:
         build = build_of(config)
-    except TokenmillError:  # not installed or unknown: starting it reports more
+    except TokenmillError:  # not installed or unknown: starting the engine gives a better error
         return None
     if build is None:
         return None
@@ -28,7 +28,7 @@ def place_here(machine: Machine, model: str, model_path: Path, config: EngineCon
 
 
 def build_of(config: EngineConfig) -> str | None:
-    """The build that would be started; None if only starting it can tell."""
+    """The build of the engine that would be started; None if it is unknown before the start."""
     if config.kind == "native":
         from tokenmill.native.llama.library import open_library  # noqa: PLC0415  its packages are an extra
 

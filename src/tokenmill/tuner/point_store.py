@@ -1,7 +1,7 @@
 """Stores operating points and trials of `tokenmill tune` in the measurement journal.
 
-A trial is on disk before it counts. A point applies to its machine, the exact bytes of its model and its engine's
-build; for another combination `find` returns the reason why it does not apply.
+Trials are on disk before they are used. A point applies to its machine, the exact bytes of its model and its engine's
+build; for another combination, `find` returns the reason why it does not apply.
 """
 
 from collections.abc import Iterator
@@ -17,9 +17,9 @@ class StoredTrial:
     """A trial as it is stored."""
 
     place: PointScope
-    work: str  # the work measured: trials with other work are not comparable
+    work: str  # name of the measured requests; only trials with the same one are comparable
     trial: Trial
-    made_for: str = ""  # aim of the run that made it; other aims use it, too
+    made_for: str = ""  # aim of the run that made it
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,11 @@ class FoundPoint:
     """A point that applies here, or the reason why a stored one does not."""
 
     point: OperatingPoint | None = None
-    why_not: str | None = None  # None: nothing was tuned
+    why_not: str | None = None  # None: no point of this model is stored
 
 
 def save_point(state: Path, point: OperatingPoint) -> Path:
-    """Replace the stored point of its machine, model and engine; return the journal's path."""
+    """Store a point, replacing that of the same machine, model and engine; returns the journal's path."""
     measurements.replace(state, "point", point)
     return measurements.journal_path(state)
 
@@ -50,14 +50,14 @@ def find(state: Path, place: PointScope) -> FoundPoint:
             continue
         if own.build == place.build:
             return FoundPoint(point)
-        return FoundPoint(why_not=f"the {_named(point)} is of {own.build}, and this is {place.build}")
+        return FoundPoint(why_not=f"the {_named(point)} was measured with {own.build}, and this is {place.build}")
     for other in sorted(stored, key=lambda point: point.when, reverse=True):
         if other.place.engine != place.engine or other.place.model != place.model:
             continue
         if other.place.model_id == place.model_id:
-            return FoundPoint(why_not=f"the {_named(other)} is of another machine, {other.place.machine}")
+            return FoundPoint(why_not=f"the {_named(other)} was measured on another machine, {other.place.machine}")
         if other.place.machine_id == place.machine_id:
-            return FoundPoint(why_not=f"the {_named(other)} is of another file of {place.model}")
+            return FoundPoint(why_not=f"the {_named(other)} was measured with another file of {place.model}")
     return FoundPoint()
 
 
@@ -82,7 +82,7 @@ def trials_of(state: Path, place: PointScope, work: str, aim: Aim) -> tuple[Tria
 
 
 def for_others(state: Path, place: PointScope, work: str, aim: Aim) -> tuple[Trial, ...]:
-    """Those trials that were made for another aim."""
+    """The trials of `trials_of` that were made for another aim."""
     return tuple(kept.trial for kept in _kept(state, place, work, aim) if kept.made_for != _aim_name(aim))
 
 
@@ -90,8 +90,8 @@ def _kept(state: Path, place: PointScope, work: str, aim: Aim) -> Iterator[Store
     of_place = {"machine_id": place.machine_id, "model_id": place.model_id, "engine": place.engine}
     for kept in measurements.read(state, "trial", StoredTrial, **of_place):
         figures = kept.trial.figures
-        told = aim.kind != "latency" or kept.trial.outcome != "measured" or figures.first_token_s is not None
-        if told and kept.place == place and kept.work == work:
+        usable = aim.kind != "latency" or kept.trial.outcome != "measured" or figures.first_token_s is not None
+        if usable and kept.place == place and kept.work == work:
             yield kept
 
 

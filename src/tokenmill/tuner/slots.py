@@ -1,8 +1,8 @@
-"""Slots and KV layout of a running engine for one workload: `fit` configures it and returns the point in force.
+"""Chooses the slots and the KV layout of a running engine for one workload; `fit` configures the engine.
 
-The number of slots comes from the first of these that applies: the user's request, the operating point that `tokenmill
-tune` found, a measurement here, `DEFAULT_SLOTS`. With one of the first two there is nothing to measure, so callers give
-a workload without requests. Nothing here knows stores or files, and nothing is written to disk.
+The number of slots comes from the first of these that applies: the user's request, the operating point of `tokenmill
+tune`, a measurement here, `DEFAULT_SLOTS`. With one of the first two, callers give a workload without requests, so that
+nothing is measured. Does not access stores or files.
 """
 
 import asyncio
@@ -14,21 +14,23 @@ from tokenmill.errors import EngineError, RequestRefused, UsageError
 from tokenmill.tuner.point import Figures, SlotPoint, SlotTrial
 from tokenmill.units import format_seconds, number_of
 
-DEFAULT_SLOTS = 8  # planned where nothing else is known: batches gain from several slots
-FALLBACK_SLOTS = (1, 4, 2)  # planned where the default does not fit; 1 first: if it does not fit, none does
+DEFAULT_SLOTS = 8  # planned if nothing else is known
+FALLBACK_SLOTS = (1, 4, 2)  # planned if the default does not fit; 1 first, because if it does not fit, none does
 
 SLOT_COUNTS = (1, 2, 4, 8, 16)
-TRIAL_TOKENS = 24  # of each answer; the first token arrives with the prompt and is not counted
-MIN_TRIAL_TOKENS = 6  # of each answer on a slow engine
+TRIAL_TOKENS = 24  # per answer; the first one is not counted
+MIN_TRIAL_TOKENS = 6  # per answer on a slow engine
 LIMIT_S = 60.0
 MAX_TIME_SHARE = 0.05  # of the expected time of the batch
-ROUNDS = 2  # the faster one counts: a disturbance only makes a measurement slower
-EXTRA_ROUNDS = 4  # at most, while the figures look disturbed
-DISTURBED_RATIO = 0.85  # of the throughput with fewer slots: more slots never cost so much in the kernels
+ROUNDS = 2  # the faster one is used, because a disturbance only makes a measurement slower
+EXTRA_ROUNDS = 4  # maximum, while the figures look disturbed
+DISTURBED_RATIO = 0.85  # of the throughput with fewer slots; without a disturbance more slots never cost so much
 NEARLY_FASTEST = 0.98
 MIN_BATCH_RATIO = 40  # expected output tokens of a batch / tokens of a measurement
 
-PER_SLOT_GAIN = 0.04  # of the time: measured on CPUs, 4 to 16 slots, answers of 64 tokens; with 24 tokens it was 0.08
+PER_SLOT_GAIN = (
+    0.04  # share of the time; measured on CPUs with 4 to 16 slots and answers of 64 tokens (24 tokens: 0.08)
+)
 MAX_SHARED = 0.75 * PER_SLOT_GAIN
 MIN_JOBS_PER_SLOT = 4
 
@@ -45,22 +47,22 @@ class PrefixSharing:
     """Mean tokens of a job."""
 
     prompt_tokens: float
-    shared_tokens: float  # that a unified cache saves, except a short prefix of all prompts, which every slot keeps
+    shared_tokens: float  # saved by a unified cache; without a short prefix of all prompts, which every slot keeps
     output_tokens: float
 
     @property
     def share(self) -> float:
-        """The part of the work that a unified cache saves."""
+        """The share of the work that a unified cache saves."""
         work = self.prompt_tokens + self.output_tokens
         return self.shared_tokens / work if work else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Pending jobs of a batch, as far as slots and KV layout depend on them."""
+    """The properties of a batch's pending jobs that determine slots and KV layout."""
 
     pending_jobs: int
-    output_tokens: float = 0.0  # expected of all pending jobs together
+    output_tokens: float = 0.0  # expected total of all pending jobs
     requests: tuple[Request, ...] = ()  # samples with different prompts; empty: the slots must not be measured
     sharing: PrefixSharing | None = None  # None: unknown, or the KV layout must not be changed
 
@@ -68,16 +70,16 @@ class Workload:
 async def fit(
     engine: Engine, workload: Workload, *, known: SlotPoint | None = None, report: Report = _ignore
 ) -> SlotPoint:
-    """Configure the slots and the KV layout of an engine for a workload, and return what is in force.
+    """Configure the slots and the KV layout of an engine for a workload; returns the resulting configuration.
 
-    `known`: the point of an earlier call on this engine; measured slots are kept. If the engine fails during the
-    measurement, its own number of slots stays.
+    `known`: the result of an earlier call on this engine; measured slots are kept. If the engine fails during the
+    measurement, it keeps its own number of slots.
     """
     point = known if known is not None and known.measured else await _measured(engine, workload, report)
     reason = await _adapt_layout(engine, workload)
     runtime = engine.runtime
     return SlotPoint(
-        slots=point.slots if point is not None else engine.identity.lanes,
+        slots=point.slots if point is not None else engine.identity.slots,
         kv_layout=runtime.kv_layout if runtime is not None else None,
         trials=point.trials if point is not None else (),
         slots_reason=point.slots_reason if point is not None else None,
@@ -96,33 +98,33 @@ def changes_layout(engine: Engine) -> bool:
 def layout_for(sharing: PrefixSharing, jobs: int, slots: int) -> KvLayout:
     """The KV layout with which `jobs` finish sooner.
 
-    A unified cache shares prefixes between slots, but the cells of one prompt lie scattered between those of others.
-    With per-slot cells, a slot reuses only the prefix of its own last prompt, or a copy of another slot's:
+    A unified cache shares prefixes between slots, but scatters the cells of a prompt between those of others. With
+    per-slot cells, a slot reuses only the prefix of its own last prompt, or a copy of another slot's:
 
         loss   shared tokens / (prompt tokens + output tokens): an upper bound, because decoding a token costs more
         gain   PER_SLOT_GAIN of the time
 
-    No slot is left for interactive requests, so the engine must work for one batch only.
+    "per_slot" reserves no slot for interactive requests, so the engine must run a single batch.
     """
     few_shared = sharing.share <= MAX_SHARED
     return "per_slot" if slots > 1 and jobs >= MIN_JOBS_PER_SLOT * slots and few_shared else "unified"
 
 
 async def _adapt_layout(engine: Engine, workload: Workload) -> str | None:
-    """Change the KV layout if the other one suits the workload; returns why, or None if nothing was changed.
+    """Change the KV layout if the other one suits the workload better; returns the reason, or None if nothing changed.
 
-    The number of slots stays. It is chosen before, because it is measured with a unified cache.
+    The number of slots must be chosen before, because it is measured with a unified cache.
     """
     sharing = workload.sharing
     runtime = engine.runtime
     if sharing is None or runtime is None or not changes_layout(engine):
         return None
-    wanted = layout_for(sharing, workload.pending_jobs, engine.identity.lanes or 1)
+    wanted = layout_for(sharing, workload.pending_jobs, engine.identity.slots or 1)
     if wanted == runtime.kv_layout:
         return None
     try:
         await engine.set_kv_layout(wanted)
-    except (EngineError, UsageError):  # the model does not allow it, or there are too few cells
+    except (EngineError, UsageError):  # not supported by the model, or too few cells
         return None
     if wanted == "per_slot":
         return f"KV layout per_slot: a unified cache would save only {sharing.share:.1%} of the work"
@@ -133,11 +135,11 @@ async def _adapt_layout(engine: Engine, workload: Workload) -> str | None:
 
 
 def measurable_slots(engine: Engine) -> int | None:
-    """The most slots to measure on an engine; None: its slots cannot be changed, or it is not running."""
+    """Maximum slots to measure on an engine; None: its slots cannot be changed, or it is not running."""
     can = engine.capabilities
     if not can.shares_prefixes or can.max_slots is None or engine.liveness != "up":
         return None
-    return min(can.max_slots, max(SLOT_COUNTS[-1], engine.identity.lanes or 1))
+    return min(can.max_slots, max(SLOT_COUNTS[-1], engine.identity.slots or 1))
 
 
 def slot_counts(limit: int) -> tuple[int, ...]:
@@ -151,12 +153,12 @@ def trial_tokens(limit: int) -> int:
 
 
 def worth_measuring(output_tokens: float, limit: int) -> bool:
-    """Whether a batch with `output_tokens` expected tokens is long compared to the measurement."""
+    """Whether a batch with `output_tokens` expected tokens is long enough to justify a measurement."""
     return limit > 1 and output_tokens >= MIN_BATCH_RATIO * trial_tokens(limit)
 
 
 def disturbed(rates: Sequence[float]) -> bool:
-    """Whether rates, by ascending slots, fall so much that another process must have used the CPUs."""
+    """Whether rates, by ascending slots, fall so much that another process probably used the CPUs."""
     return any(rate < DISTURBED_RATIO * max(rates[:at]) for at, rate in enumerate(rates) if at)
 
 
@@ -176,7 +178,7 @@ async def _measured(engine: Engine, workload: Workload, report: Report) -> SlotP
         return None
     try:
         return await measure(engine, workload.requests, limit, expected_tokens=workload.output_tokens, report=report)
-    except EngineError:  # a restarted engine has its own number of slots, which is good enough
+    except EngineError:  # a restarted engine has its own number of slots, which is used
         return None
 
 
@@ -189,17 +191,17 @@ async def measure(
     limit_s: float = LIMIT_S,
     report: Report = _ignore,
 ) -> SlotPoint:
-    """Measure an engine with 1 to `limit` slots, and leave it with the best number.
+    """Measure an engine with 1 to `limit` slots, and set the best number.
 
     The best is the smallest number that is nearly as fast as the fastest: it needs fewer KV cells, leaves fewer slots
-    idle at the end of a batch, and answers each request sooner. The measurement takes at most `limit_s`: a slow
-    engine generates fewer tokens, then tries fewer slots.
+    idle at the end of a batch, and answers each request sooner. The measurement takes at most `limit_s`: on a slow
+    engine, fewer tokens are generated, then fewer slots are tried.
 
-    The requests must come from the batch and differ, so that they activate the experts that its jobs will. Fewer than
-    `limit` requests limit the slots that are tried; requests that the engine refuses do not count. `expected_tokens`:
-    output of the batch, which limits the measurement to MAX_TIME_SHARE of its time.
+    The requests must be different jobs of the batch, so that they activate the same experts. If the engine accepts
+    fewer than `limit`, only that many slots are tried. `expected_tokens`: output of the batch; limits the measurement
+    to MAX_TIME_SHARE of the batch's time.
     """
-    own_slots = engine.identity.lanes or limit
+    own_slots = engine.identity.slots or limit
     sweep = _SlotSweep(engine, requests, limit, limit_s, report)
     try:
         await sweep.run(expected_tokens)
@@ -212,7 +214,7 @@ async def measure(
 
 
 class _SlotSweep:
-    """One measurement over several numbers of slots. If a TimeoutError ends `run`, the trials before it count."""
+    """One measurement over several numbers of slots. If `run` ends with a TimeoutError, the trials before are valid."""
 
     def __init__(self, engine: Engine, requests: Sequence[Request], limit: int, limit_s: float, report: Report) -> None:
         self.cut_short = False
@@ -220,7 +222,7 @@ class _SlotSweep:
         self._limit = limit
         self._report = report
         greedy = Sampling(temperature=0.0)
-        self._untried = [replace(each, sampling=greedy, stop=(), ignore_eos=True, lane=None) for each in requests]
+        self._untried = [replace(each, sampling=greedy, stop=(), ignore_eos=True, slot=None) for each in requests]
         self._prefilled: list[Request] = []  # accepted by the engine, prompt in its cache
         self._clock = asyncio.get_running_loop().time
         self._ends_s = self._clock() + limit_s
@@ -229,7 +231,7 @@ class _SlotSweep:
 
     @property
     def trials(self) -> tuple[SlotTrial, ...]:
-        """The best figures for each number of slots, ascending; no speed where the engine reports no times."""
+        """The best figures for each number of slots, ascending; without speeds if the engine reports no times."""
         best = sorted(self._best_tok_s.items())
         return tuple(SlotTrial(slots, Figures(decode_tok_s=tok_s or None)) for slots, tok_s in best)
 
@@ -252,7 +254,7 @@ class _SlotSweep:
                 break
 
     def result(self, own_slots: int) -> tuple[int, str]:
-        """The best number of slots and the reason; `own_slots` where the trials do not show which is best."""
+        """The best number of slots and the reason; `own_slots` if the trials are inconclusive."""
         trials = self.trials
         if not trials:
             return own_slots, f"no measurement was possible within {format_seconds(self._limit_s)}"
@@ -271,7 +273,7 @@ class _SlotSweep:
         self._limit_s = min(self._limit_s, limit_s)
 
     async def _round(self, counts: Sequence[int], tokens: int) -> tuple[int, ...]:
-        """Measure each number of slots once while there is time; returns those that were measured."""
+        """Measure each number of slots once, within the time limit; returns those that were measured."""
         done: list[int] = []
         for slots in counts:
             fastest = max(self._best_tok_s.values(), default=0.0)
@@ -314,9 +316,9 @@ class _SlotSweep:
 
 
 def _decode_rate(answers: Sequence[Answer]) -> float:
-    """Tokens per second of answers that were decoded together, by the engine's clock.
+    """Tokens per second of answers that were decoded concurrently, by the engine's clock.
 
-    The answer that started last counts for all: the times of the others include prefill of their neighbours.
+    The answer that started last is used for all, because the times of the others include prefill of their neighbours.
     """
     times = [(each.timings.decode_s or 0.0, each.usage.completion_tokens - 1) for each in answers]
     seconds, decoded = min(times, default=(0.0, 0))

@@ -1,8 +1,8 @@
-"""Runs a tuning: asks the search for settings, tries them, stores the trial, tells the search.
+"""Runs the trials of a tuning: gets settings from the search, measures them, stores and reports the trials.
 
-An engine failure is the trial's outcome; the engine is restarted and the loop continues. A trial whose engine is
-killed by another process is repeated. The loop ends early only if the model cannot be loaded, or if the engine is
-killed repeatedly.
+If the engine fails, the failure is the outcome of the trial, and the loop continues with a restarted engine. If another
+process kills the engine, the trial is repeated. The loop ends early only if the model cannot be loaded, or if the
+engine is killed repeatedly.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Protocol
 
 from tokenmill.engine.engine import Engine
-from tokenmill.engine.loading.process import read_memory, this_driver
+from tokenmill.engine.loading.process import local_vram, read_memory
 from tokenmill.errors import EngineDied, EngineError, EngineTimeout, TokenmillError
 from tokenmill.hardware.host import LocalHost
 from tokenmill.planner.plan import Plan
@@ -27,11 +27,12 @@ from tokenmill.tuner.point import Trial, TrialOutcome, TrialSettings
 from tokenmill.tuner.search.forecasts import fits
 from tokenmill.tuner.work import TuneRequests, WorkFor
 
-MOST_FAILED_LOADS = 3  # consecutive
-MOST_KILLS = 5  # of the engine by other processes, during one trial
-LEAST_LIMIT_S, LIMIT_TIMES = 300.0, 40  # time limit of a trial: seconds, or a multiple of the time for its waves
+MAX_FAILED_LOADS = 3  # in a row
+MAX_KILLS = 5  # by other processes, during one trial
+MIN_LIMIT_S = 300.0  # minimum time limit of a trial ...
+LIMIT_FACTOR = 40  # ... and the limit as a multiple of the time for its waves
 _MEMORY = (
-    "for memory",
+    "the oom killer",
     "out of memory",
     "failed to allocate",
     "unable to allocate",
@@ -46,11 +47,11 @@ _log = logging.getLogger("tokenmill")
 
 
 class TrialChooser(Protocol):
-    """Decides which settings are tried."""
+    """Decides which settings to try."""
 
     @property
     def reason(self) -> str:
-        """The next step, or why the search ended."""
+        """The current step, or why the search ended."""
 
     def ask(self) -> TrialSettings | None:
         """The next settings; None: done."""
@@ -80,9 +81,9 @@ class TrialContext:
     """State shared by all trials of a tuning."""
 
     plan: Plan
-    stand: EngineRig
+    rig: EngineRig
     how: MeasureOptions
-    watch: Callable[[], NoiseMonitor] | None = NoiseMonitor  # None: other use of the machine is ignored
+    watch: Callable[[], NoiseMonitor] | None = NoiseMonitor  # None: other load is ignored
     meter: Callable[[], Meter] = Meter
     no_energy: str | None = None  # why energy could not be read
     failed_loads: int = 0
@@ -92,7 +93,7 @@ class TrialContext:
 def outcome_of(error: TokenmillError) -> TrialOutcome:
     """The outcome of a trial that raised an error."""
     text = f"{error.message}\n{error.hint or ''}".lower()
-    if any(words in text for words in _MEMORY) and "not for memory" not in text:
+    if any(words in text for words in _MEMORY):
         return "out of memory"
     if isinstance(error, EngineTimeout):
         return "hung"
@@ -101,51 +102,51 @@ def outcome_of(error: TokenmillError) -> TrialOutcome:
     return "refused"
 
 
-async def attempt(context: TrialContext, dials: TrialSettings, work: WorkFor, number: int) -> Trial:
-    """Try settings. An engine that dies is an outcome, unless another process killed it: then the trial is repeated.
+async def attempt(context: TrialContext, settings: TrialSettings, work: WorkFor, number: int) -> Trial:
+    """Try settings. A failed engine is an outcome; if another process killed the engine, the trial is repeated.
 
-    Raises EngineError if the engine cannot be loaded at all, or was killed more than `MOST_KILLS` times.
+    Raises EngineError if the engine cannot be loaded, or was killed `MAX_KILLS` times.
     """
-    for _ in range(MOST_KILLS):
+    for _ in range(MAX_KILLS):
         try:
-            return await _attempt(context, dials, work, number)
+            return await _attempt(context, settings, work, number)
         except EngineDied as error:
             if not error.from_outside:
                 raise
-            await context.stand.lost()
+            await context.rig.lost()
             _log.warning("another process killed the engine during a trial; repeating the trial: %s", error.message)
             last = error
     raise EngineError(
-        f"other processes killed the engine {MOST_KILLS} times during one trial: {last.message}",
-        hint="find out what kills it; the same command keeps the trials so far and repeats this one",
+        f"other processes killed the engine {MAX_KILLS} times during one trial: {last.message}",
+        hint="find out what kills it, then run the same command again; it keeps the finished trials",
     )
 
 
-async def _attempt(context: TrialContext, dials: TrialSettings, work: WorkFor, number: int) -> Trial:
-    """One attempt at a trial; raises EngineDied if another process killed the engine, else as `attempt`."""
-    stand = context.stand
+async def _attempt(context: TrialContext, settings: TrialSettings, work: WorkFor, number: int) -> Trial:
+    """One attempt at a trial; raises EngineDied if another process killed the engine."""
+    rig = context.rig
     began = perf_counter()
-    loads = context.stand.loads
-    trial = Trial(dials, "refused")
+    loads = context.rig.loads
+    trial = Trial(settings, "refused")
     try:
-        if not fits(context.plan, dials):
-            raise EngineError("not tried: out of memory by the plan's ledger")
-        engine = await _loaded(context, dials)
-        async with asyncio.timeout(max(LEAST_LIMIT_S, LIMIT_TIMES * context.how.seconds)):
-            await stand.turn(dials)
-            trial = await _measured(context, engine, dials, await work(engine), number)
+        if not fits(context.plan, settings):
+            raise EngineError("not tried: out of memory according to the plan's ledger")
+        engine = await _loaded(context, settings)
+        async with asyncio.timeout(max(MIN_LIMIT_S, LIMIT_FACTOR * context.how.seconds)):
+            await rig.turn(settings)
+            trial = await _measured(context, engine, settings, await work(engine), number)
     except TimeoutError:
-        trial = replace(trial, outcome="hung", detail=f"no end after {perf_counter() - began:.0f} s")
-        await stand.lost()
+        trial = replace(trial, outcome="hung", detail=f"not finished after {perf_counter() - began:.0f} s")
+        await rig.lost()
     except TokenmillError as error:
         if isinstance(error, EngineDied) and error.from_outside:
             raise
-        if context.failed_loads and (context.failed_loads >= MOST_FAILED_LOADS or stand.loads == context.failed_loads):
+        if context.failed_loads and (context.failed_loads >= MAX_FAILED_LOADS or rig.loads == context.failed_loads):
             raise
         trial = replace(trial, outcome=outcome_of(error), detail=_detail(error))
         if isinstance(error, EngineDied | EngineTimeout):
-            await stand.lost()
-    return replace(trial, seconds=perf_counter() - began, loaded=stand.loads > loads, when=_now())
+            await rig.lost()
+    return replace(trial, seconds=perf_counter() - began, loaded=rig.loads > loads, when=_now())
 
 
 async def drive(
@@ -157,37 +158,37 @@ async def drive(
     keep: Callable[[Trial], None],
     tell: Callable[[TrialStep], None],
 ) -> tuple[Trial, ...]:
-    """Run trials until the search is done; earlier trials in `known` count as well."""
+    """Run trials until the search is done; `known` are earlier trials."""
     trials = list(known)
     for trial in trials:
         search.tell(trial)
-    while (dials := search.ask()) is not None:
-        trial = await attempt(context, dials, work, len(trials))
-        keep(trial)  # stored before the search sees it, because the run may be interrupted
+    while (settings := search.ask()) is not None:
+        trial = await attempt(context, settings, work, len(trials))
+        keep(trial)  # first, because the run may be interrupted
         search.tell(trial)
         trials.append(trial)
         tell(TrialStep(len(trials), trial, search.best(), search.remaining()))
     return tuple(trials)
 
 
-async def _loaded(context: TrialContext, dials: TrialSettings) -> Engine:
-    before = context.stand.loads
+async def _loaded(context: TrialContext, settings: TrialSettings) -> Engine:
+    before = context.rig.loads
     try:
-        engine = await context.stand.ready(dials)
+        engine = await context.rig.ready(settings)
     except EngineError as error:
         if not (isinstance(error, EngineDied) and error.from_outside):
-            context.failed_loads += context.stand.loads - before
+            context.failed_loads += context.rig.loads - before
         raise
     context.failed_loads = 0
     return engine
 
 
 async def _measured(
-    context: TrialContext, engine: Engine, dials: TrialSettings, work: TuneRequests, number: int
+    context: TrialContext, engine: Engine, settings: TrialSettings, work: TuneRequests, number: int
 ) -> Trial:
     pids = pids_of(engine)
     context.depth = work.depth
-    head_s = await prepare(engine, work, number, dials.sequences)
+    prefix_s = await prepare(engine, work, number, settings.sequences)
     watch = context.watch() if context.watch is not None else None
     meter = context.meter()
     if watch is not None:
@@ -199,17 +200,17 @@ async def _measured(
         work,
         context.how,
         trial=number,
-        lanes=dials.sequences,
-        ubatch=dials.ubatch,
-        context=dials.context,
-        head_s=head_s,
+        slots=settings.sequences,
+        ubatch=settings.ubatch,
+        context=settings.context,
+        prefix_s=prefix_s,
     )
     joules = meter.stop()
     seconds = perf_counter() - began
     context.no_energy = context.no_energy or joules.why_not
     disturbed = watch.stop() if watch is not None else None
     figures = replace(found.figures, joules_per_token=_per_token(joules, seconds, found), **_taken(context.plan, pids))
-    return Trial(dials, "measured", figures, disturbed=disturbed)
+    return Trial(settings, "measured", figures, disturbed=disturbed)
 
 
 def _per_token(joules: Joules, seconds: float, found: Measured) -> float | None:
@@ -219,7 +220,7 @@ def _per_token(joules: Joules, seconds: float, found: Measured) -> float | None:
 
 
 def _taken(plan: Plan, pids: tuple[int, ...]) -> dict[str, int | None]:
-    vram = this_driver()(pids) if plan.placement.gpus and pids else None
+    vram = local_vram()(pids) if plan.placement.gpus and pids else None
     return {
         "host_bytes": read_memory(LocalHost(), pids).rss_bytes if pids else None,
         "gpu_bytes": sum(vram.values()) if vram else None,

@@ -5,7 +5,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tokenmill.cli.output import facts
-from tokenmill.tuner.describe import dials_words, figures_words, number_words, short_seconds
+from tokenmill.tuner.describe import figures_words, number_words, settings_words, short_seconds
 from tokenmill.tuner.point import OperatingPoint
 from tokenmill.tuner.search.noise import spread
 from tokenmill.units import format_seconds, number_of
@@ -18,7 +18,7 @@ def outcome_shown(point: OperatingPoint, reason: str) -> list[RenderableType]:
     dials = point.dials
     figures = point.figures
     rows = {
-        "settings": dials_words(dials, whole=True),
+        "settings": settings_words(dials, whole=True),
         "measured": figures_words(figures, whole=True),
         "knee": point.knee,
         "trade-off": "\n".join(point.given_up) or "none",

@@ -1,11 +1,11 @@
-"""Benchmarks of an engine as it is served.
+"""Benchmarks of an engine through its serving interface.
 
-run       which parts are measured, in which order
+run       the sections of a benchmark, in order
 rig       an engine set up for measuring: repeats points, discards disturbed runs
-served    one request on the caller's clock, and text that no cache holds
+served    timing of one request, and prompts that are not cached
 rows      results: one row per point
 sweep     speed by depth, threads and sequences
-cache     what the prompt cache saves
+cache     the effect of the prompt cache
 energy    joules per token
 tables    CSV, Markdown and sentences
 """

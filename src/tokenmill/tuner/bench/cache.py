@@ -1,6 +1,6 @@
-"""What the prompt cache saves: a prompt the first time, again, and with a new end; and the size of its state.
+"""Measures the prompt cache: a new prompt, the same prompt again, its prefix with a new end, and the size of its state.
 
-The first request after a start is measured too: it touches pages, allocates buffers and chooses kernels.
+Also measures the first request after a start, which touches pages, allocates buffers and chooses kernels.
 """
 
 import tempfile
@@ -14,19 +14,19 @@ from tokenmill.tuner.bench.rows import BenchRow, Runs, Stat, row_of
 from tokenmill.tuner.bench.served import Served, Units
 from tokenmill.tuner.bench.sweep import Keep, joined
 
-TAIL = 64  # tokens of a job after a shared prefix
+TAIL = 64  # tokens after the shared prefix
 
 
 @dataclass(frozen=True, slots=True)
 class CacheEffect:
-    """A cached prompt compared with the same prompt when it was not cached."""
+    """A cached prompt compared with an uncached one."""
 
     prompt_tokens: int
     saved_tokens: int | None  # None: the engine does not report it
     lookup_s: Stat  # to the first token of a fully cached prompt
     cold_s: Stat  # to the first token of a prompt that is not cached
-    state_bytes: int | None  # of the prompt's saved state; None: the engine cannot save it
-    predicted_state_bytes: int | None  # of its KV cells, by the plan
+    state_bytes: int | None  # of the prompt's state in a file; None: the engine cannot save it
+    predicted_state_bytes: int | None  # of its KV cells, according to the plan
 
     @property
     def times(self) -> float:
@@ -35,9 +35,9 @@ class CacheEffect:
 
 
 async def first(rig: Rig, *, prompt: int, tokens: int, keep: Keep) -> BenchRow:
-    """The first request to a new engine; it must not have had one before."""
+    """Measure the first request of an engine, which must have had none before."""
     rig.need(prompt + tokens, f"a prompt of {prompt:,}")
-    rig.tell("the first request")
+    rig.tell("first request")
     served = await rig.ask(await rig.prose.take(prompt), tokens)
     return keep(row_of("first", Runs((served,))))
 
@@ -45,7 +45,7 @@ async def first(rig: Rig, *, prompt: int, tokens: int, keep: Keep) -> BenchRow:
 async def cache(
     rig: Rig, *, prompt: int, tokens: int, keep: Keep, plan: Plan | None
 ) -> tuple[tuple[BenchRow, ...], CacheEffect | None]:
-    """A cold prompt, the same again, and its prefix with a new end; the effect is None if nothing was reused."""
+    """Measure a new prompt, the same again, and its prefix with a new end; the effect is None if nothing was reused."""
     rig.need(prompt + TAIL + tokens, f"a prompt of {prompt:,} with a tail")
     units: Units = ()
 
@@ -60,11 +60,11 @@ async def cache(
     async def tail() -> Served:
         return await rig.ask(joined(units, await rig.prose.take(TAIL)), tokens)
 
-    rig.tell("a prompt the first time")
+    rig.tell("new prompt")
     one = keep(row_of("cold", await rig.runs(cold)))
-    rig.tell("the same prompt again")
+    rig.tell("same prompt again")
     two = keep(row_of("again", await rig.runs(again)))
-    rig.tell("the same head, a new tail")
+    rig.tell("same prefix, new tail")
     three = keep(row_of("tail", await rig.runs(tail)))
     return (one, two, three), await _effect(rig, one, two, units, plan)
 
@@ -83,7 +83,7 @@ async def _effect(rig: Rig, cold: BenchRow, again: BenchRow, units: Units, plan:
 
 
 def state_bytes(plan: Plan, tokens: int) -> int:
-    """Bytes of KV cells for `tokens`, by the plan."""
+    """Bytes of KV cells for `tokens`, according to the plan."""
     kv = sum(row.bytes for row in plan.ledger.full_context if row.item == "kv")
     return round(kv * tokens / plan.settings.cells)
 
@@ -93,9 +93,9 @@ async def _saved_bytes(rig: Rig, units: Units) -> int | None:
     if not can.saves_prefixes or can.saves_slots:
         return None
     with tempfile.TemporaryDirectory(prefix="tokenmill-") as folder:
-        path = Path(folder) / "head"
+        path = Path(folder) / "prefix"
         try:
             await rig.engine.save_prefix(rig.prose.prompt(units), path)
         except EngineError:
-            return None  # for example, the disk is full; the size is a detail
+            return None  # such as a full disk; the size is not important
         return path.stat().st_size

@@ -1,7 +1,7 @@
 """Joules per token, and the cost of a million tokens at a price of electricity.
 
-Counters and wall meters see the whole machine, idle power included; the cost is that of energy alone, not of the
-machine. Prefill and decode differ by an order of magnitude, so each is measured apart.
+Counters and wall meters include the whole machine and its idle power. The cost is that of electricity alone. Prefill
+and decode are measured separately, because they differ by an order of magnitude.
 """
 
 import re
@@ -20,8 +20,8 @@ _PRICE = re.compile(
 )
 
 
-class Measures(Protocol):
-    """Joules between two moments."""
+class EnergyMeter(Protocol):
+    """Measures joules between two moments."""
 
     def start(self) -> None:
         """Start measuring."""
@@ -38,7 +38,7 @@ class Price:
     currency: str = ""
 
     def of_million(self, joules_per_token: float) -> float:
-        """The price of a million tokens at `joules` each."""
+        """The price of a million tokens."""
         return joules_per_token * 1e6 / _KWH_J * self.per_kwh
 
 
@@ -48,7 +48,7 @@ class Energy:
 
     decode_j: Stat | None = None  # per generated token
     prefill_j: Stat | None = None  # per prompt token
-    source: str | None = None  # counters, or the figure of a wall meter
+    source: str | None = None  # counters, or a given power
     why_not: str | None = None
 
 
@@ -57,13 +57,13 @@ def parse_price(text: str) -> Price:
     match = _PRICE.fullmatch(text)
     if match is None:
         raise UsageError(
-            f"{text!r} is not a price of electricity", hint="for example --price 0.30/kWh", code="invalid_price"
+            f"invalid price of electricity {text!r}", hint="for example --price 0.30/kWh", code="invalid_price"
         )
     return Price(float(match[2].replace(",", ".")), match[1] or match[3])
 
 
 async def energy(
-    rig: Rig, *, prompt: int, tokens: int, watts: float | None = None, meter: Measures | None = None
+    rig: Rig, *, prompt: int, tokens: int, watts: float | None = None, meter: EnergyMeter | None = None
 ) -> Energy:
     """Joules per prompt token and per generated token, from the counters or from a given power."""
     meter = meter or Meter()
@@ -71,9 +71,11 @@ async def energy(
         meter.start()
         why = meter.stop()
         if why.total is None:
-            return Energy(why_not=why.why_not or "no counter of this machine's energy could be read")
+            return Energy(why_not=why.why_not or "this machine has no readable energy counter")
     elif watts <= 0:
-        raise UsageError("--watts must be more than 0", hint="what a wall meter shows while it works")
+        raise UsageError(
+            f"--watts must be more than 0 (got {watts:g})", hint="read a wall meter while the engine works"
+        )
     rig.need(prompt + tokens, f"a prompt of {prompt:,}")
     rig.tell("energy")
     units: Units = ()
@@ -90,11 +92,11 @@ async def energy(
         read, read_j = await metered(units, 1)
         written, written_j = await metered(units, tokens)
         if written.computed_tokens > read.computed_tokens // 2:
-            written_j = None  # includes the energy of a prompt that was computed again
+            written_j = None  # includes the energy of a recomputed prompt
         return _each(read_j, read.computed_tokens), _each(written_j, written.written_tokens)
 
     found, _, _ = await rig.repeated(once)
-    source = "the machine's counters" if watts is None else f"{watts:g} W, as given"
+    source = "the machine's counters" if watts is None else f"the given {watts:g} W"
     return Energy(stat([decode for _, decode in found]), stat([prefill for prefill, _ in found]), source)
 
 

@@ -1,6 +1,6 @@
 """Results as rows: one per point, with the median and the spread of its runs.
 
-Every figure is measured; forecasts of the same point have fields of their own.
+All figures are measured, except the fields that begin with `predicted`.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,8 +30,8 @@ class Stat:
 
 @dataclass(frozen=True, slots=True)
 class BenchRow:
-    """One point. PP and TG are computed prompt tokens and generated tokens of all sequences together; N_KV is the
-    number of cached tokens of one sequence before."""
+    """One point. PP and TG: computed prompt tokens and generated tokens of all sequences. N_KV: cached tokens of one
+    sequence before."""
 
     what: What
     pp: int
@@ -50,7 +50,7 @@ class BenchRow:
     engine_t_tg_s: float | None = None
     predicted_pp_tok_s: float | None = None
     predicted_tg_tok_s: float | None = None
-    disturbed: str | None = None  # why every run was disturbed
+    disturbed: str | None = None  # the last disturbance, if all runs were disturbed
     repeated: int = 0  # disturbed runs that were repeated
 
     @property
@@ -61,7 +61,7 @@ class BenchRow:
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """The runs of one point that count."""
+    """The valid runs of one point."""
 
     served: tuple[Served, ...]
     disturbed: str | None = None

@@ -1,7 +1,7 @@
-"""A benchmark of an engine as it is served: which parts, in which order, and where every figure goes.
+"""Runs a benchmark of an engine, section by section.
 
-The forecast for the same point is added to each row if there is a plan. Rows go into the history as soon as they
-are measured, so an interrupted benchmark loses nothing. Prints nothing.
+With a plan, each row gets the forecast of its point. Rows are recorded in the history as soon as they are measured, so
+an interrupted benchmark loses nothing. Prints nothing.
 """
 
 from collections.abc import Callable
@@ -22,28 +22,28 @@ from tokenmill.tuner.point import Figures, PointScope, TrialSettings
 
 BenchSection = Literal["first", "cache", "sweep", "threads", "sequences", "energy"]
 PARTS: tuple[BenchSection, ...] = get_args(BenchSection)
-PROMPT = 512  # tokens of a prompt, except in the sweep by depth
-BESIDE = 128  # tokens of each prompt with several sequences
-LEAST_PROMPT = 16
-PART = 0.1  # relative tolerance of the length of a micro-batch
+PROMPT = 512  # tokens of a prompt, except in the sweep
+SHORT_PROMPT = 128  # tokens of each prompt with several sequences
+MIN_PROMPT = 16
+LENGTH_TOLERANCE = 0.1  # relative, of the length of a micro-batch
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """What to measure."""
+class BenchOptions:
+    """Sections and sizes of a benchmark."""
 
     parts: tuple[BenchSection, ...] = PARTS
     depth: int = 2048
     step: int = 512
     tokens: int = 128  # generated at each point
     threads: tuple[int, ...] = ()
-    sequences: tuple[int, ...] | None = None  # None: derived from the engine's slots
+    sequences: tuple[int, ...] | None = None  # None: up to the engine's slots
     watts: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """All results of one engine. Every figure is measured unless its name says predicted."""
+    """All results of one engine."""
 
     place: PointScope
     when: str  # ISO 8601, UTC
@@ -59,7 +59,7 @@ class Bench:
 
 
 @dataclass(slots=True)
-class _Book:
+class _Rows:
     """Collects rows as they are measured."""
 
     plan: Plan | None
@@ -78,14 +78,14 @@ class _Book:
 
 async def bench(
     rig: Rig,
-    order: Order,
+    order: BenchOptions,
     place: PointScope,
     *,
     plan: Plan | None = None,
     record: Callable[[SpeedRecord], None] | None = None,
 ) -> Bench:
-    """Measure an engine; `record` is called immediately with each speed that belongs in the history."""
-    book = _Book(plan, place, record)
+    """Measure an engine; `record` is called with each speed for the history as soon as it is measured."""
+    book = _Rows(plan, place, record)
     when = now()
     notes = [] if plan is None else [note for note in plan.forecast.notes if note.startswith("no forecast")]
     effect = None
@@ -95,12 +95,12 @@ async def bench(
     if "first" in order.parts:
         await first(rig, prompt=prompt, tokens=order.tokens, keep=book.keep)
     else:
-        rig.tell("a request that does not count")
-        await rig.ask(await rig.prose.take(LEAST_PROMPT), 2)
+        rig.tell("warm-up")
+        await rig.ask(await rig.prose.take(MIN_PROMPT), 2)
     if "cache" in order.parts or "first" in order.parts:
         _, effect = await cache(rig, prompt=prompt, tokens=order.tokens, keep=book.keep, plan=plan)
         if effect is None:
-            notes.append("the prompt cache was of no use: the same prompt was computed again")
+            notes.append("the prompt cache had no effect: a repeated prompt was computed again")
     if "sweep" in order.parts:
         await sweep(rig, depth=order.depth, step=order.step, tokens=order.tokens, keep=book.keep)
     if "threads" in order.parts:
@@ -108,27 +108,33 @@ async def bench(
         notes += [note] if note else []
     if "sequences" in order.parts:
         _, note = await by_sequences(
-            rig, order.sequences, prompt=min(BESIDE, prompt), tokens=order.tokens, keep=book.keep
+            rig, order.sequences, prompt=min(SHORT_PROMPT, prompt), tokens=order.tokens, keep=book.keep
         )
         notes += [note] if note else []
     if "energy" in order.parts:
         used = await energy(rig, prompt=prompt, tokens=order.tokens, watts=order.watts)
     left_out = sum(row.disturbed is not None for row in book.rows)
     if left_out and record is not None and plan is not None:
-        notes.append(f"{left_out} disturbed point{'s are' if left_out > 1 else ' is'} not kept in the history")
+        notes.append(f"{left_out} disturbed point{'s are' if left_out > 1 else ' is'} not recorded in the history")
     return Bench(
-        place, when, tuple(book.rows), effect, used, None if plan is None else dials_of(plan.settings), tuple(notes)
+        place,
+        when,
+        tuple(book.rows),
+        effect,
+        used,
+        None if plan is None else trial_settings_of(plan.settings),
+        tuple(notes),
     )
 
 
 def belongs(row: BenchRow) -> bool:
-    """Whether a row belongs in the history: forecasts assume a steady state on an idle machine."""
+    """Whether to record a row in the history, which is for the steady state on an idle machine."""
     return row.what != "first" and row.disturbed is None
 
 
-def prompt_tokens(rig: Rig, beside: int) -> int:
-    """Tokens of a prompt: `PROMPT`, or fewer if the context has no room for them and `beside` other tokens."""
-    return PROMPT if rig.room is None else max(LEAST_PROMPT, min(PROMPT, rig.room - beside))
+def prompt_tokens(rig: Rig, others: int) -> int:
+    """Tokens of a prompt: `PROMPT`, or fewer if the context is too short for them and `others` more tokens."""
+    return PROMPT if rig.room is None else max(MIN_PROMPT, min(PROMPT, rig.room - others))
 
 
 def now() -> str:
@@ -166,8 +172,8 @@ def predicted(plan: Plan, row: BenchRow) -> BenchRow:
     )
 
 
-def dials_of(settings: Settings) -> TrialSettings:
-    """A plan's settings as the history stores them."""
+def trial_settings_of(settings: Settings) -> TrialSettings:
+    """A plan's settings as trial settings."""
     return TrialSettings(
         settings.threads,
         settings.threads_batch,
@@ -192,10 +198,10 @@ def speed_of(
     *,
     placement: str = UNKNOWN,
 ) -> SpeedRecord:
-    """The row as a speed of the history, with the number of sequences in use and the fingerprint of the placement."""
-    dials = replace(dials_of(settings), sequences=row.sequences, placement=placement)
+    """A row as a speed record, with its number of sequences and the fingerprint of the placement."""
+    used = replace(trial_settings_of(settings), sequences=row.sequences, placement=placement)
     if row.threads is not None:
-        dials = replace(dials, threads=row.threads, threads_batch=row.threads_batch or row.threads)
+        used = replace(used, threads=row.threads, threads_batch=row.threads_batch or row.threads)
     alike = row.sequences == 1 and last_part(row.pp, row.depth, settings.ubatch)
     read = row.s_pp_tok_s if alike else None
     write = row.s_tg_tok_s
@@ -208,7 +214,7 @@ def speed_of(
         place.engine,
         place.build,
         source,
-        dials,
+        used,
         row.depth,
         Figures(write.median if write else None, read.median if read else None),
         Figures(row.predicted_tg_tok_s, row.predicted_pp_tok_s if alike else None),
@@ -216,6 +222,6 @@ def speed_of(
 
 
 def last_part(computed: int, depth: int, ubatch: int) -> bool:
-    """Whether `computed` tokens were about the last micro-batch of a prompt: the history stores such prefill speeds."""
+    """Whether `computed` tokens were about the last micro-batch of a prompt, as for prefill speeds in the history."""
     usual = min(depth, ubatch)
-    return abs(computed - usual) <= PART * usual
+    return abs(computed - usual) <= LENGTH_TOLERANCE * usual

@@ -1,8 +1,8 @@
-"""One request as it is served, on the caller's clock, and prompts that no cache holds.
+"""Times one request, and generates prompts that are not cached.
 
-Native workers, servers and URLs are measured in the same way, from sending a request to its end. An engine's own
-timings are preferred, because pieces arrive late and together while the caller's processor is busy. Without them,
-arrival times count; a piece may hold several tokens, so tokens are counted, not pieces.
+All engines are measured in the same way, from sending a request to its end. The engine's own timings are preferred,
+because tokens arrive late and together while the caller's CPU is busy. Without them, arrival times are used; a piece
+may have several tokens, so tokens are counted, not pieces.
 """
 
 import time
@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from tokenmill.engine.engine import Answer, Engine, Prompt, Request, Sampling
 from tokenmill.errors import EngineError, RequestRefused
 
-LEAST_COMPUTED = 16  # minimum prompt tokens that give a prefill speed
+MIN_COMPUTED = 16  # minimum prompt tokens for a prefill speed
 CHUNK_WORDS = 2000
-FIRSTS = 48  # texts that begin differently; must be fewer than words
+FIRSTS = 48  # recent texts that must begin differently; fewer than there are words
 _VOCABULARY = """
     river mill stone wheel grain harbour ledger bridge copper lantern winter signal valley engine garden tower keeper
     morning archive current furnace village compass orchard railway machine number letter window market carries turns
@@ -26,9 +26,9 @@ _VOCABULARY = """
 WORDS = tuple(_VOCABULARY.split())
 
 Units = tuple[int, ...] | tuple[str, ...]
-"""Tokens, or words where an engine does not return tokens."""
+"""Tokens, or words if the engine does not return tokens."""
 Arrivals = Sequence[tuple[float, int]]
-"""Arrival times, and the number of tokens."""
+"""Pairs of arrival time and number of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Served:
     cached_tokens: int | None  # None: the engine does not report it
     written_tokens: int
     first_s: float  # from sending it to its first token
-    write_s: float | None  # from the first to the last token; None: there was one piece
+    write_s: float | None  # from the first to the last token; None: only one piece arrived
     total_s: float
     timed_tokens: int = 0  # generated in `write_s`
     engine_prefill_s: float | None = None
@@ -47,13 +47,13 @@ class Served:
 
     @property
     def computed_tokens(self) -> int:
-        """Computed prompt tokens; all of them where the engine does not report cached ones."""
+        """Computed prompt tokens; all of them if the engine does not report cached ones."""
         return self.prompt_tokens - (self.cached_tokens or 0)
 
     @property
     def prefill_tok_s(self) -> float | None:
-        """Prompt tokens per second until the first token; None if there were too few."""
-        return self.computed_tokens / self.first_s if self.computed_tokens >= LEAST_COMPUTED and self.first_s else None
+        """Prompt tokens per second until the first token; None with too few tokens."""
+        return self.computed_tokens / self.first_s if self.computed_tokens >= MIN_COMPUTED and self.first_s else None
 
     @property
     def decode_tok_s(self) -> float | None:
@@ -62,9 +62,9 @@ class Served:
 
 
 def timed(sent_s: float, arrivals: Arrivals, answer: Answer, ended_s: float) -> Served:
-    """A finished stream: total time by the caller's clock, its parts by the engine's clock or by arrivals.
+    """The times of a finished stream: the total by the caller's clock, its parts by the engine's clock or by arrivals.
 
-    A first piece of several tokens came later than its first token did: by as many steps as it has tokens more.
+    If the first piece has several tokens, the first token was generated one step earlier for each further token.
     """
     usage = answer.usage
     timings = answer.timings
@@ -118,22 +118,22 @@ def words(seed: int, count: int) -> tuple[str, ...]:
 
 
 class Prose:
-    """Text that is new at each call, as tokens where the engine returns them."""
+    """Generates text that is new at each call, as tokens if the engine returns them."""
 
     def __init__(self, engine: Engine, seed: int) -> None:
-        """Text for one engine; each seed gives another text."""
+        """Generate text for one engine; each seed gives another text."""
         self._engine = engine
         self._seed = seed
         self._as_tokens: bool | None = None
-        self._head: tuple[int, ...] = ()
+        self._prefix: tuple[int, ...] = ()
         self._units: list[int | str] = []
         self._firsts: deque[int | str] = deque(maxlen=FIRSTS)
         self.tokens_per_unit = 1.0
 
     async def take(self, tokens: int) -> Units:
-        """`count` new tokens; approximately, where only words are known.
+        """`tokens` new tokens; approximate if only words are known.
 
-        Recent texts began with other tokens, so that the beginning is not cached.
+        The text begins with another token than recent texts, so that its beginning is not cached.
         """
         await self.learn()
         count = tokens if self._as_tokens else max(1, round(tokens / self.tokens_per_unit))
@@ -152,37 +152,37 @@ class Prose:
     async def _more(self) -> Units:
         self._seed += 1
         text = words(self._seed, CHUNK_WORDS)
-        return (await self._engine.tokenize(" " + " ".join(text)))[len(self._head) :] if self._as_tokens else text
+        return (await self._engine.tokenize(" " + " ".join(text)))[len(self._prefix) :] if self._as_tokens else text
 
     def prompt(self, units: Units) -> Prompt:
-        """The prompt for some units."""
+        """The prompt for units."""
         if self._as_tokens:
-            return (*self._head, *(unit for unit in units if isinstance(unit, int)))
+            return (*self._prefix, *(unit for unit in units if isinstance(unit, int)))
         return " ".join(map(str, units))
 
-    def was(self, units: Units, tokens: int) -> None:
-        """Learn from the token count of a prompt of words."""
+    def calibrate(self, units: Units, tokens: int) -> None:
+        """Update the tokens per word from a prompt whose token count is known."""
         if units and not self._as_tokens:
             self.tokens_per_unit = tokens / len(units)
 
     @property
-    def head_tokens(self) -> int:
+    def prefix_tokens(self) -> int:
         """Tokens that the engine adds before every text, such as BOS; 0 until `learn` was called."""
-        return len(self._head)
+        return len(self._prefix)
 
     async def learn(self) -> None:
-        """Ask the engine, once, whether it returns tokens, and which it adds before every text."""
+        """Find out whether the engine returns tokens, and which it adds before every text; asks it only once."""
         if self._as_tokens is None:
             try:
-                self._head = await self._engine.tokenize("")
+                self._prefix = await self._engine.tokenize("")
                 self._as_tokens = True
             except RequestRefused:
                 self._as_tokens = False
 
 
-def request_for(prompt: Prompt, tokens: int, *, lane: int | None = None, ends: bool = False) -> Request:
-    """A request that generates exactly `tokens`; with `ends` perhaps fewer, for servers that cannot ignore the end.
+def request_for(prompt: Prompt, tokens: int, *, slot: int | None = None, ends: bool = False) -> Request:
+    """A request that generates exactly `tokens`; perhaps fewer with `ends`, for servers that cannot ignore the end.
 
-    Tokens are sampled: greedy decoding soon repeats itself and activates the same experts.
+    Tokens are sampled, because greedy decoding repeats itself and activates the same experts.
     """
-    return Request(prompt, Sampling(temperature=1.0, seed=1), max_tokens=tokens, ignore_eos=not ends, lane=lane)
+    return Request(prompt, Sampling(temperature=1.0, seed=1), max_tokens=tokens, ignore_eos=not ends, slot=slot)

@@ -1,7 +1,7 @@
-"""A benchmark as text: CSV with one line per point, Markdown in the field's columns, and the sentences next to them.
+"""A benchmark as text: CSV with one line per point, Markdown tables, and sentences.
 
-Columns are named as llama-sweep-bench names them: PP, TG, N_KV, T_PP s, S_PP t/s, T_TG s, S_TG t/s. Every figure is
-measured; predicted ones have columns of their own.
+Columns have the names of llama-sweep-bench: PP, TG, N_KV, T_PP s, S_PP t/s, T_TG s, S_TG t/s. Predicted figures have
+separate columns.
 """
 
 import csv
@@ -46,13 +46,13 @@ TITLES = {
     "first": "first request",
     "cold": "new prompt",
     "again": "same prompt again",
-    "tail": "same head, new tail",
+    "tail": "same prefix, new tail",
 }
 Cells = Sequence[str]
 
 
 def as_csv(bench: Bench) -> str:
-    """All points, one per line, with machine, build and date."""
+    """CSV with all points, one per line, with machine, build and date."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -103,7 +103,7 @@ def _spread(value: Stat | None) -> float | None:
 
 
 def as_markdown(bench: Bench, price: Price | None = None) -> str:
-    """Tables to paste, with machine, engine build and date above and notes below."""
+    """Markdown tables, with machine, engine build and date above and notes below."""
     place = bench.place
     parts = [f"Measured on {place.machine}: {place.model}, {place.build}, {bench.when}."]
     requests = bench.of("first", "cold", "again", "tail")
@@ -156,7 +156,7 @@ TURN_COLUMNS = ("PP t/s", "±", "TG t/s", "±", "of best", "predicted PP", "pred
 
 
 def sweep_cells(row: BenchRow) -> Cells:
-    """A row as llama-sweep-bench prints it, with spread and forecast."""
+    """A row in the columns of llama-sweep-bench, with spread and forecast."""
     return (
         str(row.pp),
         str(row.tg),
@@ -188,7 +188,7 @@ def request_cells(row: BenchRow) -> Cells:
 
 
 def turn_cells(rows: Sequence[BenchRow], *, by: str) -> list[Cells]:
-    """Rows by threads or by sequences, each as a share of the best."""
+    """Rows by threads or by sequences, each with its share of the best."""
     best = max((row.s_tg_tok_s.median for row in rows if row.s_tg_tok_s), default=None)
     return [
         (
@@ -240,21 +240,21 @@ def first_words(rows: Sequence[BenchRow]) -> Iterator[str]:
     if first is None or cold is None or first.total_s is None or cold.total_s is None:
         return
     ratio = first.total_s.median / cold.total_s.median
-    yield f"the first request took {ratio:.2f} times what a new prompt takes in steady state"
+    yield f"the first request took {ratio:.2f} times as long as a new prompt in steady state"
 
 
 def cache_words(effect: CacheEffect) -> Iterator[str]:
     """The saving of the prompt cache, and the size of the prompt's state."""
     saved = "an unknown number of" if effect.saved_tokens is None else f"{effect.saved_tokens:,}"
     yield (
-        f"prompt cache: {saved} of {effect.prompt_tokens:,} tokens saved; the first token comes after "
-        f"{_ms(effect.lookup_s)}, not {_ms(effect.cold_s)}: {effect.times:.1f} times sooner"
+        f"prompt cache: {saved} of {effect.prompt_tokens:,} tokens saved; first token after "
+        f"{_ms(effect.lookup_s)}, not {_ms(effect.cold_s)}: {effect.times:.1f} times faster"
     )
     state = []
     if effect.state_bytes is not None:
         state.append(f"{format_bytes(effect.state_bytes)} saved to a file")
     if effect.predicted_state_bytes is not None:
-        state.append(f"{format_bytes(effect.predicted_state_bytes)} predicted for its cells")
+        state.append(f"{format_bytes(effect.predicted_state_bytes)} predicted for its KV cells")
     if state:
         yield f"state of the prompt: {', '.join(state)}"
 
@@ -262,27 +262,27 @@ def cache_words(effect: CacheEffect) -> Iterator[str]:
 def energy_words(energy: Energy, price: Price | None) -> Iterator[str]:
     """Joules per token, the cost of a million tokens, and the source of the figures."""
     if energy.why_not is not None:
-        yield f"energy: not readable: {energy.why_not}; --watts takes a wall meter's figure"
+        yield f"energy: unknown: {energy.why_not}; use --watts to give the power of a wall meter"
         return
-    for name, joules in (("written", energy.decode_j), ("of a prompt", energy.prefill_j)):
+    for name, joules in (("generated", energy.decode_j), ("prompt", energy.prefill_j)):
         if joules is not None:
-            cost = "" if price is None else f"; a million cost {_money(price, joules.median)}"
-            yield f"energy of a token {name}: {joules.median:.3g} J ±{joules.spread:.0%}{cost}"
-    alone = "" if price is None else "; the cost is that of energy alone"
-    yield f"from {energy.source}, the whole machine's, idle power included{alone}"
+            cost = "" if price is None else f"; {_money(price, joules.median)} per million"
+            yield f"energy per {name} token: {joules.median:.3g} J ±{joules.spread:.0%}{cost}"
+    alone = "" if price is None else "; the cost is that of electricity alone"
+    yield f"source: {energy.source}, for the whole machine with its idle power{alone}"
 
 
 def disturbed_words(bench: Bench) -> str | None:
     """The meaning of the star in the tables; None if no row has one."""
     found = list(dict.fromkeys(row.disturbed for row in bench.rows if row.disturbed))
-    return f"* disturbed in every run, the last time because {found[-1]}" if found else None
+    return f"* every run was disturbed, the last one because {found[-1]}" if found else None
 
 
 def end_words(bench: Bench) -> Iterator[str]:
     """The number of repeated runs, and the notes."""
     again = sum(row.repeated for row in bench.rows)
     if again:
-        yield f"{again} disturbed run{'s' if again > 1 else ''} made again"
+        yield f"{again} disturbed run{'s' if again > 1 else ''} repeated"
     yield from (f"note: {note}" for note in bench.notes)
 
 

@@ -1,8 +1,8 @@
-"""Checks whether a quantization of a model is good enough to use.
+"""Checks whether a quantisation of a model is good enough to use.
 
-tasks       the questions: a chronicle, JSON, code, texts (tasks.toml)
-judge       whether an answer is right; pure
-agreement   how often model and reference choose the same token
-result      scores and the verdict
-run         sends everything to an engine
+tasks       the tasks: a chronicle, JSON, code, texts (tasks.toml)
+judge       pure: whether an answer is correct
+agreement   how often a model and its reference predict the same token
+result      scores, thresholds and the verdict
+run         sends the tasks to an engine
 """

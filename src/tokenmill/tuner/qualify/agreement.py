@@ -1,8 +1,8 @@
 """Compares the next-token predictions of two engines: same most likely token, and Kullback-Leibler divergence.
 
-Each text is read token by token: the engine gets the preceding tokens and generates one token, biased to the text's
-own, with the log-probabilities of the most likely others. The cached prefix makes a position cost one token. Tokens
-outside the top list count as one, which slightly underestimates the divergence and keeps it non-negative.
+For each position of a text, the engine gets the preceding tokens and generates one token, biased to the text's own,
+with the log-probabilities of the most likely ones. With the prefix cached, a position costs one token. Tokens outside
+the top list are treated as one, which slightly underestimates the divergence and keeps it non-negative.
 """
 
 import math
@@ -66,20 +66,20 @@ async def read_texts(
     like: TextReading | None = None,
     tell: Callable[[int], None] = lambda done: None,
 ) -> TextReading:
-    """Read at most `positions` positions of each text, sequentially, because batching changes rounding.
+    """Predict up to `positions` positions of each text, sequentially, because batching changes rounding.
 
-    An engine that cannot tokenise uses the tokens of the reading `like`.
+    For an engine that cannot tokenise, the tokens of the reading `like` are used.
     """
-    most = min(MAX_LOGPROBS, engine.capabilities.max_logprobs)
-    if most < 1:
-        raise UsageError("the engine gives no probabilities, so agreement cannot be measured")
+    top_tokens = min(MAX_LOGPROBS, engine.capabilities.max_logprobs)
+    if top_tokens < 1:
+        raise UsageError("agreement cannot be measured: the engine reports no log-probabilities")
     tokens = await _tokens(engine, texts)
     if tokens is None and like is not None and like.by_token:
         tokens = like.tokens
     places: list[Place] = []
     for number, passage in enumerate(texts):
         for prompt, position, following in _steps(passage, tokens[number] if tokens else (), positions):
-            places.append(await _place(engine, passage.name, prompt, position, following, most))
+            places.append(await _place(engine, passage.name, prompt, position, following, top_tokens))
             tell(len(places))
     return TextReading(tokens is not None, tokens or (), tuple(places))
 
@@ -93,8 +93,8 @@ def compare(candidate: TextReading, reference: TextReading, *, worst: int = 3) -
     """Compare a model with its reference; raises UsageError if their tokens differ."""
     if candidate.by_token and reference.by_token and candidate.tokens != reference.tokens:
         raise UsageError(
-            "the two have different vocabularies: their next tokens cannot be compared",
-            hint="--against takes the same model in another quantisation",
+            "the two models have different vocabularies, so their predictions cannot be compared",
+            hint="use --against with another quantisation of the same model",
             code="vocabulary_mismatch",
         )
     others = {(place.text, place.position): place for place in reference.places}
@@ -104,7 +104,7 @@ def compare(candidate: TextReading, reference: TextReading, *, worst: int = 3) -
     pairs = [(mine, other) for mine, other in pairs if mine.top and other.top]
     if not pairs or candidate.by_token != reference.by_token:
         raise UsageError(
-            "the two models could not be compared at the same positions",
+            "the two models have no common positions",
             hint="use engines that report token IDs",
             code="position_mismatch",
         )
@@ -124,11 +124,11 @@ def compare(candidate: TextReading, reference: TextReading, *, worst: int = 3) -
 
 
 def divergence(reference: Sequence[tuple[bytes, float]], other: Sequence[tuple[bytes, float]]) -> float:
-    """KL divergence of `other` from the reference, in nats, over the reference's top list with the rest as one."""
+    """KL divergence of `other` from the reference in nats, over the reference's top list with the rest as one token."""
     known = {token: math.exp(logprob) for token, logprob in other}
     absent = sum(token not in known for token, _ in reference)
     left = max(0.0, 1.0 - sum(known.values()))
-    # a missing token is at most as likely as the least likely listed one, and shares the remaining probability
+    # a missing token is at most as likely as the least likely one in the list
     guess = min(*known.values(), left / (absent + 1))
     total = 0.0
     mass = 0.0
@@ -152,7 +152,7 @@ async def _tokens(engine: Engine, texts: Sequence[Passage]) -> tuple[tuple[int, 
 
 
 def _steps(passage: Passage, tokens: Sequence[int], positions: int) -> list[tuple[Prompt, int, int | None]]:
-    """Prompts of growing length, their ends, and the following token if tokens are known."""
+    """Prompts of growing length with their position, and the following token if tokens are known."""
     if tokens:
         ends = range(BEFORE, min(len(tokens), BEFORE + positions))
         return [(tuple(tokens[:end]), end, tokens[end]) for end in ends]
@@ -160,9 +160,11 @@ def _steps(passage: Passage, tokens: Sequence[int], positions: int) -> list[tupl
     return [(" ".join(words[:end]), end, None) for end in range(BEFORE, min(len(words), BEFORE + positions))]
 
 
-async def _place(engine: Engine, name: str, prompt: Prompt, position: int, following: int | None, most: int) -> Place:
+async def _place(
+    engine: Engine, name: str, prompt: Prompt, position: int, following: int | None, top_tokens: int
+) -> Place:
     bias = ((following, FORCED),) if following is not None and engine.capabilities.logit_bias else ()
-    sampling = Sampling(temperature=0.0, top_logprobs=most, logit_bias=bias)
+    sampling = Sampling(temperature=0.0, top_logprobs=top_tokens, logit_bias=bias)
     found = await answer(engine, Request(prompt, sampling, max_tokens=1, ignore_eos=engine.identity.kind != "url"))
     if not found.logprobs:
         return Place(name, position, (), None)

@@ -1,4 +1,7 @@
-"""Judges answers: contains a number, JSON of a given shape, code that parses. Pure."""
+"""Judges answers: a number, JSON of a given shape, code that parses. Pure.
+
+A judge returns None for a correct answer, else a description of the fault.
+"""
 
 import ast
 import json
@@ -38,19 +41,19 @@ def spoken(text: str) -> str:
 
 
 def has_number(answer: str, number: str) -> str | None:
-    """None if the number is in the answer as a separate word; else the fault."""
+    """Check that the answer contains the number as a separate word."""
     found = re.findall(r"\d+", spoken(answer).replace(",", ""))
     if number in found:
         return None
-    return f"said {found[0]}, not {number}" if found else f"said no number; it is {number}"
+    return f"answered {found[0]} instead of {number}" if found else f"answered without a number; expected {number}"
 
 
 def is_json(answer: str, shape: Any) -> str | None:
-    """None if the answer contains JSON of that shape, fenced or not; else the fault."""
+    """Check that the answer contains JSON of that shape, fenced or not."""
     text = _unfenced(spoken(answer))
     start = text.find("{")
     if start < 0:
-        return "there is no JSON in it"
+        return "the answer has no JSON"
     try:
         value, _ = _DECODER.raw_decode(text, start)  # text after the JSON is accepted
     except (ValueError, RecursionError) as error:
@@ -59,23 +62,23 @@ def is_json(answer: str, shape: Any) -> str | None:
 
 
 def _unlike(value: Any, shape: Any, where: str) -> str | None:
-    """The first path at which a value does not have a shape."""
+    """The first difference between a value and its shape; None if there is none."""
     if isinstance(shape, dict):
         return _unlike_object(value, shape, where)
     if isinstance(shape, list):
         return _unlike_list(value, shape, where)
     right = isinstance(value, _TYPES[shape]) and (shape == "boolean" or not isinstance(value, bool))
-    return None if right else f"{where or 'the whole'} is no {shape}"
+    return None if right else f"{where or 'the value'} must be of type {shape}"
 
 
 def _unlike_object(value: Any, shape: dict[str, Any], where: str) -> str | None:
-    at = where or "the whole"
+    at = where or "the value"
     if not isinstance(value, dict):
-        return f"{at} is no object"
+        return f"{at} must be an object"
     missing = sorted(shape.keys() - value.keys())
     extra = sorted(value.keys() - shape.keys())
     if missing or extra:
-        return f"{at} " + (f"lacks {missing[0]!r}" if missing else f"has {extra[0]!r}, which was not asked for")
+        return f"{at} " + (f"lacks {missing[0]!r}" if missing else f"has an unexpected key {extra[0]!r}")
     for key, wanted in shape.items():
         if found := _unlike(value[key], wanted, f"{where}.{key}".strip(".")):
             return found
@@ -85,9 +88,9 @@ def _unlike_object(value: Any, shape: dict[str, Any], where: str) -> str | None:
 def _unlike_list(value: Any, shape: list[Any], where: str) -> str | None:
     """A shape list with one item matches one or more such items; a longer one matches exactly its items."""
     if not isinstance(value, list):
-        return f"{where or 'the whole'} is no list"
+        return f"{where or 'the value'} must be a list"
     if not value or (len(shape) > 1 and len(value) != len(shape)):
-        return f"{where or 'the whole'} has {len(value)} items"
+        return f"{where or 'the value'} has {len(value)} items"
     shapes = shape if len(shape) > 1 else shape * len(value)
     for place, (item, wanted) in enumerate(zip(value, shapes, strict=True)):
         if found := _unlike(item, wanted, f"{where}[{place}]"):
@@ -119,20 +122,20 @@ def _unfenced(text: str) -> str:
 
 
 def is_code(answer: str, language: Language) -> str | None:
-    """None if the answer contains code that parses; else the first fault."""
+    """Check that the answer contains code that parses."""
     code = code_in(answer)
     if not code.strip():
-        return "there is no code in it"
+        return "the answer has no code"
     if language == "Python":
         return _python(code)
     if "{" not in code:
-        return "there is no function in it"
+        return "the code has no function"
     faults = syntax_faults(code, language)
     return faults[0] + (f", and {len(faults) - 1} more" if len(faults) > 1 else "") if faults else None
 
 
 def syntax_faults(code: str, language: Language) -> list[str]:
-    """Syntax errors of C, Java or JavaScript with line numbers, in order."""
+    """Syntax errors of C, Java or JavaScript code, in order, with line numbers."""
     faults = []
     pending = [_parser(language).parse(code.encode(errors="replace")).root_node]
     while pending:
@@ -148,7 +151,7 @@ def syntax_faults(code: str, language: Language) -> list[str]:
 
 
 def _unparsed(text: str, line: int) -> str:
-    """The error in unparsed text that begins on `line`: an unbalanced quote, if there is one."""
+    """Describe the error in unparsed text that begins on `line`."""
     lines = text.splitlines() or [""]
     for number, one in enumerate(lines, line):
         for name, quote in (("double", '"'), ("single", "'")):
@@ -173,4 +176,4 @@ def _python(code: str) -> str | None:
     except (ValueError, RecursionError, MemoryError) as error:
         return f"does not parse: {error}"
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    return None if any(isinstance(node, kinds) for node in ast.walk(tree)) else "there is no function in it"
+    return None if any(isinstance(node, kinds) for node in ast.walk(tree)) else "the code has no function"

@@ -7,7 +7,7 @@ from typing import Literal
 from tokenmill.tuner.qualify.agreement import Agreement, Place
 
 CheckName = Literal["needle", "json", "python", "c-like", "repeat", "agreement"]
-MOST_FAILURES = 4  # maximum failures shown per check
+MAX_FAILURES = 4  # shown per check
 # Thresholds. Llama 3 8B compared with its F16 (llama.cpp, tools/perplexity/README.md): Q4_K_M has a divergence of
 # 0.031 and 91.9 % same tokens, IQ3_S one of 0.111; users of IQ3_S report forgotten quotes and semicolons.
 WANTED: dict[CheckName, float] = {
@@ -18,14 +18,14 @@ WANTED: dict[CheckName, float] = {
     "repeat": 1.0,
     "agreement": 0.9,
 }
-MOST_KL = 0.06
+MAX_KL = 0.06
 USES: dict[CheckName, str] = {
-    "needle": "finding things in long documents",
+    "needle": "finding facts in long documents",
     "json": "structured output without a grammar",
     "python": "writing Python",
     "c-like": "writing C, Java and JavaScript",
-    "repeat": "answers that can be repeated",
-    "agreement": "standing in for the reference",
+    "repeat": "reproducible answers",
+    "agreement": "replacing the reference",
 }
 
 
@@ -43,7 +43,7 @@ class Check:
     """Result of one check."""
 
     name: CheckName
-    score: float  # share of right answers
+    score: float  # share of correct answers
     threshold: float  # minimum score
     good: bool
     words: str
@@ -59,14 +59,14 @@ class QualifyStep:
     check: CheckName
     done: int
     total: int
-    of: str | None = None  # the engine, if there are two
+    of: str | None = None  # name of the engine, if there are two
 
 
 Tell = Callable[[QualifyStep], None]
 
 
 def check(name: CheckName, asked: int, failures: Sequence[WrongAnswer], words: str, figures: dict[str, float]) -> Check:
-    """A check whose score is the share of answers that were right."""
+    """A check whose score is the share of correct answers."""
     score = (asked - len(failures)) / asked if asked else 0.0
     threshold = WANTED[name]
     return Check(
@@ -76,16 +76,16 @@ def check(name: CheckName, asked: int, failures: Sequence[WrongAnswer], words: s
         bool(asked) and score >= threshold,
         words,
         asked,
-        tuple(failures[:MOST_FAILURES]),
+        tuple(failures[:MAX_FAILURES]),
         figures,
     )
 
 
 def agreed(found: Agreement) -> Check:
-    """Check of a model's agreement with its reference."""
-    good = found.same_top >= WANTED["agreement"] and found.kl_mean <= MOST_KL
+    """The check for a model's agreement with its reference."""
+    good = found.same_top >= WANTED["agreement"] and found.kl_mean <= MAX_KL
     words = (
-        f"the same likeliest token at {found.same_top:.1%} of {found.positions:,} positions; KL divergence "
+        f"same most likely token at {found.same_top:.1%} of {found.positions:,} positions; KL divergence "
         f"{found.kl_mean:.4f} on average, {found.kl_p95:.3f} at the 95th percentile, {found.kl_max:.3f} at most"
     )
     figures = {
@@ -94,7 +94,7 @@ def agreed(found: Agreement) -> Check:
         "kl_mean": found.kl_mean,
         "kl_p95": found.kl_p95,
         "kl_max": found.kl_max,
-        "most_kl_mean": MOST_KL,
+        "most_kl_mean": MAX_KL,
     }
     if found.perplexity is not None and found.perplexity_reference is not None:
         words += f"; perplexity {found.perplexity:.4g}, the reference's {found.perplexity_reference:.4g}"
@@ -113,7 +113,7 @@ def verdict(checks: Sequence[Check]) -> str:
 
 def _apart(mine: Place, other: Place, value: float) -> WrongAnswer:
     said, wanted = (place.top[0][0].decode(errors="replace") for place in (mine, other))
-    why = f"the reference says {wanted!r}; divergence {value:.3f}"
+    why = f"the reference predicts {wanted!r}; divergence {value:.3f}"
     return WrongAnswer(f"{mine.text}, position {mine.position}", why, repr(said))
 
 

@@ -1,7 +1,7 @@
-"""Runs the quality checks of a quantisation: asks an engine, judges the answers, yields scores.
+"""Runs the quality checks of a quantisation: sends the tasks to an engine and judges the answers.
 
-Five checks, each with a score, a threshold and examples of failures. The tasks are in tasks.toml, the judges in
-judge.py. Starting the engine is up to the caller.
+Each check has a score, a threshold and examples of failures. The tasks are in tasks.toml, the judges in judge.py. The
+caller starts the engine.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ QUICK_DEPTHS = (1024,)
 QUICK_PLACES = (0.05, 0.5, 0.95)
 POSITIONS, QUICK_POSITIONS = 160, 48  # positions per text, compared with a reference
 QUICK_TEXTS = 3
-ROOM = 160  # tokens reserved for the question, the template and the answer
+RESERVED_TOKENS = 160  # for the question, the template and the answer
 _NUMBER_TOKENS = 48
 _JSON_TOKENS = 256
 _CODE_TOKENS = 400
@@ -29,7 +29,7 @@ _AGAIN_TOKENS = 48
 _ROUNDS = 3
 _EXCERPT = 160  # characters
 _CHARS_PER_TOKEN = 4.2  # assumed for an engine that cannot tokenise
-_SAMPLE = 12  # paragraphs on which characters per token are measured
+_SAMPLE = 12  # paragraphs for measuring characters per token
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,12 @@ class AskedTask:
 
     label: str
     request: Request
-    judge: Callable[[str], str | None]  # returns None if right, else the fault
+    judge: Callable[[str], str | None]  # returns None if correct, else the fault
     shown: Callable[[str], str] = spoken
 
 
 async def ask_all(engine: Engine, *, depths: Sequence[int], quick: bool, tell: Tell) -> AsyncIterator[Check]:
-    """Run the checks that need no reference, one after another."""
+    """Run the checks that need no reference."""
     if depths:
         yield await needles(engine, depths, places=QUICK_PLACES if quick else PLACES, tell=tell)
     yield await structured(engine, quick=quick, tell=tell)
@@ -62,7 +62,7 @@ async def needles(engine: Engine, depths: Sequence[int], *, places: Sequence[flo
     for document in made:
         found = []
         for asked in _about(engine, document):
-            # sequential: the first question computes the document, which a slot engine keeps in one slot
+            # one after the other, because the first question computes the document for the others
             found.append(await _asked(engine, asked))
             done += 1
             tell(QualifyStep("needle", done, total))
@@ -76,7 +76,7 @@ async def needles(engine: Engine, depths: Sequence[int], *, places: Sequence[flo
 
 
 async def structured(engine: Engine, *, quick: bool, tell: Tell) -> Check:
-    """Write JSON of a given shape, without a grammar."""
+    """Ask for JSON of a given shape, without a grammar."""
     tasks = asks().json.tasks[:: 2 if quick else 1]
     requests = [
         AskedTask(task.ask, _chat(engine, task.ask, asks().json.system, _JSON_TOKENS), _json_judge(task.wanted))
@@ -84,13 +84,13 @@ async def structured(engine: Engine, *, quick: bool, tell: Tell) -> Check:
     ]
     failures = await _together(engine, "json", requests, tell)
     right = len(tasks) - len(failures)
-    parsed = right + sum("parse" not in failure.why and "no JSON" not in failure.why for failure in failures)
-    words = f"{parsed} of {len(tasks)} parse, {right} have the shape that was asked for"
+    parsed = right + sum("parse" not in failure.why and "has no JSON" not in failure.why for failure in failures)
+    words = f"{parsed} of {len(tasks)} parse, {right} have the requested shape"
     return check("json", len(tasks), failures, words, {"parse": parsed / len(tasks)})
 
 
 async def code(engine: Engine, name: Literal["python", "c-like"], *, quick: bool, tell: Tell) -> Check:
-    """Write small functions, which must be complete but need not be correct."""
+    """Ask for small functions, which must parse but need not be correct."""
     tasks = [task for task in asks().code.tasks if (task.language == "Python") == (name == "python")]
     tasks = tasks[:: 2 if quick else 1]
 
@@ -107,13 +107,13 @@ async def code(engine: Engine, name: Literal["python", "c-like"], *, quick: bool
 
 
 def _kinds(failures: Sequence[WrongAnswer]) -> dict[str, float]:
-    """Number of answers whose first fault is a missing semicolon, quote or bracket."""
+    """Number of answers by first fault: a missing semicolon, quote or bracket."""
     found = {f"{kind}s": sum(kind in failure.why for failure in failures) for kind in ("semicolon", "quote", "bracket")}
     return {kind: float(number) for kind, number in found.items() if number}
 
 
 async def repeated(engine: Engine, *, quick: bool, tell: Tell) -> Check:
-    """Repeat a greedy request: alone it must not change; changes in a batch are only reported."""
+    """Repeat greedy requests: alone, the answer must not change; changes in a batch are only reported."""
     prompts = asks().again.prompts[: 2 if quick else None]
     requests = [_chat(engine, prompt, None, _AGAIN_TOKENS, logprobs=True) for prompt in prompts]
     total = len(prompts) * (_ROUNDS + 2)
@@ -121,7 +121,7 @@ async def repeated(engine: Engine, *, quick: bool, tell: Tell) -> Check:
     failures = []
     first = []
     for prompt, request in zip(prompts, requests, strict=True):
-        # the first computes the prompt and the others reuse it, because chunks of another size round differently
+        # skip the first, which computes the prompt: chunks of another size round differently
         answers = [await answer(engine, request) for _ in range(_ROUNDS + 1)][1:]
         done += _ROUNDS + 1
         tell(QualifyStep("repeat", done, total))
@@ -129,32 +129,30 @@ async def repeated(engine: Engine, *, quick: bool, tell: Tell) -> Check:
         other = next((each for each in answers if _drawn(each) != _drawn(answers[0])), None)
         if other is not None:
             failures.append(WrongAnswer(prompt, _parted(answers[0], other), _excerpt(other.text)))
-    beside = await asyncio.gather(*(answer(engine, request) for request in requests))
+    together = await asyncio.gather(*(answer(engine, request) for request in requests))
     tell(QualifyStep("repeat", total, total))
-    changed = sum(_drawn(one) != _drawn(alone) for one, alone in zip(beside, first, strict=True))
-    words = f"{len(prompts) - len(failures)} of {len(prompts)} stay the same when asked again alone; " + (
-        f"{changed} of {len(prompts)} change beside others, which rounding explains"
-        if changed
-        else "none changes beside others"
+    changed = sum(_drawn(one) != _drawn(alone) for one, alone in zip(together, first, strict=True))
+    words = f"{len(prompts) - len(failures)} of {len(prompts)} are identical when repeated alone; " + (
+        f"{changed} of {len(prompts)} change in a batch, because of rounding" if changed else "none change in a batch"
     )
     return check("repeat", len(prompts), failures, words, {"changed beside others": changed / len(prompts)})
 
 
 def room_for(depth: int) -> int:
     """The context required for a question at this depth; the inverse of `fitting`."""
-    needed = -(-(depth + ROOM) * 16 // 15)
+    needed = -(-(depth + RESERVED_TOKENS) * 16 // 15)
     return -(-needed // 256) * 256
 
 
 def fitting(depths: Sequence[int], context: int | None) -> tuple[int, ...]:
-    """Depths that fit in the context; the last one is reduced to it if it is still informative."""
+    """Depths that fit in the context; a larger one is reduced to it if that is still useful."""
     if context is None:
         return tuple(depths)
-    most = context - ROOM - context // 16  # the number of tokens in a text is only estimated before sending it
-    kept = [depth for depth in sorted(depths) if depth <= most]
+    longest = context - RESERVED_TOKENS - context // 16  # a margin, because the number of tokens is only estimated
+    kept = [depth for depth in sorted(depths) if depth <= longest]
     over = len(kept) < len(depths)
-    if over and most >= 256 and (not kept or most >= 1.5 * kept[-1]):
-        kept.append(most)
+    if over and longest >= 256 and (not kept or longest >= 1.5 * kept[-1]):
+        kept.append(longest)
     return tuple(kept)
 
 
@@ -163,8 +161,8 @@ def _about(engine: Engine, document: SearchPage) -> list[AskedTask]:
     found = []
     for needle in document.needles:
         request = _chat(engine, f"{document.text}\n\n{needle.question}", None, _NUMBER_TOKENS)
-        if engine.capabilities.chooses_lanes:
-            request = replace(request, lane=0)  # otherwise every slot computes the document
+        if engine.capabilities.chooses_slots:
+            request = replace(request, slot=0)  # otherwise every slot computes the document
         label = f"{needle.question} ({needle.share:.0%} into {document.tokens:,} tokens)"
         found.append(AskedTask(label, request, _number_judge(needle.number)))
     return found
@@ -179,13 +177,13 @@ def _json_judge(shape: object) -> Callable[[str], str | None]:
 
 
 async def _together(engine: Engine, name: CheckName, requests: Sequence[AskedTask], tell: Tell) -> list[WrongAnswer]:
-    """Send all requests, one per slot concurrently; failures in the order of the questions."""
-    lanes = asyncio.Semaphore(max(1, engine.identity.lanes or 1))
+    """Send all requests, one per slot concurrently; returns the failures in order."""
+    slots = asyncio.Semaphore(max(1, engine.identity.slots or 1))
     done = 0
 
     async def one(asked: AskedTask) -> WrongAnswer | None:
         nonlocal done
-        async with lanes:
+        async with slots:
             _, failure = await _asked(engine, asked)
         done += 1
         tell(QualifyStep(name, done, len(requests)))
@@ -227,14 +225,14 @@ async def _chars_per_token(engine: Engine) -> float:
 
 
 def _drawn(found: Answer) -> object:
-    """The generated tokens if the engine reports them, else the text."""
+    """The generated tokens, or the text if the engine does not report them."""
     tokens = [each.token if each.token is not None else each.raw for each in found.logprobs or ()]
     return tokens or found.text
 
 
 def _parted(one: Answer, other: Answer) -> str:
     same = next((at for at, (a, b) in enumerate(zip(one.text, other.text, strict=False)) if a != b), None)
-    return f"another answer from character {same} on" if same is not None else "another answer"
+    return f"the answer differs from character {same} on" if same is not None else "the answer differs"
 
 
 def _excerpt(text: str) -> str:

@@ -1,6 +1,4 @@
-"""The tasks of `qualify`, from tasks.toml: a chronicle to search, JSON and code to write, texts to read. Pure except
-for reading that file once.
-"""
+"""The tasks of `qualify`, read from tasks.toml: a chronicle to search, JSON and code to write, texts to predict."""
 
 import hashlib
 import json
@@ -70,7 +68,7 @@ class CodeTasks:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Requests that are repeated."""
+    """Prompts that are repeated."""
 
     prompts: tuple[str, ...]
 
@@ -105,7 +103,7 @@ class Needle:
 
 @dataclass(frozen=True, slots=True)
 class SearchPage:
-    """Pages to search."""
+    """A document to search, with its needles."""
 
     tokens: int  # requested length
     text: str
@@ -122,9 +120,9 @@ def asks() -> Asks:
 def documents(
     depths: Sequence[int], chars_per_token: float, places: Sequence[float] = PLACES
 ) -> tuple[SearchPage, ...]:
-    """One document per depth, shallow first; each begins with all of the previous one.
+    """One document per depth, shortest first; each begins with the previous one.
 
-    A document has a needle per place and, between them, those of the other depths with other names and numbers.
+    A document has a needle per place, and between them those of the other depths, with other names and numbers.
     """
     chronicle = asks().chronicle
     wanted = sorted((round(share * depth * chars_per_token), depth, share) for depth in depths for share in places)
@@ -159,7 +157,7 @@ def _needle(number: int, share: float) -> tuple[str, Needle]:
 
 
 def paragraph(number: int) -> str:
-    """Paragraph `number` of the chronicle; deterministic."""
+    """Paragraph `number` of the chronicle, always the same."""
     chronicle = asks().chronicle
     parts = []
     for at in range(_SENTENCES):
@@ -171,7 +169,7 @@ def paragraph(number: int) -> str:
 
 
 def _name(names: Sequence[str], number: int) -> str:
-    """A name per number, with extra words when the names run out."""
+    """A name for each number; names repeat with a prefix."""
     before = ("", "Upper ", "Lower ", "Old ", "New ", "Far ", "West ")[number // len(names) % 7]
     return before + names[number % len(names)]
 

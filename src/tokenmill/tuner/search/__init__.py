@@ -1,6 +1,6 @@
-"""The search for an operating point. Pure: it asks for trials and is given their results.
+"""The search for an operating point. Pure: it requests trials and receives their results.
 
-search: `ask` and `tell`.  space: the settings and their ranges.  moves: the order in which they are tried.
-curves, noise, forecasts: what trials and predictions say.  trial_log: every trial so far.
-objectives, secondary_objectives, tradeoffs, verdict: what is best.
+search: `ask` and `tell`.  space: the settings and their values.  moves, secondary_objectives: the steps of a search.
+trial_log: the trials so far.  noise, curves, forecasts: estimates from trials and from the planner.
+objectives, tradeoffs, verdict: the best trial and its costs.
 """

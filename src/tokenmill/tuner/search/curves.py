@@ -3,9 +3,9 @@
 A curve may have several peaks. Three assumptions are made:
 - doubling threads, sequences or micro-batch at most about doubles the speed;
 - where a curve rises between two measured values, its slope decreases to the right, within a tolerance;
-- after a fall anything may follow, up to the first rule: the fall may be a cliff with a second rise behind it.
-So gaps between measured values are kept narrow enough to reveal a cliff; otherwise only those values are tried whose
-optimistic bound beats the best by more than noise.
+- after a fall, only the first assumption applies: the fall may be a cliff with a second rise behind it.
+Gaps between measured values are therefore kept narrow enough to reveal a cliff. Apart from that, only values whose
+optimistic bound beats the best by more than noise are tried.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,9 +14,9 @@ from itertools import pairwise
 from math import log
 
 PROPORTIONAL = 1.1  # maximum exponent of growth: slightly superlinear growth was measured on a GPU
-BEND = 0.15  # a curve's exponent may increase by this in the next interval
-BACK = 0.04  # and decrease by this in the previous one
-STEEPEST = 50.0  # limit that avoids overflow
+BEND = 0.15  # maximum increase of a curve's exponent to the next interval ...
+BACK = 0.04  # ... and maximum decrease to the previous one
+STEEPEST = 50.0  # avoids overflow
 CLIMBS = 0.5  # exponents from which a curve counts as rising
 FLAT = -0.05  # exponents below which a curve counts as falling
 
@@ -27,13 +27,13 @@ class WorthCurve:
 
     values: tuple[int, ...]  # ascending
     seen: Mapping[int, float]  # measured worth by value
-    shut: frozenset[int] = field(default_factory=frozenset)  # values that cannot be tried or gave no figures
+    excluded: frozenset[int] = field(default_factory=frozenset)  # values that cannot be tried or gave no figures
     gap: float = 4.0  # maximum ratio of neighbours without a measurement between them
-    from_first: bool = False  # whether the lowest value must be within a gap of something measured
+    from_first: bool = False  # whether the lowest value must be within a gap of a measured one
 
     def open(self) -> list[int]:
-        """Values that could still be tried."""
-        return [value for value in self.values if value not in self.seen and value not in self.shut]
+        """Values that can still be tried."""
+        return [value for value in self.values if value not in self.seen and value not in self.excluded]
 
 
 def exponent(low: int, low_worth: float, high: int, high_worth: float) -> float:
@@ -45,21 +45,21 @@ def bound(line: WorthCurve, at: int) -> float:
     """Upper bound of a value's worth; infinite if no measurement limits it."""
     below = [value for value in line.values if value < at and line.seen.get(value, 0.0) > 0]
     above = [value for value in line.values if value > at and line.seen.get(value, 0.0) > 0]
-    most = float("inf")
+    upper = float("inf")
     if below:
         near = below[-1]
         slope = PROPORTIONAL
         if len(below) > 1:
             bend = exponent(below[-2], line.seen[below[-2]], near, line.seen[near])
             slope = PROPORTIONAL if bend < FLAT else min(PROPORTIONAL, max(bend, 0.0) + BEND)
-        most = line.seen[near] * (at / near) ** slope
+        upper = line.seen[near] * (at / near) ** slope
         # points further left also limit growth
-        most = min(most, *(line.seen[value] * (at / value) ** PROPORTIONAL for value in below))
+        upper = min(upper, *(line.seen[value] * (at / value) ** PROPORTIONAL for value in below))
     if len(above) > 1 and (not below or line.seen[below[-1]] <= line.seen[above[0]]):  # else a cliff may lie between
         near, next_one = above[:2]
         bend = exponent(near, line.seen[near], next_one, line.seen[next_one])
-        most = min(most, line.seen[near] * (at / near) ** max(min(bend, 1.0) - BACK, -STEEPEST))
-    return most
+        upper = min(upper, line.seen[near] * (at / near) ** max(min(bend, 1.0) - BACK, -STEEPEST))
+    return upper
 
 
 def probe(line: WorthCurve, bar: float, guess: Callable[[int], float | None] | None = None) -> int | None:
@@ -76,8 +76,10 @@ def probe(line: WorthCurve, bar: float, guess: Callable[[int], float | None] | N
         return wide
     hopes = {value: bound(line, value) for value in free}
     if guess is not None:
-        said = {value: guess(value) for value in free}
-        hopes = {value: min(hope, most) if (most := said[value]) is not None else hope for value, hope in hopes.items()}
+        guesses = {value: guess(value) for value in free}
+        hopes = {
+            value: min(hope, most) if (most := guesses[value]) is not None else hope for value, hope in hopes.items()
+        }
     hopeful = [value for value in free if hopes[value] > bar]
     if not hopeful:
         return None
@@ -105,8 +107,8 @@ def _widest(line: WorthCurve, free: list[int]) -> int | None:
         found.append((lowest / down, down))
     over = [value for value in free if value > known[-1]]
     if over and over[-1] / known[-1] >= line.gap and line.seen[known[-1]] * (over[-1] / known[-1]) > best:
-        # towards a failed value, try half way: a crash costs more than a trial
-        crashed = any(value > over[-1] for value in line.shut)
+        # towards a failed value, try half way, because a crash costs more than a trial
+        crashed = any(value > over[-1] for value in line.excluded)
         found.append((over[-1] / known[-1], over[len(over) // 2 if crashed else -1]))
     return max(found)[1] if found else None
 

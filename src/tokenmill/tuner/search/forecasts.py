@@ -1,6 +1,6 @@
-"""Forecasts a plan at other settings: speed, figures as a trial measures them, and whether memory holds them. Pure.
+"""Forecasts of a plan at other settings: speeds as a trial measures them, and whether they fit in memory. Pure.
 
-They serve to compare settings; a search scales them to its measurements.
+Used to compare settings; a search scales them to its measurements.
 """
 
 from collections.abc import Callable
@@ -21,38 +21,38 @@ def forecaster(plan: Plan, aim: Aim) -> Callable[[TrialSettings], float | None]:
     """
     known: dict[TrialSettings, float | None] = {}
 
-    def says(dials: TrialSettings) -> float | None:
-        if dials not in known:
-            known[dials] = _jobs_tok_s(plan, aim, dials)
-        return known[dials]
+    def forecast(settings: TrialSettings) -> float | None:
+        if settings not in known:
+            known[settings] = _jobs_tok_s(plan, aim, settings)
+        return known[settings]
 
-    return says
+    return forecast
 
 
-def _jobs_tok_s(plan: Plan, aim: Aim, dials: TrialSettings) -> float | None:
-    """One round of jobs: every slot prefills its tail, then all decode together. The shared prefix is computed once."""
-    if dials.placement not in (UNKNOWN, fingerprint(plan.profile, plan.placement)):
+def _jobs_tok_s(plan: Plan, aim: Aim, settings: TrialSettings) -> float | None:
+    """Models one round of jobs: every slot prefills its tail, then all decode concurrently."""
+    if settings.placement not in (UNKNOWN, fingerprint(plan.profile, plan.placement)):
         return None
-    settings = settings_at(plan, dials)
-    depth = min(dials.context - 1, aim.prompt_tokens + aim.tail_tokens + aim.output_tokens // 2)
+    planned = settings_at(plan, settings)
+    depth = min(settings.context - 1, aim.prompt_tokens + aim.tail_tokens + aim.output_tokens // 2)
     write = decode_speed(
         plan.machine,
         plan.profile,
-        settings,
+        planned,
         plan.placement,
         depth=max(0, depth),
-        sequences=dials.sequences,
+        sequences=settings.sequences,
         calibration=plan.calibration,
     )
     if write is None:
         return None
-    seconds = aim.output_tokens * dials.sequences / write.tok_s
-    tails = aim.tail_tokens * dials.sequences
+    seconds = aim.output_tokens * settings.sequences / write.tok_s
+    tails = aim.tail_tokens * settings.sequences
     if tails:
         read = prefill_speed(
             plan.machine,
             plan.profile,
-            settings,
+            planned,
             plan.placement,
             depth=aim.prompt_tokens,
             prompt=tails,
@@ -61,74 +61,74 @@ def _jobs_tok_s(plan: Plan, aim: Aim, dials: TrialSettings) -> float | None:
         if read is None:
             return None
         seconds += tails / read.tok_s
-    return aim.output_tokens * dials.sequences / seconds
+    return aim.output_tokens * settings.sequences / seconds
 
 
-def settings_at(plan: Plan, dials: TrialSettings) -> Settings:
-    """A plan's settings at trial settings, with the offload threshold that an engine started for them would get."""
-    settings = settings_with(plan.settings, dials)
-    rows = choose_min_batch(plan.machine, plan.profile, settings, plan.placement, dials.offload_min_batch)
-    return replace(settings, offload_min_batch=rows)
+def settings_at(plan: Plan, settings: TrialSettings) -> Settings:
+    """A plan's settings with those of a trial, and the offload threshold of an engine that is started for them."""
+    planned = settings_with(plan.settings, settings)
+    rows = choose_min_batch(plan.machine, plan.profile, planned, plan.placement, settings.offload_min_batch)
+    return replace(planned, offload_min_batch=rows)
 
 
-def settings_with(settings: Settings, dials: TrialSettings) -> Settings:
+def settings_with(planned: Settings, settings: TrialSettings) -> Settings:
     """A plan's settings with those of a trial."""
     return replace(
-        settings,
-        threads=dials.threads,
-        threads_batch=dials.threads_batch,
-        sequences=dials.sequences,
-        ubatch=dials.ubatch,
-        batch=max(settings.batch, dials.ubatch),
-        context=dials.context,
-        cache_type_k=dials.cache_type_k,
-        cache_type_v=dials.cache_type_v,
-        flash_attention=dials.flash_attention,
-        mmap=dials.mmap,
-        repack=dials.repack,
-        offload_min_batch=dials.offload_min_batch,
+        planned,
+        threads=settings.threads,
+        threads_batch=settings.threads_batch,
+        sequences=settings.sequences,
+        ubatch=settings.ubatch,
+        batch=max(planned.batch, settings.ubatch),
+        context=settings.context,
+        cache_type_k=settings.cache_type_k,
+        cache_type_v=settings.cache_type_v,
+        flash_attention=settings.flash_attention,
+        mmap=settings.mmap,
+        repack=settings.repack,
+        offload_min_batch=settings.offload_min_batch,
     )
 
 
-def fits(plan: Plan, dials: TrialSettings) -> bool:
-    """Whether the plan's placement has memory for these settings, by the ledger."""
+def fits(plan: Plan, settings: TrialSettings) -> bool:
+    """Whether these settings fit in memory with the plan's placement, according to the ledger."""
     goal = replace(
         plan.goal,
-        sequences=dials.sequences,
-        context=dials.context,
-        ubatch=dials.ubatch,
-        mmap=dials.mmap,
-        cache_type_k=dials.cache_type_k,
-        cache_type_v=dials.cache_type_v,
-        flash_attention=dials.flash_attention,
-        repack=dials.repack,
-        threads=dials.threads,
-        threads_batch=dials.threads_batch,
+        sequences=settings.sequences,
+        context=settings.context,
+        ubatch=settings.ubatch,
+        mmap=settings.mmap,
+        cache_type_k=settings.cache_type_k,
+        cache_type_v=settings.cache_type_v,
+        flash_attention=settings.flash_attention,
+        repack=settings.repack,
+        threads=settings.threads,
+        threads_batch=settings.threads_batch,
     )
     return not make_draft(plan.machine, plan.profile, goal, plan.placement).shortfalls
 
 
-def figures_at(plan: Plan, aim: Aim, dials: TrialSettings, *, depth: int, drawn: bool = True) -> Figures:
+def figures_at(plan: Plan, aim: Aim, settings: TrialSettings, *, depth: int, generated: bool = True) -> Figures:
     """Predicted speeds of a plan at trial settings and `depth`; None if a fact is unknown.
 
-    `drawn=False`: the jobs are the user's, so the aim's prompt lengths do not apply.
+    `generated=False`: the user's jobs, to which the aim's prompt lengths do not apply.
     """
-    settings = settings_at(plan, dials)
+    planned = settings_at(plan, settings)
     write = decode_speed(
         plan.machine,
         plan.profile,
-        settings,
+        planned,
         plan.placement,
-        depth=min(depth, dials.context - 1),
-        sequences=dials.sequences,
+        depth=min(depth, settings.context - 1),
+        sequences=settings.sequences,
         calibration=plan.calibration,
     )
     read = None
-    if aim.prompt_tokens and drawn:
+    if aim.prompt_tokens and generated:
         read = prefill_speed(
             plan.machine,
             plan.profile,
-            settings,
+            planned,
             plan.placement,
             depth=0,
             prompt=aim.prompt_tokens,
@@ -137,5 +137,5 @@ def figures_at(plan: Plan, aim: Aim, dials: TrialSettings, *, depth: int, drawn:
     return Figures(
         decode_tok_s=None if write is None else write.tok_s,
         prefill_tok_s=None if read is None else read.tok_s,
-        jobs_tok_s=forecaster(plan, aim)(dials) if drawn else None,
+        jobs_tok_s=forecaster(plan, aim)(settings) if generated else None,
     )

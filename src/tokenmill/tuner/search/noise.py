@@ -1,4 +1,4 @@
-"""Aggregates repeated trials and estimates their spread. Disturbed and failed trials do not count."""
+"""Aggregates repeated trials and estimates their spread. Disturbed and failed trials are ignored."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -12,7 +12,7 @@ ENOUGH = 3  # minimum degrees of freedom of a spread
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Median of each figure over the trials of one setting that count."""
+    """Median of each figure over the valid trials of the same settings."""
 
     dials: TrialSettings
     figures: Figures
@@ -34,12 +34,14 @@ class Standing:
 
 
 def standings(trials: Iterable[Trial]) -> tuple[Standing, ...]:
-    """One per settings with figures, in order of first measurement."""
-    by_dials: dict[TrialSettings, list[Trial]] = {}
+    """The standing of all settings with figures, in order of their first measurement."""
+    by_settings: dict[TrialSettings, list[Trial]] = {}
     for trial in trials:
         if trial.counts:
-            by_dials.setdefault(trial.dials, []).append(trial)
-    return tuple(Standing(dials, middle([t.figures for t in held]), tuple(held)) for dials, held in by_dials.items())
+            by_settings.setdefault(trial.dials, []).append(trial)
+    return tuple(
+        Standing(settings, middle([t.figures for t in held]), tuple(held)) for settings, held in by_settings.items()
+    )
 
 
 def middle(measured: Sequence[Figures]) -> Figures:
@@ -53,7 +55,7 @@ def middle(measured: Sequence[Figures]) -> Figures:
 
 
 def spread(trials: Iterable[Trial], figure: str = "decode_tok_s") -> float | None:
-    """Relative standard deviation of repeats of one figure, pooled over all settings; None: too few repeats."""
+    """Relative standard deviation of repeats of a figure, pooled over all settings; None with too few repeats."""
     squares = 0.0
     freedom = 0
     for standing in standings(trials):

@@ -1,6 +1,6 @@
-"""What each aim maximizes: one number that a search can raise, and the choice among measured trials.
+"""The objective of each aim: a number that the search maximises, and the choice among measured trials.
 
-Missing figures are never compared: a trial without the deciding figure is not a candidate.
+A trial without the deciding figure is not a candidate.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -16,19 +16,19 @@ LATENESS = 3  # exponent of the penalty for a late first token
 
 @dataclass(frozen=True, slots=True)
 class Yardstick:
-    """An aim and the figure that judges it."""
+    """An aim and the figure to maximise for it."""
 
     aim: Aim
     throughput_figure: ThroughputMetric
-    by: Literal["throughput", "first token", "in time", "joules"]  # the figure to maximise
+    by: Literal["throughput", "first token", "in time", "joules"]
 
     def tok_s(self, figures: Figures) -> float | None:
-        """Throughput."""
+        """The throughput among figures."""
         found: float | None = getattr(figures, self.throughput_figure)
         return found
 
     def worth(self, figures: Figures) -> float | None:
-        """Worth of figures, higher is better. A late first token lowers it gradually, which guides a search."""
+        """Worth of figures, higher is better. A late first token lowers it gradually, to guide the search."""
         tok_s = self.tok_s(figures)
         first_s = figures.first_token_s
         joules = figures.joules_per_token
@@ -52,7 +52,7 @@ class Yardstick:
 
 
 def yardstick(aim: Aim, trials: Iterable[Trial]) -> Yardstick:
-    """How to judge these trials, given the figures they have."""
+    """The yardstick for trials, which depends on the figures that they have."""
     figures = [trial.figures for trial in trials if trial.counts]
     jobs = any(each.jobs_tok_s is not None for each in figures)
     by: Literal["throughput", "first token", "in time", "joules"] = "throughput"
@@ -63,34 +63,34 @@ def yardstick(aim: Aim, trials: Iterable[Trial]) -> Yardstick:
     return Yardstick(aim, "jobs_tok_s" if jobs else "decode_tok_s", by)
 
 
-def cores(dials: TrialSettings) -> int:
-    """Maximum number of busy threads."""
-    return max(dials.threads, dials.threads_batch)
+def cores(settings: TrialSettings) -> int:
+    """Number of cores that settings use."""
+    return max(settings.threads, settings.threads_batch)
 
 
 def choose(yard: Yardstick, found: Sequence[Standing], noise: float) -> Standing | None:
-    """The best measured settings; of those within noise, the one that needs the fewest resources."""
+    """The best measured settings; among those within noise, the one that needs the fewest resources."""
     aim = yard.aim
-    held = [
+    candidates = [
         each
         for each in found
         if each.dials.context >= (aim.least_context or 0) and each.dials.sequences >= aim.least_sequences
     ]
-    worth = {each.dials: value for each in held if (value := yard.worth(each.figures)) is not None}
-    held = [each for each in held if each.dials in worth]
-    if not held:
+    worth = {each.dials: value for each in candidates if (value := yard.worth(each.figures)) is not None}
+    candidates = [each for each in candidates if each.dials in worth]
+    if not candidates:
         return None
-    if not any(yard.in_time(each.figures) for each in held):  # then choose the least late
-        return min(held, key=lambda each: (each.figures.first_token_s or 0.0, -worth[each.dials]))
-    held = [each for each in held if yard.in_time(each.figures)]
-    top = max(worth[each.dials] for each in held)
+    if not any(yard.in_time(each.figures) for each in candidates):  # choose the earliest
+        return min(candidates, key=lambda each: (each.figures.first_token_s or 0.0, -worth[each.dials]))
+    candidates = [each for each in candidates if yard.in_time(each.figures)]
+    top = max(worth[each.dials] for each in candidates)
     if aim.kind in ("cores", "context"):
-        enough = [each for each in held if worth[each.dials] >= top * (1 - aim.within)]
+        enough = [each for each in candidates if worth[each.dials] >= top * (1 - aim.within)]
         key: Callable[[Standing], tuple[float, ...]] = (
             (lambda each: (cores(each.dials), each.dials.threads, -worth[each.dials]))
             if aim.kind == "cores"
             else (lambda each: (-each.dials.context, -worth[each.dials]))
         )
         return min(enough, key=key)
-    alike = [each for each in held if worth[each.dials] >= top * (1 - noise / 2)]
+    alike = [each for each in candidates if worth[each.dials] >= top * (1 - noise / 2)]
     return min(alike, key=lambda each: (cores(each.dials), each.dials.sequences, each.dials.ubatch, -worth[each.dials]))

@@ -1,7 +1,7 @@
-"""The search space of a tuning: the values of each setting, and how a plan gets one.
+"""The search space of a tuning: the values of each setting.
 
-`space_for` is the entry point. Combinations that no engine accepts, or that do not fit in memory by the plan's ledger,
-are excluded; the forecast only decides whether settings that need a reload are included. Knows no measurements.
+`space_for` is the entry point. Combinations that no engine accepts, or that do not fit in memory according to the
+ledger, are excluded; the forecast only decides whether settings that need a reload are included. Uses no measurements.
 """
 
 from collections.abc import Iterator
@@ -29,12 +29,12 @@ MANY = (
     160,
     192,
     224,
-)  # for plans where experts cross PCIe in every step, at a cost independent of the number of sequences
+)  # for plans that copy experts over PCIe in every step, whose cost does not depend on the number of sequences
 UBATCHES = (128, 256, 512, 1024, 2048)
 FEW_CORES = 4  # up to this number of cores, hyper-threads may help
 NOISE = 0.03
 
-CacheTypes = tuple[str, str]  # chosen together: engines reject some pairs, and others are of no use
+CacheTypes = tuple[str, str]  # of K and V, chosen together because engines reject some pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,29 +52,29 @@ class Space:
     repack: tuple[bool, ...] = (True,)
     offload_min_batch: tuple[int | None, ...] = (None,)
     placement: tuple[str, ...] = ("plan",)
-    most_sequences: tuple[tuple[CacheTypes, int, int], ...] = ()  # (cache types, context, maximum); unlisted: unknown
+    max_sequences: tuple[tuple[CacheTypes, int, int], ...] = ()  # (cache types, context, maximum); unlisted: unknown
     reasons: tuple[str, ...] = ()  # why settings that need a reload are included
 
     @property
     def free(self) -> tuple[str, ...]:
         """Settings with several values that need no reload."""
-        return tuple(dial for dial in FREE if len(self.values(dial)) > 1)
+        return tuple(name for name in FREE if len(self.values(name)) > 1)
 
     @property
     def reload(self) -> tuple[str, ...]:
         """Settings with several values that need a reload."""
-        return tuple(dial for dial in RELOAD if len(self.values(dial)) > 1)
+        return tuple(name for name in RELOAD if len(self.values(name)) > 1)
 
-    def values(self, dial: str) -> tuple[Any, ...]:
+    def values(self, name: str) -> tuple[Any, ...]:
         """The values of a setting; empty if another setting determines it."""
-        found: tuple[Any, ...] = getattr(self, dial)
+        found: tuple[Any, ...] = getattr(self, name)
         return found
 
     def all(self) -> int:
         """Number of combinations."""
         count = len(self.threads) * max(1, len(self.threads_batch))
-        for dial in RELOAD:
-            count *= len(self.values(dial))
+        for name in RELOAD:
+            count *= len(self.values(name))
         triples = product(self.cache_types, self.flash_attention, self.context, self.sequences)
         return count * sum(
             sum(1 for size in self.ubatch if size <= context)
@@ -92,11 +92,11 @@ class Space:
             self.ubatch,
             self.context,
             self.threads_batch or (None,),
-            *(self.values(dial) for dial in RELOAD),
+            *(self.values(name) for name in RELOAD),
         ):
             threads, sequences, ubatch, context, batch, *reload = rest
             key, value = types
-            dials = TrialSettings(
+            settings = TrialSettings(
                 threads,
                 batch or threads,
                 sequences,
@@ -107,59 +107,59 @@ class Space:
                 flash,
                 **dict(zip(RELOAD, reload, strict=True)),
             )
-            if self.holds(dials):
-                yield dials
+            if self.holds(settings):
+                yield settings
 
-    def holds(self, dials: TrialSettings) -> bool:
+    def holds(self, settings: TrialSettings) -> bool:
         """Whether the space contains these settings."""
-        tied = not self.threads_batch and dials.threads_batch == dials.threads
-        types = (dials.cache_type_k, dials.cache_type_v)
+        tied = not self.threads_batch and settings.threads_batch == settings.threads
+        types = (settings.cache_type_k, settings.cache_type_v)
         return (
-            all(setting(dials, dial) in self.values(dial) for dial in (*FREE, *RELOAD) if dial != "threads_batch")
-            and (tied or dials.threads_batch in self.threads_batch)
-            and dials.ubatch <= dials.context
-            and _takes(types, flash=dials.flash_attention)
-            and dials.sequences <= self.most(types, dials.context)
+            all(setting(settings, name) in self.values(name) for name in (*FREE, *RELOAD) if name != "threads_batch")
+            and (tied or settings.threads_batch in self.threads_batch)
+            and settings.ubatch <= settings.context
+            and _takes(types, flash=settings.flash_attention)
+            and settings.sequences <= self.most(types, settings.context)
         )
 
-    def turned(self, dials: TrialSettings, dial: str, value: Any) -> TrialSettings:
-        """The settings with one of them changed, and those tied to it."""
-        if dial == "cache_types":
-            return replace(dials, cache_type_k=value[0], cache_type_v=value[1])
-        if dial == "threads" and not self.threads_batch:
-            return replace(dials, threads=value, threads_batch=value)
-        return replace(dials, **{dial: value})
+    def turned(self, settings: TrialSettings, name: str, value: Any) -> TrialSettings:
+        """The settings with one of them changed; threads for prefill follow threads if they are not varied."""
+        if name == "cache_types":
+            return replace(settings, cache_type_k=value[0], cache_type_v=value[1])
+        if name == "threads" and not self.threads_batch:
+            return replace(settings, threads=value, threads_batch=value)
+        return replace(settings, **{name: value})
 
-    def nearest(self, dials: TrialSettings) -> TrialSettings:
-        """The closest combination."""
-        for dial in (*RELOAD, *KINDS):
-            values = self.values(dial)
-            if setting(dials, dial) not in values:
-                dials = self.turned(dials, dial, values[0])
-        for dial in ORDERED:
-            if values := self.values(dial):
-                at = setting(dials, dial)
+    def nearest(self, settings: TrialSettings) -> TrialSettings:
+        """The closest combination in the space."""
+        for name in (*RELOAD, *KINDS):
+            values = self.values(name)
+            if setting(settings, name) not in values:
+                settings = self.turned(settings, name, values[0])
+        for name in ORDERED:
+            if values := self.values(name):
+                at = setting(settings, name)
                 near = min(values, key=lambda value: (abs(log(value / at)), value))
-                dials = self.turned(dials, dial, near)
-        kinds = [types for types in self.cache_types if self.most(types, dials.context) >= self.sequences[0]]
-        if kinds and setting(dials, "cache_types") not in kinds:
-            dials = self.turned(dials, "cache_types", kinds[0])
-        if not _takes(setting(dials, "cache_types"), flash=dials.flash_attention):
-            dials = replace(dials, flash_attention=True)
-        most = self.most(setting(dials, "cache_types"), dials.context)
+                settings = self.turned(settings, name, near)
+        kinds = [types for types in self.cache_types if self.most(types, settings.context) >= self.sequences[0]]
+        if kinds and setting(settings, "cache_types") not in kinds:
+            settings = self.turned(settings, "cache_types", kinds[0])
+        if not _takes(setting(settings, "cache_types"), flash=settings.flash_attention):
+            settings = replace(settings, flash_attention=True)
+        most = self.most(setting(settings, "cache_types"), settings.context)
         fitting = [count for count in self.sequences if count <= most] or [self.sequences[0]]
-        sizes = [size for size in self.ubatch if size <= dials.context] or [self.ubatch[0]]
-        return replace(dials, sequences=min(dials.sequences, fitting[-1]), ubatch=min(dials.ubatch, sizes[-1]))
+        sizes = [size for size in self.ubatch if size <= settings.context] or [self.ubatch[0]]
+        return replace(settings, sequences=min(settings.sequences, fitting[-1]), ubatch=min(settings.ubatch, sizes[-1]))
 
     def most(self, types: CacheTypes, context: int) -> int:
-        """Maximum sequences in memory; unlimited if it was not computed."""
-        known = {(held, length): most for held, length, most in self.most_sequences}
+        """Maximum sequences that fit in memory; unlimited if it was not computed."""
+        known = {(held, length): most for held, length, most in self.max_sequences}
         return known.get((types, context), self.sequences[-1])
 
 
-def setting(dials: TrialSettings, dial: str) -> Any:
+def setting(settings: TrialSettings, name: str) -> Any:
     """The value of a setting."""
-    return (dials.cache_type_k, dials.cache_type_v) if dial == "cache_types" else getattr(dials, dial)
+    return (settings.cache_type_k, settings.cache_type_v) if name == "cache_types" else getattr(settings, name)
 
 
 def _takes(types: CacheTypes, *, flash: bool) -> bool:
@@ -168,9 +168,9 @@ def _takes(types: CacheTypes, *, flash: bool) -> bool:
 
 
 def space_for(
-    plan: Plan, aim: Aim, *, cores: int, most_sequences: int, contexts: tuple[int, ...] | None = None
+    plan: Plan, aim: Aim, *, cores: int, max_sequences: int, contexts: tuple[int, ...] | None = None
 ) -> Space:
-    """The search space for a plan: what its goal sets is fixed, except sequences, which are searched.
+    """The search space for a plan. Settings that its goal specifies are fixed, except sequences.
 
     `cores` are the usable physical ones; `most_sequences` is the maximum that the engine decodes concurrently.
     """
@@ -180,13 +180,13 @@ def space_for(
     lengths = _contexts(plan, aim, contexts)
     types = _cache_types(plan, aim)
     threads = (goal.threads,) if goal.threads is not None else _threads(plan, cores)
-    own_batch = aim.kind == "cores" or vllm or len(threads) == 1  # freed cores must be free in prefill, too
+    own_batch = aim.kind == "cores" or vllm or len(threads) == 1  # freed cores must also be free during prefill
     flash = (True, False) if goal.flash_attention and not vllm else (goal.flash_attention,)
-    counts = tuple(sorted(c for c in {*SEQUENCES, now.sequences} if aim.least_sequences <= c <= most_sequences))
+    counts = tuple(sorted(c for c in {*SEQUENCES, now.sequences} if aim.least_sequences <= c <= max_sequences))
     plain = Space(
         threads=threads,
         threads_batch=_threads_batch(plan, cores, own_batch=own_batch),
-        sequences=counts or (max(1, min(aim.least_sequences, most_sequences)),),
+        sequences=counts or (max(1, min(aim.least_sequences, max_sequences)),),
         ubatch=(now.ubatch,) if goal.ubatch is not None or vllm else _ubatches(lengths, now.ubatch),
         context=lengths,
         cache_types=types,
@@ -196,7 +196,7 @@ def space_for(
         placement=(fingerprint(plan.profile, plan.placement),),
     )
     held = _within_memory(plan, plain)
-    wide = tuple(sorted({*plain.sequences, *_many(plan, most_sequences)}))
+    wide = tuple(sorted({*plain.sequences, *_many(plan, max_sequences)}))
     many = _within_memory(plan, replace(plain, sequences=wide))
     if many.sequences != held.sequences and _moves(plan, many):
         held = many
@@ -204,7 +204,7 @@ def space_for(
 
 
 def _rows(plan: Plan, space: Space) -> int | None:
-    """The offload threshold of all trials: that of an engine loaded for the most sequences."""
+    """The offload threshold of all trials, which is that of an engine loaded for the most sequences."""
     return effective_min_batch(plan.profile, _widest(plan, space), plan.placement)
 
 
@@ -215,12 +215,12 @@ def _widest(plan: Plan, space: Space) -> Settings:
 
 
 def _many(plan: Plan, most: int) -> tuple[int, ...]:
-    """Sequences beyond those that are useful when nothing is copied in each step."""
+    """Large numbers of sequences, which are useful only if experts are copied in every step."""
     return tuple(count for count in MANY if count <= most) if plan.placement.gpus else ()
 
 
 def _moves(plan: Plan, space: Space) -> bool:
-    """Whether decoding the most sequences is fastest on the GPU that experts are copied to."""
+    """Whether decoding the most sequences is fastest with experts copied to the GPU."""
     return offloaded_decode(plan.machine, plan.profile, _widest(plan, space), plan.placement) is not None
 
 
@@ -250,7 +250,7 @@ def _threads(plan: Plan, cores: int) -> tuple[int, ...]:
 
 
 def _threads_batch(plan: Plan, cores: int, *, own_batch: bool) -> tuple[int, ...]:
-    """Values for prefill, which is compute-bound, so hyper-threads can help: all cores, half of them, all threads."""
+    """Values for prefill: half of the cores, all of them, all hyper-threads, which can help compute-bound work."""
     if plan.goal.threads_batch is not None:
         return (plan.goal.threads_batch,)
     if own_batch:
@@ -298,40 +298,42 @@ def _within_memory(plan: Plan, space: Space) -> Space:
     start = start_for(plan, space)
     found = []
     for types, context in product(space.cache_types, space.context):
-        dials = replace(space.turned(start, "cache_types", types), context=context, ubatch=min(start.ubatch, context))
+        settings = replace(
+            space.turned(start, "cache_types", types), context=context, ubatch=min(start.ubatch, context)
+        )
         most = 0
-        for count in space.sequences:  # memory grows with sequences: stop at the first that does not fit
-            if not fits(plan, replace(dials, sequences=count)):
+        for count in space.sequences:  # memory grows with sequences, so stop at the first that does not fit
+            if not fits(plan, replace(settings, sequences=count)):
                 break
             most = count
         found.append((types, context, most))
     most = max(count for _, _, count in found)
     if most == 0:
-        return space  # if the ledger rejects everything, let the engine decide
+        return space  # the ledger rejects everything: let the engine decide
     return replace(
-        space, sequences=tuple(count for count in space.sequences if count <= most), most_sequences=tuple(found)
+        space, sequences=tuple(count for count in space.sequences if count <= most), max_sequences=tuple(found)
     )
 
 
 def _with_reloads(plan: Plan, aim: Aim, space: Space) -> Space:
-    """Add settings that need a reload where the forecast predicts a gain beyond noise."""
-    says = forecaster(plan, aim)
+    """Add settings that need a reload if the forecast predicts a gain beyond noise."""
+    forecast = forecaster(plan, aim)
     start = start_for(plan, space)
     most = space.most((start.cache_type_k, start.cache_type_v), start.context)
 
-    def best(dials: TrialSettings) -> float | None:
-        said = [says(replace(dials, sequences=count)) for count in space.sequences if count <= most]
-        return max((rate for rate in said if rate is not None), default=None)
+    def best(settings: TrialSettings) -> float | None:
+        rates = [forecast(replace(settings, sequences=count)) for count in space.sequences if count <= most]
+        return max((rate for rate in rates if rate is not None), default=None)
 
     own = best(start)
     reasons = []
     options: dict[str, Any] = {"mmap": not start.mmap, "repack": not start.repack}
-    for dial, value in options.items():
-        if getattr(plan.goal, dial, None) is not None:
+    for name, value in options.items():
+        if getattr(plan.goal, name, None) is not None:
             continue  # set by the user
-        turned = space.turned(start, dial, value)
+        turned = space.turned(start, name, value)
         other = best(turned)
         if own is not None and other is not None and other > own * (1 + NOISE) and fits(plan, turned):
-            space = replace(space, **{dial: (setting(start, dial), value)})
-            reasons.append(f"{dial} {value}: {other:.3g} tok/s forecast instead of {own:.3g}")
+            space = replace(space, **{name: (setting(start, name), value)})
+            reasons.append(f"{name} {value}: forecast of {other:.3g} tok/s instead of {own:.3g}")
     return replace(space, reasons=tuple(reasons))

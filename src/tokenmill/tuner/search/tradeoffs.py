@@ -1,4 +1,4 @@
-"""Costs of an operating point: settings that are better in other figures, the Pareto front, and the knee."""
+"""Costs of an operating point: alternatives that are better in other figures, the Pareto front, and the knee."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,8 +11,8 @@ from tokenmill.tuner.search.objectives import Yardstick, cores
 HALF = 0.5  # share of the throughput: larger losses are not an alternative
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 FIRST = "first token after {:.2g} s instead of {:.2g}"
-ENERGY = "{:.2g} J a token instead of {:.2g}"
-_DIALS = {
+ENERGY = "{:.2g} J per token instead of {:.2g}"
+_SETTINGS = {
     "threads": "{} threads",
     "sequences": "{} sequences",
     "ubatch": "ubatch {}",
@@ -29,7 +29,7 @@ _DIALS = {
 def given_up(
     yard: Yardstick, chosen: Standing, front: Sequence[Standing], found: Sequence[Standing], noise: float
 ) -> tuple[str, ...]:
-    """Sentences on unmet requirements, the throughput given up, and advantages of others on the front."""
+    """Sentences on unmet requirements, lost throughput, and advantages of alternatives on the front."""
     rates = {each.dials: rate for each in found if (rate := yard.tok_s(each.figures)) is not None}
     sentences = [*_unmet(yard, chosen)]
     own = rates.get(chosen.dials)
@@ -40,14 +40,14 @@ def given_up(
     gains = "".join(f", {gain}" for gain in _gains(chosen, fastest, noise))
     if most > own and (gains or own < most * (1 - noise)):
         sentences.append(f"{instead(chosen.dials, fastest.dials)}: {_percent(1 - own / most)} less{gains}")
-    told = {chosen.dials, fastest.dials}
-    others = [each for each in front if each.dials not in told and rates.get(each.dials, 0.0) >= HALF * own]
+    mentioned = {chosen.dials, fastest.dials}
+    others = [each for each in front if each.dials not in mentioned and rates.get(each.dials, 0.0) >= HALF * own]
     for other in _leaders(yard, chosen, others):
         gains = ", ".join(_gains(other, chosen, noise))
         there = rates[other.dials]
         price = f", for {_percent(1 - there / own)} less throughput" if there < own else ""
-        if gains and other.dials not in told:
-            told.add(other.dials)
+        if gains and other.dials not in mentioned:
+            mentioned.add(other.dials)
             sentences.append(f"{instead(other.dials, chosen.dials)} would give {gains}{price}")
     return tuple(sentences)
 
@@ -55,15 +55,15 @@ def given_up(
 def _unmet(yard: Yardstick, chosen: Standing) -> Iterator[str]:
     aim = yard.aim
     if aim.kind == "latency" and not yard.in_time(chosen.figures):
-        yield f"nothing that was tried has its first token within {aim.first_token_s:g} s: this is the soonest"
+        yield f"no settings have their first token within {aim.first_token_s:g} s; these are the fastest"
     if aim.kind == "latency" and yard.by == "throughput":
-        yield "first tokens were not measured: chosen by throughput alone"
+        yield "first tokens were not measured; chosen by throughput"
     if aim.kind == "energy" and yard.by == "throughput":
-        yield "energy was not measured: chosen by throughput alone"
+        yield "energy was not measured; chosen by throughput"
 
 
 def _leaders(yard: Yardstick, chosen: Standing, others: Sequence[Standing]) -> Iterator[Standing]:
-    """The best of the others in each figure except throughput; of equals, the faster one."""
+    """The best of the others in each figure except throughput; the faster one if equal."""
 
     def rate(each: Standing) -> float:
         return yard.tok_s(each.figures) or 0.0
@@ -74,9 +74,9 @@ def _leaders(yard: Yardstick, chosen: Standing, others: Sequence[Standing]) -> I
             yield min(timed, key=lambda each: (getattr(each.figures, name), -rate(each)))
     if others:
         yield min(others, key=lambda each: (cores(each.dials), -rate(each)))
-    roomier = [each for each in others if each.dials.context > chosen.dials.context]
-    if roomier:
-        yield max(roomier, key=lambda each: (each.dials.context, rate(each)))
+    smaller_caches = [each for each in others if each.dials.context > chosen.dials.context]
+    if smaller_caches:
+        yield max(smaller_caches, key=lambda each: (each.dials.context, rate(each)))
 
 
 def _gains(one: Standing, other: Standing, noise: float) -> Iterator[str]:
@@ -86,7 +86,7 @@ def _gains(one: Standing, other: Standing, noise: float) -> Iterator[str]:
         number = NUMBERS[free] if free < len(NUMBERS) else str(free)
         yield f"{number} core{'' if free == 1 else 's'} free"
     if one.dials.context > other.dials.context:
-        yield f"room for {one.dials.context} tokens instead of {other.dials.context}"
+        yield f"context {one.dials.context} instead of {other.dials.context}"
     for name, words in (("first_token_s", FIRST), ("joules_per_token", ENERGY)):
         mine = getattr(one.figures, name)
         theirs = getattr(other.figures, name)
@@ -94,18 +94,18 @@ def _gains(one: Standing, other: Standing, noise: float) -> Iterator[str]:
             yield words.format(mine, theirs)
 
 
-def instead(dials: TrialSettings, other: TrialSettings) -> str:
+def instead(settings: TrialSettings, other: TrialSettings) -> str:
     """The differing settings: `13 threads and 8 sequences instead of 16 and 12`."""
     mine = []
     theirs = []
-    for name, words in _DIALS.items():
-        one = getattr(dials, name)
+    for name, words in _SETTINGS.items():
+        one = getattr(settings, name)
         two = getattr(other, name)
         if one != two:
             mine.append(words.format(_value(one)))
             theirs.append(_value(two))
     if not mine:
-        return f"{dials.threads_batch} threads for prefill instead of {other.threads_batch}"
+        return f"{settings.threads_batch} threads for prefill instead of {other.threads_batch}"
     return f"{_joined(mine)} instead of {_joined(theirs)}"
 
 
@@ -134,11 +134,11 @@ class Score:
 def score(standing: Standing, yard: Yardstick) -> Score:
     """Score settings in each figure."""
     figures = standing.figures
-    dials = standing.dials
+    settings = standing.dials
     less = (figures.first_token_s, figures.joules_per_token)
     return Score(
         (yard.tok_s(figures), *(1 / value if value else None for value in less)),
-        (-float(cores(dials)), float(dials.context)),
+        (-float(cores(settings)), float(settings.context)),
     )
 
 
@@ -167,7 +167,7 @@ def beats(one: Score, other: Score, noise: float) -> bool:
     pairs = [(a, b) for a, b in zip(one.measured, other.measured, strict=True) if a is not None and b is not None]
     if any(a < b * (1 - noise) for a, b in pairs) or any(a < b for a, b in zip(one.exact, other.exact, strict=True)):
         return False
-    within = noise > 0 and one.exact == other.exact  # equal except for noise: one of the two suffices
+    within = noise > 0 and one.exact == other.exact  # equal except for noise
     return within or one.exact != other.exact or any(a > b for a, b in pairs)
 
 
@@ -181,7 +181,7 @@ WHY_CLIFF = "possibly because llama.cpp computes {rows} rows and more on the GPU
 class Curve:
     """Throughput over the values of one setting, with the others fixed."""
 
-    dial: str  # sequences or threads
+    setting: str  # sequences or threads
     tok_s: Mapping[int, float]  # ascending
     offload_min_batch: int | None
 
@@ -195,14 +195,16 @@ def knee(
     *,
     host_experts: bool,
 ) -> str:
-    """One sentence: the steepest fall; else failures; else where gains become small; else that there is no bend yet."""
-    curves = [curve for dial in ("sequences", "threads") if (curve := longest(yard, found, chosen, dial)) is not None]
+    """A sentence on the steepest fall; else on failures; else on the value beyond which gains are small, if any."""
+    curves = [
+        curve for setting in ("sequences", "threads") if (curve := longest(yard, found, chosen, setting)) is not None
+    ]
     falls = [(fall, curve) for curve in curves if (fall := steepest(curve, max(FALL, 2 * noise))) is not None]
     if falls:
         (low, high), curve = min(falls, key=lambda each: each[1].tok_s[each[0][1]] / each[1].tok_s[each[0][0]])
-        words = f"beyond {low} {curve.dial} tok/s falls from {_rate(curve.tok_s[low])} to {_rate(curve.tok_s[high])}"
+        words = f"beyond {low} {curve.setting} tok/s falls from {_rate(curve.tok_s[low])} to {_rate(curve.tok_s[high])}"
         rows = OFFLOAD_ROWS if curve.offload_min_batch is None else curve.offload_min_batch
-        if host_experts and curve.dial == "sequences" and low < rows <= high:
+        if host_experts and curve.setting == "sequences" and low < rows <= high:
             return f"{words} at {high}: {WHY_CLIFF.format(rows=rows)}"
         return f"{words} at {high}"
     failed = _failed(trials, chosen.dials)
@@ -213,31 +215,33 @@ def knee(
             return sentence
     for curve in curves:
         last = max(curve.tok_s)
-        return f"tok/s still rises at the most {curve.dial} that were tried: {_rate(curve.tok_s[last])} at {last}"
-    return "no curve: too few values of one dial were measured to see where it bends"
+        return f"tok/s still rises at {last} {curve.setting}, the maximum that was tried: {_rate(curve.tok_s[last])}"
+    return "too few values of one setting were measured to find the knee of a curve"
 
 
-def longest(yard: Yardstick, found: Sequence[Standing], chosen: Standing, dial: str) -> Curve | None:
-    """The curve along a setting with most points, preferably through the chosen settings; None: under three."""
+def longest(yard: Yardstick, found: Sequence[Standing], chosen: Standing, setting: str) -> Curve | None:
+    """The curve along a setting with the most points, preferably through the chosen settings; None: under three."""
     groups: dict[TrialSettings, dict[int, float]] = {}
     for each in found:
         rate = yard.tok_s(each.figures)
         if rate is not None:
-            groups.setdefault(_others(each.dials, dial), {})[getattr(each.dials, dial)] = rate
-    own = _others(chosen.dials, dial)
+            groups.setdefault(_others(each.dials, setting), {})[getattr(each.dials, setting)] = rate
+    own = _others(chosen.dials, setting)
     key = max(groups, key=lambda others: (len(groups[others]), others == own), default=None)
     if key is None or len(groups[key]) < 3:
         return None
-    return Curve(dial, dict(sorted(groups[key].items())), key.offload_min_batch)
+    return Curve(setting, dict(sorted(groups[key].items())), key.offload_min_batch)
 
 
-def _others(dials: TrialSettings, dial: str) -> TrialSettings:
+def _others(settings: TrialSettings, setting: str) -> TrialSettings:
     """The settings without one of them and those tied to it."""
-    if dial == "threads":
+    if setting == "threads":
         return replace(
-            dials, threads=0, threads_batch=0 if dials.threads_batch == dials.threads else dials.threads_batch
+            settings,
+            threads=0,
+            threads_batch=0 if settings.threads_batch == settings.threads else settings.threads_batch,
         )
-    return replace(dials, sequences=0)
+    return replace(settings, sequences=0)
 
 
 def steepest(curve: Curve, least: float) -> tuple[int, int] | None:
@@ -255,8 +259,8 @@ def _bend(curve: Curve) -> str | None:
         return None
     if at == min(curve.tok_s):
         ends = f"{_rate(curve.tok_s[at])} at {at}, {_rate(curve.tok_s[last])} at {last}"
-        return f"tok/s hardly depends on {curve.dial}: {ends}"
-    return f"from {at} {curve.dial} on more add little: {_rate(curve.tok_s[at])} tok/s there, {_rate(best)} at best"
+        return f"tok/s hardly depends on {curve.setting}: {ends}"
+    return f"beyond {at} {curve.setting} gains are small: {_rate(curve.tok_s[at])} tok/s at {at}, {_rate(best)} at best"
 
 
 def _failed(trials: Sequence[Trial], chosen: TrialSettings) -> str | None:
@@ -268,7 +272,7 @@ def _failed(trials: Sequence[Trial], chosen: TrialSettings) -> str | None:
     ]
     if not ran_out:
         return None
-    return f"{min(ran_out)} sequences run out of memory; {chosen.sequences} are what was chosen below that"
+    return f"{min(ran_out)} sequences run out of memory; {chosen.sequences} were chosen"
 
 
 def _rate(tok_s: float) -> str:

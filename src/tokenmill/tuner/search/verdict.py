@@ -27,7 +27,7 @@ def point(
     found = standings(trials)
     chosen = choose(yard, found, noise)
     if chosen is None:
-        raise TokenmillError(_nothing(trials), hint="tokenmill doctor looks for what is wrong with machine or engine")
+        raise TokenmillError(_nothing(trials), hint="run `tokenmill doctor` to check the machine and the engine")
     held = front(found, yard, noise, chosen)
     on_host = _on_host(found) if host_experts is None else host_experts
     return OperatingPoint(
@@ -48,15 +48,15 @@ def point(
 
 def _nothing(trials: Sequence[Trial]) -> str:
     if not trials:
-        return "nothing was tried, so there is no operating point"
+        return "no trial was made"
     last = trials[-1]
     if all(trial.disturbed is not None for trial in trials):
         return f"all {len(trials)} trials were disturbed, the last by {last.disturbed}"
-    return f"none of {len(trials)} trials gave figures to judge by; the last: {last.detail or last.outcome}"
+    return f"none of {len(trials)} trials could be judged; the last one: {last.detail or last.outcome}"
 
 
 def _on_host(found: Sequence[Standing]) -> bool:
-    """Whether host memory next to a GPU is so large that it must contain weights."""
+    """Whether so much host memory is used in addition to a GPU that it must contain weights."""
     return any(
         figures.gpu_bytes and figures.host_bytes and 2 * figures.host_bytes >= figures.gpu_bytes
         for figures in (each.figures for each in found)

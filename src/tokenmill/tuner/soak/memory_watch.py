@@ -1,8 +1,8 @@
-"""Memory per device while an engine works, counted as the ledger does: held by the engine, and still free.
+"""Used and free memory per device while an engine works, counted as in the ledger.
 
-Host memory is counted without pages that the system can drop at no cost: those of the model's file that the engine has
-a copy of. Pages of mapped weights in use are needed, though the system calls them available. The least room counts:
-the machine's, a control group's, or a limit that was given, against which the engine's own use is held.
+Host memory does not include pages that the system can drop at no cost, which are those of the model file that the
+engine has copied. Pages of mapped weights in use are needed, although the system counts them as available. Free memory
+is the minimum over the machine, the control groups, and a given limit on the engine's own use.
 """
 
 import re
@@ -21,7 +21,7 @@ from tokenmill.planner.placement import host_tier
 from tokenmill.planner.plan import LedgerRow, Plan
 from tokenmill.tuner.soak.judge import MemoryReading
 
-_NO_LIMIT = 1 << 60  # version 1 writes "unlimited" as the largest number of whole pages
+_NO_LIMIT = 1 << 60  # cgroup v1 reports "unlimited" as the largest number of whole pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +30,13 @@ class Group:
 
     limit_bytes: int
     used_bytes: int
-    file_bytes: int  # of these, file pages, which the kernel can reclaim
+    file_bytes: int  # included in used_bytes: file pages, which the kernel can reclaim
 
 
 def predicted_bytes(plan: Plan, tier: str, depth: int) -> int:
-    """Bytes in a memory by the ledger with `depth` tokens per sequence, without reserves and reclaimable pages.
+    """Bytes in a tier according to the ledger with `depth` tokens per sequence, without reserves and reclaimable pages.
 
-    Interpolated between the two moments of the ledger: after a first prompt, and with a full context.
+    Interpolated between the ledger's values after a first prompt and with a full context.
     """
 
     def total(rows: tuple[LedgerRow, ...]) -> int:
@@ -60,21 +60,21 @@ def host_reading(
     limit_bytes: int | None = None,
     predicted: int | None = None,
 ) -> MemoryReading:
-    """Host memory from what was read of it."""
+    """The reading of host memory from its parts."""
     parts = [memory.anon_bytes, memory.shmem_bytes, memory.swap_bytes]
     own = None if memory.anon_bytes is None else sum(part or 0 for part in parts)
     mapped = memory.file_bytes or 0
     needed = max(0, mapped - droppable_bytes)
     used = None if own is None else own + needed
-    rooms = [] if available_bytes is None else [available_bytes - needed]
-    rooms += [group.limit_bytes - (group.used_bytes - group.file_bytes) - needed for group in groups]
+    free = [] if available_bytes is None else [available_bytes - needed]
+    free += [group.limit_bytes - (group.used_bytes - group.file_bytes) - needed for group in groups]
     if limit_bytes is not None and used is not None:
-        rooms.append(limit_bytes - used)
-    return MemoryReading(tier, predicted, used, min(rooms, default=None), memory.file_bytes)
+        free.append(limit_bytes - used)
+    return MemoryReading(tier, predicted, used, min(free, default=None), memory.file_bytes)
 
 
 def read_groups(host: Host, pid: int) -> tuple[Group, ...]:
-    """Control groups with a limit around a process, of version 1 or 2."""
+    """The control groups (v1 or v2) of a process that have a memory limit."""
     mounts = parse_mountinfo(host.text("/proc/self/mountinfo") or "")
     found = []
     for controllers, path in parse_cgroup(host.text(f"/proc/{pid}/cgroup") or ""):
@@ -99,12 +99,12 @@ def _upward(point: str, path: str) -> Iterator[str]:
 
 
 def _group(host: Host, folder: str, limit: str, used: str, cache: str) -> Group | None:
-    most = number(host.text(f"{folder}/{limit}"))
+    maximum = number(host.text(f"{folder}/{limit}"))
     now = number(host.text(f"{folder}/{used}"))
-    if most is None or now is None or most >= _NO_LIMIT:
+    if maximum is None or now is None or maximum >= _NO_LIMIT:
         return None
     pages = re.search(rf"^{cache} (\d+)$", host.text(f"{folder}/memory.stat") or "", re.MULTILINE)
-    return Group(most, now, int(pages[1]) if pages else 0)
+    return Group(maximum, now, int(pages[1]) if pages else 0)
 
 
 class Gauge:
@@ -119,7 +119,7 @@ class Gauge:
         host: Host | None = None,
         vram: Callable[[Collection[int]], Mapping[int, int] | None] | None = None,
     ) -> None:
-        """`pids` is called at each reading; GPUs are read only if the plan uses some."""
+        """`pids` is called for each reading; GPUs are read only if the plan uses them."""
         self._pids = pids
         self._plan = plan
         self._limit_bytes = limit_bytes
@@ -130,7 +130,7 @@ class Gauge:
         self._droppable = sum(row.bytes for row in plan.ledger.page_cache if row.tier in HOST_TIERS) if plan else 0
 
     def read(self, depth: int) -> tuple[MemoryReading, ...]:
-        """All memories now, with the ledger's bytes at `depth`; empty for an engine on another machine."""
+        """Read all memories, with the ledger's prediction at `depth`; empty for an engine on another machine."""
         pids = self._pids()
         if not pids:
             return ()

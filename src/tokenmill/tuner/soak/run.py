@@ -1,7 +1,7 @@
-"""Fills a context step by step, watches memory meanwhile, and stops before it runs out.
+"""Fills a context step by step while watching memory, and stops before it runs out.
 
-One prompt grows, as the sweep of a benchmark does, or one in every slot. A step in which memory falls below what must
-stay free is aborted. An engine that dies in spite of it is a result as well.
+A prompt grows with each step, in one slot or in every slot. A step in which free memory falls below the reserve is
+aborted. An engine that dies anyway is also a result.
 """
 
 import asyncio
@@ -14,10 +14,10 @@ from tokenmill.tuner.bench.served import Units
 from tokenmill.tuner.bench.sweep import joined
 from tokenmill.tuner.soak.judge import Ended, Limit, MemoryReading, SoakStep, SoakVerdict, judge
 
-LOOK_S = 0.2
-STEPS = 16  # of a goal, if no step is given
+WATCH_INTERVAL_S = 0.2
+STEPS = 16  # number of steps to the goal, if no step is given
 TOKENS = 16  # generated at each depth
-NoiseSample = Callable[[int], tuple[MemoryReading, ...]]
+ReadMemory = Callable[[int], tuple[MemoryReading, ...]]
 """Reads all memories; the argument is the depth for the ledger."""
 
 
@@ -39,7 +39,7 @@ def default_step(goal: int, ubatch: int) -> int:
 async def fill(
     rig: Rig,
     limit: Limit,
-    look: NoiseSample,
+    read: ReadMemory,
     *,
     sequences: int = 1,
     tokens: int = TOKENS,
@@ -48,22 +48,24 @@ async def fill(
     """Fill one sequence, or several concurrently, up to the goal or until memory runs short."""
     if min(limit.goal, limit.step) <= tokens or sequences < 1:
         raise UsageError(
-            f"the goal and the steps of a soak must exceed the {tokens} tokens that it generates at each step",
+            f"the goal and the step of a soak must be larger than the {tokens} tokens generated at each step",
             code="step_too_small",
         )
     await rig.prose.learn()
     rig.need(limit.goal, "the goal")
-    heads: list[Units] = [()] * sequences
+    prompts: list[Units] = [()] * sequences
     steps: list[SoakStep] = []
     depth = 0
     verdict = judge(steps, limit)
     try:
-        await rig.ask(await rig.prose.take(tokens), 2)  # buffers of the first request belong to no depth
-        while verdict.go_on:
+        await rig.ask(
+            await rig.prose.take(tokens), 2
+        )  # so that buffers of the first request are not attributed to a depth
+        while verdict.should_continue:
             ahead = min(depth + limit.step, limit.goal)
-            new = ahead - depth if steps else ahead - tokens  # the answer is part of the depth, and is overwritten
-            heads = [joined(head, await rig.prose.take(new)) for head in heads]
-            steps.append(await _step(rig, heads, ahead, tokens, look, limit))
+            new = ahead - depth if steps else ahead - tokens  # the answer is part of the depth and is overwritten
+            prompts = [joined(prompt, await rig.prose.take(new)) for prompt in prompts]
+            steps.append(await _step(rig, prompts, ahead, tokens, read, limit))
             tell(steps[-1])
             depth = ahead
             verdict = judge(steps, limit)
@@ -74,29 +76,31 @@ async def fill(
 
 
 def _died(verdict: SoakVerdict, steps: Sequence[SoakStep], limit: Limit) -> SoakVerdict:
-    reached = f"{steps[-1].depth:,} tokens were reached before" if steps else "nothing was reached before"
+    reached = f"{steps[-1].depth:,} tokens were reached" if steps else "no step was completed"
     ahead = min((steps[-1].depth if steps else 0) + limit.step, limit.goal)
-    return replace(verdict, go_on=False, reason=f"the engine failed on the way to {ahead:,} tokens; {reached}")
+    return replace(verdict, should_continue=False, reason=f"the engine failed before {ahead:,} tokens; {reached}")
 
 
 def _words(error: EngineError) -> str:
     return error.message + (f"\n{error.hint}" if error.hint else "")
 
 
-async def _step(rig: Rig, heads: Sequence[Units], depth: int, tokens: int, look: NoiseSample, limit: Limit) -> SoakStep:
-    """One step; the least free memory in it counts."""
+async def _step(
+    rig: Rig, prompts: Sequence[Units], depth: int, tokens: int, read: ReadMemory, limit: Limit
+) -> SoakStep:
+    """Make one step; its memory is the tightest reading during it."""
     quiet = rig.quiet() if rig.quiet is not None else None
     if quiet is not None:
         quiet.start(pids_of(rig.engine))
-    seen = [look(depth)]
-    asking = asyncio.ensure_future(rig.together(heads, tokens))
-    watching = asyncio.ensure_future(_watch(look, depth, limit, seen))
+    seen = [read(depth)]
+    asking = asyncio.ensure_future(rig.together(prompts, tokens))
+    watching = asyncio.ensure_future(_watch(read, depth, limit, seen))
     try:
         await asyncio.wait({asking, watching}, return_when=asyncio.FIRST_COMPLETED)
         if not asking.done():
-            return SoakStep(depth, len(heads), tightest(seen), whole=False)
+            return SoakStep(depth, len(prompts), tightest(seen), whole=False)
         served = [each for each, _ in asking.result()]
-        seen.append(look(depth))
+        seen.append(read(depth))
     finally:
         for task in (asking, watching):
             task.cancel()
@@ -106,7 +110,7 @@ async def _step(rig: Rig, heads: Sequence[Units], depth: int, tokens: int, look:
     speeds = [each.decode_tok_s for each in served if each.decode_tok_s is not None]
     return SoakStep(
         depth,
-        len(heads),
+        len(prompts),
         tightest(seen),
         computed / first_s,
         sum(speeds) if speeds else None,
@@ -115,20 +119,20 @@ async def _step(rig: Rig, heads: Sequence[Units], depth: int, tokens: int, look:
     )
 
 
-async def _watch(look: NoiseSample, depth: int, limit: Limit, seen: list[tuple[MemoryReading, ...]]) -> None:
-    """Read memory repeatedly; returns when a memory has less left than its reserve."""
+async def _watch(read: ReadMemory, depth: int, limit: Limit, seen: list[tuple[MemoryReading, ...]]) -> None:
+    """Read memory repeatedly; returns when a memory has less free than its reserve."""
     while True:
-        await asyncio.sleep(LOOK_S)
-        now = await asyncio.to_thread(look, depth)
+        await asyncio.sleep(WATCH_INTERVAL_S)
+        now = await asyncio.to_thread(read, depth)
         seen.append(now)
         if any(each.free_bytes is not None and each.free_bytes < limit.reserve(each.tier) for each in now):
             return
 
 
-def tightest(looks: Sequence[tuple[MemoryReading, ...]]) -> tuple[MemoryReading, ...]:
-    """Of several readings: the most that was held and the least that was free, per memory."""
+def tightest(readings: Sequence[tuple[MemoryReading, ...]]) -> tuple[MemoryReading, ...]:
+    """Combine readings: maximum used and minimum free bytes per memory."""
     by_tier: dict[str, list[MemoryReading]] = {}
-    for each in looks:
+    for each in readings:
         for reading in each:
             by_tier.setdefault(reading.tier, []).append(reading)
     return tuple(

@@ -1,4 +1,4 @@
-"""What is stored of a soak: the result of each machine and model, and its steps as speeds of the history."""
+"""Stores a soak: the result per machine and model, and its steps as speeds in the history."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,14 +8,14 @@ from tokenmill.launch.binding import HOST_TIERS
 from tokenmill.planner.placement import fingerprint
 from tokenmill.planner.plan import Plan
 from tokenmill.planner.speed.forecast import decode_speed
-from tokenmill.tuner.bench.run import dials_of, last_part
+from tokenmill.tuner.bench.run import last_part, trial_settings_of
 from tokenmill.tuner.history import SpeedRecord
 from tokenmill.tuner.point import Figures, PointScope
 from tokenmill.tuner.soak.judge import MemoryReading, SoakResult, SoakStep
 
 
 def speed_of(step: SoakStep, place: PointScope, plan: Plan, when: str) -> SpeedRecord:
-    """A step as a speed of the history."""
+    """A step as a speed record."""
     write = decode_speed(
         plan.machine,
         plan.profile,
@@ -47,7 +47,7 @@ def speed_of(step: SoakStep, place: PointScope, plan: Plan, when: str) -> SpeedR
         place.engine,
         place.build,
         "soak",
-        replace(dials_of(plan.settings), sequences=step.sequences, placement=where),
+        replace(trial_settings_of(plan.settings), sequences=step.sequences, placement=where),
         step.depth,
         measured,
         predicted,
