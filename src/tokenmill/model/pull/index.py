@@ -41,7 +41,7 @@ _BACKEND = """\
 import os
 
 def prepare_metadata_for_build_wheel(folder, config_settings=None):
-    name = "{name}-{version}.dist-info"
+    name = "{folder}"
     os.mkdir(os.path.join(folder, name))
     with open(os.path.join(folder, name, "METADATA"), "w") as file:
         file.write("Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n")
@@ -166,7 +166,9 @@ def download_source(requirement: str, folder: Path, progress: DownloadProgress) 
         backend = Path(stand_in) / "setuptools"
         backend.mkdir()
         (backend / "__init__.py").touch()
-        (backend / "build_meta.py").write_text(_BACKEND.format(name=name, version=version), encoding="utf-8")
+        info = f"{name.replace('-', '_')}-{version}.dist-info"
+        code = _BACKEND.format(folder=info, name=name, version=version)
+        (backend / "build_meta.py").write_text(code, encoding="utf-8")
         # Some distributions of Python replace the standard distutils by the one in setuptools.
         environment = {"PYTHONPATH": stand_in, "SETUPTOOLS_USE_DISTUTILS": "stdlib"}
         return _pip_download(pip, requirement, options, folder, progress, environment)
