@@ -30,9 +30,9 @@ SERVER = "llama-server"
 Tables = dict[str, dict[str, Row]]
 DIALS = ("sequences", "threads", "threads_batch", "ubatch")
 UNTUNED = (
-    "Servers are measured for a window of time, unfinished answers counted, the native engine for the whole file. The "
-    "untuned -np 32 gets the same jobs without their digest, which it would compute for minutes: that can only make it "
-    "faster."
+    "Servers are measured for a limited time, in which tokens of unfinished answers count; the native engine runs the "
+    "whole file. The untuned -np 32 gets the jobs without their digest, which it would compute for minutes, so that it "
+    "is faster than with it."
 )
 KINDS = ("decode", "prefill")
 MARKS = "<!-- measured -->", "<!-- /measured -->"
@@ -288,7 +288,7 @@ def batch(found: Tables) -> list[str]:
         for row in found["batch"].values()
         if "tok_s" in row
     ]
-    head = ("load", "way", "at once", "tok/s", "tokens written", "s", "prompt tokens computed", "jobs ended")
+    head = ("load", "engine", "sequences", "tok/s", "tokens generated", "s", "prompt tokens computed", "finished jobs")
     lines = table(head, sorted(rows, key=lambda row: str(row[0]), reverse=True))
     ratios = [
         (one.what, f"{one.ratio:.2f}", one.target, met(one.met))
@@ -327,7 +327,7 @@ def digest(found: Tables) -> list[str]:
                 mib(shared["kv_predicted_bytes"]),
                 mib(shared["kv_bytes"]),
                 "yes",
-                f"{shared['running']} at once, {shared['cells_used']} cells used, {shared['cached_least']} tokens "
+                f"{shared['running']} in flight, {shared['cells_used']} cells used, {shared['cached_least']} tokens "
                 f"of each prompt reused, {number(shared['tok_s'])} tok/s",
             )
         )
@@ -335,10 +335,10 @@ def digest(found: Tables) -> list[str]:
     if said.get("slots") is not None:
         slots = said["slots"]
         context = said["context"]
-        words = f"Beside weights and buffers there is room for the KV of {slots} slots of {context} tokens.\n"
+        words = f"Weights and buffers leave room for the KV of {slots} slots of {context} tokens.\n"
     return [
         words,
-        *table(("", "cells", "KV predicted, MiB", "measured, MiB", "fits by the ledger", "what came of it"), rows),
+        *table(("", "cells", "KV predicted, MiB", "measured, MiB", "fits by the ledger", "result"), rows),
     ]
 
 
@@ -356,8 +356,9 @@ def page(found: Tables, name: str, again: str = "") -> str:
     parts = [
         f"# Predicted against measured: {name}",
         "",
-        "Made by `bench/gpu/prove.py` and `bench/gpu/table.py`; [README.md](README.md) says how. A ratio is predicted",
-        "over measured. A plan's first point is what its forecast is calibrated by, and is not judged after that.",
+        "Made by `bench/gpu/prove.py` and `bench/gpu/table.py`; [README.md](README.md) describes the method.",
+        "A ratio is predicted over measured. The first point of a plan calibrates its forecast and is not judged after",
+        "that.",
         "",
         *([again, ""] if again else []),
         *facts(found),
@@ -383,7 +384,7 @@ def page(found: Tables, name: str, again: str = "") -> str:
         *tuned(found),
         "## Batches with shared digests",
         "",
-        "Experts in host memory; servers as people run them.",
+        "Experts in host memory; llama-server with the options that users choose.",
         "",
         *batch(found),
         "## One long digest on a small card",
