@@ -10,6 +10,7 @@ from tokenmill.hardware.identity import machine_id
 from tokenmill.hardware.machine import Machine
 from tokenmill.launch import flags_of
 from tokenmill.model.identity import identity_of
+from tokenmill.native.builds import finished as builds
 from tokenmill.tuner.point import PointScope
 
 
@@ -30,6 +31,8 @@ def place_here(machine: Machine, model: str, model_path: Path, config: EngineCon
 def build_of(config: EngineConfig) -> str | None:
     """The build of the engine that would be started; None if it is unknown before the start."""
     if config.kind == "native":
+        if made := builds.build_of(config):
+            return made.engine_build
         from tokenmill.native.llama.library import open_library  # noqa: PLC0415  its packages are an extra
 
         found = open_library(_path(config.library), header=_path(config.header))

@@ -68,6 +68,11 @@ class Build:
         return self.folder / "bin" / "llama-server"
 
     @property
+    def engine_build(self) -> str:
+        """The build that a native engine on this library reports."""
+        return f"llama.cpp {self.llama_version} ({self.library.name} {self.library_sha256[:12]})"
+
+    @property
     def uses_cuda(self) -> bool:
         """Whether it is for NVIDIA cards."""
         return bool(self.cuda_architectures)

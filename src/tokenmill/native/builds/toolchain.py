@@ -1,5 +1,6 @@
 """What a build needs: cmake, ninja, compilers, memory and disk, and the cards that it is made for."""
 
+import importlib.util
 import os
 import re
 import shutil
@@ -16,6 +17,7 @@ from tokenmill.native.llama.library import WHEEL, WHEEL_VERSION
 from tokenmill.units import GIB, format_bytes
 
 MIN_CMAKE = (3, 18)
+_LIMIT_S = 60.0  # nvidia-smi takes seconds where the driver is not loaded
 _APT = "apt-get install cmake ninja-build g++"
 _CUDA_FOLDERS = ("/usr/local/cuda", "/opt/cuda")
 _DISK_BYTES = {"cpu": GIB, "cuda": 4 * GIB}
@@ -71,8 +73,7 @@ def architectures_here() -> tuple[str, ...]:
     except ImportError:
         capabilities = []
     if not any(capabilities):
-        answer = LocalHost().run("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader")
-        capabilities = answer.out.split() if answer is not None and answer.code == 0 else []
+        capabilities = _output("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader").split()
     found = {match[1] + match[2] for text in capabilities if (match := re.fullmatch(r"(\d+)\.(\d+)", text.strip()))}
     return tuple(sorted(found, key=int))
 
@@ -121,6 +122,9 @@ def find_toolchain(*, cuda: bool, asked: bool) -> Toolchain:
     missing += ["ninja"] if ninja is None else []
     missing += ["a C++ compiler"] if compiler is None else []
     hints = [f"{_APT} (cmake and ninja are on the package index, too)"] if missing else []
+    if importlib.util.find_spec("cffi") is None:
+        missing.append("cffi, which opens the library")
+        hints.append("pip install 'tokenmill[native]'")
     if cuda and nvcc is None:
         missing.append("nvcc, CUDA's compiler")
         hints.append("install the CUDA toolkit, or set CUDACXX to its nvcc")
@@ -196,14 +200,19 @@ def _nvcc() -> Tool | None:
 
 
 def _version(program: str) -> str:
-    """The first line of `--version` with a number in it, for nvcc the last."""
-    try:
-        done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return "unknown"
-    lines = [line.strip() for line in done.stdout.splitlines() if re.search(r"\d", line)]
+    """The line of `--version` that names the release, as nvcc prints, else the first with a number in it."""
+    lines = [line.strip() for line in _output(program, "--version").splitlines() if re.search(r"\d", line)]
     release = next((line for line in lines if "release" in line), None)
     return release or (lines[0] if lines else "unknown")
+
+
+def _output(*command: str) -> str:
+    """What a command prints; empty where it is missing or fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_LIMIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
 
 
 def _numbers(version: str) -> tuple[int, ...]:
