@@ -60,7 +60,7 @@ def test_a_person_sees_it_in_80_columns() -> None:
     assert done.returncode == 0
     before_command = done.stdout.partition("run:")[0]
     assert max(len(line) for line in before_command.splitlines()) <= 80
-    for words in ("gpu0", "dram", "decode, tok/s", "estimated", "fits", "% of decode time"):
+    for words in ("gpu0", "dram", "decode tok/s", "estimated", "fits", "% of decode time"):
         assert words in done.stdout
 
 
@@ -168,7 +168,7 @@ def test_what_is_wrong_with_a_command_is_said() -> None:
     text = (COMMANDS / "001-overrides.txt").read_text(encoding="utf-8")
     done = tokenmill("plan", *EIGHT_CARDS, "--from-command", text)
     assert done.returncode == 0, done.stderr
-    for words in ("-ub 256", "-muge builds merged copies", "180 override clauses say what"):
+    for words in ("-ub 256", "-muge copies", "9 overrides would replace the 180"):
         assert words in done.stdout
 
 
@@ -176,7 +176,7 @@ def test_what_is_wrong_with_a_command_is_said() -> None:
     ("command", "words"),
     [
         ("llama-server -m x --fit on -ngl 99 -ot exps=CPU -c 8192", "--fit"),
-        ("llama-server -m x -ngl 99 -ncmoe 40 -ts 1,1,1,1,1,1,1,1 -c 8192", "pile up"),
+        ("llama-server -m x -ngl 99 -ncmoe 40 -ts 1,1,1,1,1,1,1,1 -c 8192", "--n-cpu-moe 40"),
         ("llama-server -m x -ngl 99 -ot exps=CPU -np 4 -c 32768 --no-kv-unified", "8192 tokens each"),
     ],
 )
@@ -258,7 +258,7 @@ def test_files_to_run(kind: str, words: tuple[str, ...], tmp_path: Path) -> None
 def test_nothing_is_written_for_what_does_not_fit() -> None:
     done = tokenmill("plan", "kimi-k2.5:Q4_K_M", "--machine", "epyc-7763", "--as", "shell")
     assert (done.returncode, done.stdout) == (3, "")
-    assert "dram lacks" in done.stderr
+    assert "does not fit: dram" in done.stderr
 
 
 # --- against the real engine --------------------------------------------------------------------------------------
