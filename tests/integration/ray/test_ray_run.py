@@ -72,8 +72,8 @@ def test_where_the_model_does_not_fit_every_machine_is_named(
     assert done.stdout == ""
     excluded = re.findall(r"^(\S+) is excluded: .* does not fit: dram lacks ", done.stderr, re.MULTILINE)
     assert sorted(excluded) == names(cluster)
-    assert "error: no node of the Ray cluster can be used\nhint: " in done.stderr
-    assert "try a smaller --context" in done.stderr
+    assert re.search(r"^error: .*\nhint: ", done.stderr, re.MULTILINE)
+    assert "--context" in done.stderr
     assert not (tmp_path / "out").exists()
 
 

@@ -77,11 +77,11 @@ def test_what_answers(state: Path, smollm2_path: Path) -> None:
         assert identity.address.startswith("http://127.0.0.1:")
         assert engine.capabilities.chooses_slots
         assert engine.capabilities.reports_cached_tokens
-        assert not engine.capabilities.tools_parsed, "SmolLM2's template has no place for tools"
+        assert not engine.capabilities.tools_parsed, "SmolLM2's template does not support tools"
         status = await engine.status()
         assert (status.state, status.counters.running) == ("ready", 0)
         await engine.close()
-        assert record.alive, "closing lets go of what outlives us"
+        assert record.alive, "closing does not stop a detached engine"
 
     run(scene)
 
@@ -138,8 +138,8 @@ def test_lanes_keep_their_heads(state: Path) -> None:
             assert done.usage.cached_tokens is not None
             assert done.usage.cached_tokens >= 55
         crossed = await answer(engine, Request(heads[0] + "end", GREEDY, max_tokens=1, slot=1))
-        assert crossed.usage.cached_tokens == 0, "a lane does not have another's head"
-        with pytest.raises(RequestRefused, match="no lane 2"):
+        assert crossed.usage.cached_tokens == 0, "slots do not share prefixes"
+        with pytest.raises(RequestRefused, match="slot 2"):
             await answer(engine, Request("x", slot=2))
         await engine.close()
 
@@ -208,12 +208,12 @@ def test_a_stream_that_is_left_frees_its_slot(state: Path) -> None:
 def test_slots_survive_a_file_on_this_build(state: Path) -> None:
     async def scene() -> None:
         engine = await adopted(state)
-        with pytest.raises(EngineError, match="not been seen to work"):
+        with pytest.raises(EngineError, match="verified"):
             await engine.save_slot(0, "x.bin")
         folder = state / "engines/one/slots"
-        works, words = await engine.verify_saved_slots(folder)
-        assert works, words
-        assert "reused" in words
+        works, details = await engine.verify_saved_slots(folder)
+        assert works, details
+        assert "reused" in details
         assert list(folder.iterdir()) == []
         assert engine.capabilities.saves_prefixes
         await answer(engine, Request(LONG, GREEDY, max_tokens=1, slot=0))

@@ -63,7 +63,7 @@ def test_a_good_server() -> None:
         assert (done.text, done.usage.prompt_tokens, done.usage.cached_tokens) == ("hey", 5, None)
         assert not engine.capabilities.reports_cached_tokens, "that was seen just now"
         assert (await engine.status()).state == "ready", "it has no page for its health, but it answered"
-        with pytest.raises(RequestRefused, match="tokens"):
+        with pytest.raises(RequestRefused, match="tokenize"):
             await engine.tokenize("x")
 
     run(lambda: with_server(plays(*GOOD), scene))
@@ -79,9 +79,9 @@ def test_a_good_server() -> None:
         ([], EngineDied, "lost"),
         ([STREAM, events([piece("he")])], EngineDied, "lost"),
         ([STREAM, events([piece("he")]), b"ff\r\nhalf a chu"], EngineDied, "lost"),
-        ([STREAM, events([piece("he")]), END], EngineDied, "in the middle"),
-        ([STREAM, events([piece("he"), "[DONE]"]), END], EngineDied, "in the middle"),
-        ([STREAM, events([piece("he"), "{broken"]), END], EngineError, "not JSON"),
+        ([STREAM, events([piece("he")]), END], EngineDied, "before the answer was complete"),
+        ([STREAM, events([piece("he"), "[DONE]"]), END], EngineDied, "before the answer was complete"),
+        ([STREAM, events([piece("he"), "{broken"]), END], EngineError, "JSON"),
         ([STREAM, events([{"error": {"code": 500, "message": "slot gone"}}]), END], EngineError, "slot gone"),
         (
             [
@@ -101,7 +101,7 @@ def test_a_good_server() -> None:
             TooLong,
             "9 tokens",
         ),
-        ([STREAM, events([piece("hey", "stop"), "[DONE]"]), END], EngineError, "how many tokens"),
+        ([STREAM, events([piece("hey", "stop"), "[DONE]"]), END], EngineError, "token usage"),
     ],
 )
 def test_failures(parts: list[bytes], error: type[TokenmillError], word: str) -> None:

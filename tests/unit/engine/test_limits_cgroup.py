@@ -58,7 +58,7 @@ def test_a_delegated_group_is_left_before_it_is_divided(tmp_path: Path, monkeypa
     assert home == Home(own, occupied=True)
     made = make_group(home, "kimi", memory_max_bytes=700 * GIB, cpus=(0, 1, 2))
     assert isinstance(made, Cgroup)
-    assert (made.memory_max_bytes, made.cpuset) == (700 * GIB, False)  # nothing was handed down to what is no kernel's
+    assert (made.memory_max_bytes, made.cpuset) == (700 * GIB, False)  # a plain folder has no controllers
     assert (own / COMMAND / "cgroup.procs").read_text() == str(os.getpid())
     assert (own / ENGINES / "memory.max").read_text() == str(700 * GIB)
     assert made.folder.parent == own / ENGINES
@@ -83,29 +83,29 @@ def test_cpus_are_the_groups_where_it_was_given_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "why"),
     [
-        ("/user.slice/session-1.scope", "the control group /user.slice/session-1.scope is not delegated to it"),
-        ("/../../outside", "the control group of this process cannot be seen from here"),
-        ("/nowhere", "the control group of this process cannot be seen from here"),
+        ("/user.slice/session-1.scope", "/user.slice/session-1.scope is not delegated"),
+        ("/../../outside", "not visible"),
+        ("/nowhere", "not visible"),
     ],
 )
 def test_groups_of_others_are_left_alone(tmp_path: Path, path: str, why: str) -> None:
     tree = Tree(tmp_path, path)
     tree.group("/user.slice/session-1.scope", os.getpid())
     tree.managed.mkdir()
-    assert tree.home() == why
+    assert why in str(tree.home())
 
 
 def test_others_in_the_group_are_not_moved(tmp_path: Path) -> None:
     tree = Tree(tmp_path, "/mill")
     tree.group("/mill", os.getpid(), 1, os.getppid(), delegated=True)
-    assert str(tree.home()).endswith("in the control group that was delegated")
+    assert str(tree.home()).startswith("2 other processes")
 
 
 def test_without_the_memory_controller_there_is_no_home(tmp_path: Path) -> None:
     tree = Tree(tmp_path, "/", controllers="hugetlb")
-    assert tree.home() == "control groups of version 2 do not have the memory controller here"
+    assert "no memory controller" in str(tree.home())
     (tree.proc / "self/mountinfo").write_text("")
-    assert tree.home() == "there are no control groups of version 2 here"
+    assert "cgroup v2 is not available" in str(tree.home())
 
 
 def test_the_root_is_ours_where_nobody_manages_it(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_the_root_is_ours_where_nobody_manages_it(tmp_path: Path) -> None:
     (tree.mount / "cgroup.procs").write_text("1\n2\n")
     assert tree.home() == Home(tree.mount, occupied=False)
     tree.managed.mkdir()
-    assert tree.home() == "the control group / is not delegated to it"
+    assert "/ is not delegated" in str(tree.home())
 
 
 def test_groups_of_dead_engines_are_removed_at_the_next_start(tmp_path: Path) -> None:

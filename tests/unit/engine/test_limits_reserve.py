@@ -1,4 +1,4 @@
-"""What is enforced of a reserve, in values and words; what no control group or systemd enforces is said."""
+"""The limits of an engine: what is reserved, what enforces it, and notes on what cannot be enforced."""
 
 import os
 from dataclasses import replace
@@ -42,7 +42,8 @@ def test_the_limit_is_what_there_is_less_the_reserve() -> None:
 
 def test_a_plan_says_what_it_leaves() -> None:
     cpus, limit = decisions(plan_with(cores=3, ram=64 * GIB), EngineConfig(), here=False)
-    assert (cpus.name, cpus.value, cpus.reason) == ("cpus", "0-12,16-28", "13-15,29-31 left to other programs")
+    assert (cpus.name, cpus.value) == ("cpus", "0-12,16-28")
+    assert "13-15,29-31" in cpus.reason
     assert (limit.name, limit.value) == ("memory limit", "704.0 GiB")
     assert decisions(plan_with(), EngineConfig(), here=False) == ()
     assert decisions(plan_with(cores=3), EngineConfig(pin_cores=False), here=False) == ()
@@ -52,12 +53,10 @@ def test_what_holds_and_what_does_not_are_sentences() -> None:
     kept = AppliedLimits(
         3, 64 * GIB, tuple(range(13)), (13, 14, 15), "control group", 704 * GIB, "systemd scope", ("but.",)
     )
-    assert kept.as_words() == (
-        "3 cores (CPUs 13-15) left to other programs: the engine and what starts it keep to CPUs 0-12, "
-        "by control group",
-        "64.0 GiB left to other programs: the engine may hold 704.0 GiB, by systemd scope",
-        "but.",
-    )
+    cores, memory, note = kept.as_words()
+    assert all(value in cores for value in ("3 cores", "CPUs 13-15", "CPUs 0-12", "control group"))
+    assert all(value in memory for value in ("64.0 GiB", "704.0 GiB", "systemd scope"))
+    assert note == "but."
 
 
 def test_nothing_reserved_is_nothing_arranged() -> None:
@@ -85,13 +84,13 @@ def test_cores_of_this_machine_are_left_by_affinity_at_least() -> None:
 def test_pinning_may_be_refused_and_too_much_cannot_be_left() -> None:
     refused = prepare_limits(plan_with(cores=1), EngineConfig(pin_cores=False), name="kimi")
     assert refused.applied is not None
-    assert refused.applied.lacking == (
-        "1 core left to other programs by the number of threads alone: engine.pin_cores = false",
-    )
+    [note] = refused.applied.lacking
+    assert "1 core " in note
+    assert "engine.pin_cores = false" in note
     assert refused.own_cpus is None
     everything = prepare_limits(plan_with(cores=100_000), EngineConfig(), name="kimi")
     assert everything.applied is not None
-    assert "100,000 cores cannot be left" in everything.applied.lacking[0]
+    assert "100,000 cores" in everything.applied.lacking[0]
 
 
 def test_memory_is_limited_or_the_reason_is_said_in_one_sentence() -> None:
@@ -100,8 +99,9 @@ def test_memory_is_limited_or_the_reason_is_said_in_one_sentence() -> None:
         assert arranged.applied is not None
         if arranged.applied.memory_by is None:
             [why] = arranged.applied.lacking
-            assert why.startswith("1.0 GiB left to other programs by the plan alone, nothing limits the engine: ")
-            assert "in a systemd unit would: docs/coexistence.md" in why
+            assert "1.0 GiB" in why
+            assert "MemoryMax=" in why
+            assert "docs/coexistence.md" in why
             assert (arranged.wrapper, arranged.group) == ((), None)
         else:
             assert arranged.applied.lacking == ()
@@ -146,7 +146,7 @@ def test_a_scope_is_tried_out_before_it_is_relied_on(tmp_path: Path, script: str
     if why is None:
         assert found[0] == str(program)
     else:
-        assert found == f"systemd-run failed: {why}"
+        assert why in found
     nobody = find_scope("kimi", GIB, env={"PATH": env["PATH"]}, run=tmp_path / "none")
     assert isinstance(nobody, str)
     assert find_scope("kimi", GIB, env={"PATH": str(tmp_path)}, run=tmp_path) == "systemd-run is not installed"

@@ -126,7 +126,7 @@ def test_nothing_is_pinned_where_nothing_is_reserved() -> None:
 def test_a_model_that_no_node_holds_is_spread_over_all() -> None:
     wanted = preparation(plan_on(TWO), EngineConfig())
     assert (wanted.nodes, wanted.interleave) == ((0, 1), True)
-    assert wanted.as_words()[0] == "memory spread over NUMA nodes 0-1"
+    assert wanted.as_words()[0].endswith("NUMA nodes 0-1")
 
 
 def test_a_model_that_one_node_holds_stays_there_with_its_processors() -> None:
@@ -207,18 +207,21 @@ def test_a_session_that_could_not_be_ranked_is_said(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(process_preparation, "set_session_nice", refused)
     monkeypatch.setattr(os, "getsid", lambda _: os.getpid())
     (note,) = Preparation(nice=mine).apply()
-    assert f"nice {mine} holds inside the engine's session alone" in note
-    assert "Resource temporarily unavailable" in note
+    assert f"nice {mine}" in note
+    assert "kernel.sched_autogroup_enabled" in note
+    assert os.strerror(errno.EAGAIN) in note
 
 
 def test_cores_that_are_not_there_are_named() -> None:
     there, absent = min(os.sched_getaffinity(0)), 4000
     got = applied(Preparation(cpus=(there, absent)))
     assert got["cpus"] == [there]
-    assert got["notes"] == [f"CPUs 4000 are not ours to use (a cpuset, or switched off): bound to {there}"]
+    [note] = got["notes"]
+    assert "CPUs 4000" in note
+    assert note.endswith(f" {there}")
     none = applied(Preparation(cpus=(absent,)))
     assert none["cpus"] == sorted(os.sched_getaffinity(0))
-    assert "CPUs 4000 were refused (Invalid argument)" in none["notes"][0]
+    assert f"CPUs 4000 were refused ({os.strerror(errno.EINVAL)})" in none["notes"][0]
 
 
 def test_the_lock_limit_is_raised_as_far_as_it_goes() -> None:
@@ -227,7 +230,8 @@ def test_the_lock_limit_is_raised_as_far_as_it_goes() -> None:
     assert (got["memlock"], got["notes"]) == ([1 << 20, 1 << 20], [])
     short = applied(Preparation(memlock_bytes=523 * GIB), before=enough)
     assert short["memlock"] == [1 << 20, 1 << 20]
-    assert short["notes"][0].startswith("523.0 GiB cannot be locked, the hard limit is 1.0 MiB: ")
+    assert "523.0 GiB" in short["notes"][0]
+    assert "1.0 MiB" in short["notes"][0]
     assert "LimitMEMLOCK=infinity" in short["notes"][0]
 
 
@@ -240,7 +244,7 @@ def test_memory_comes_from_the_nodes_asked_for_after_exec_too() -> None:
 
 def test_memory_nodes_that_are_not_there_are_refused_in_words() -> None:
     got = applied(Preparation(nodes=(900,), interleave=True))
-    assert "spreading memory over NUMA nodes 900 was refused" in got["notes"][0]
+    assert "NUMA nodes 900 was refused" in got["notes"][0]
     assert "--cap-add=SYS_NICE" in got["notes"][0]
 
 

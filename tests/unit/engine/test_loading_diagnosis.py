@@ -27,27 +27,27 @@ SLOW = LoadFacts(
 )
 
 
-def texts(given: LoadFacts) -> list[str]:
-    return [f"{finding.text} [{finding.hint}]" for finding in diagnose(given)]
-
-
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "values"),
     [
-        ({}, "the load will take 10 min, 3 min were forecast"),
+        ({}, ("10 min", "3 min")),
         ({"forecast_s": 500.0}, None),  # within half as much again
         ({"elapsed_s": 5.0}, None),
         ({"bytes_loaded": 500 * GIB}, None),
-        ({"forecast_s": None}, "895 MB/s are loaded, and the disk can give 3.2 GB/s"),
+        ({"forecast_s": None}, ("895 MB/s", "3.2 GB/s")),
         ({"forecast_s": None, "disk_expected_bytes_s": None}, None),  # nothing to compare with
         ({"forecast_s": None, "disk_expected_bytes_s": 1.2e9}, None),
         ({"forecast_s": 3.0}, None),  # too short to tell
-        ({"rate_bytes_s": 0.0, "idle_s": 90.0}, "nothing was loaded for 90 s"),
+        ({"rate_bytes_s": 0.0, "idle_s": 90.0}, ("90 s",)),
         ({"rate_bytes_s": None}, None),
     ],
 )
-def test_slow_beside_what(changes: dict[str, float | None], words: str | None) -> None:
-    assert slow(replace(SLOW, **changes)) == words  # type: ignore[arg-type]
+def test_slow_compared_with_the_forecast_or_the_disk(
+    changes: dict[str, float | None], values: tuple[str, ...] | None
+) -> None:
+    found = slow(replace(SLOW, **changes))  # type: ignore[arg-type]
+    assert (found is None) == (values is None)
+    assert all(value in (found or "") for value in values or ())
 
 
 def test_a_load_as_forecast_has_no_findings() -> None:
@@ -55,55 +55,58 @@ def test_a_load_as_forecast_has_no_findings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "text", "hint"),
+    ("changes", "values", "hint"),
     [
-        ({}, "the disk gives 890 MB/s of the 3.2 GB/s measured, and it could give more", "cat MODEL*"),
+        ({}, ("890 MB/s", "3.2 GB/s measured"), "cat MODEL*"),
         (
             {"own_disk_rate_bytes_s": 2.1e8, "disk_rate_bytes_s": 2.1e8, "disk_busy": 0.99},
-            "the disk gives 210 MB/s of the 3.2 GB/s measured, and is busy 99% of the time",
+            ("210 MB/s", "3.2 GB/s measured", "99%"),
             "smartctl -a /dev/nvme0n1",
         ),
-        ({"disk_rate_bytes_s": 3e9}, "others read 2.1 GB/s from it meanwhile", "iotop"),
-        ({"major_faults_s": 100_000.0, "disk_busy": 0.4}, "in pieces of 8.7 KiB", "--no-mmap"),
-        ({"network": True}, "the model lies on another machine", "local disk"),
-        ({"disk_measured": False}, "of the 3.2 GB/s stated", "cat MODEL*"),
+        ({"disk_rate_bytes_s": 3e9}, ("890 MB/s", "2.1 GB/s"), "iotop"),
+        ({"major_faults_s": 100_000.0, "disk_busy": 0.4}, ("8.7 KiB",), "--no-mmap"),
+        ({"network": True}, ("network file system", "890 MB/s"), "local disk"),
+        ({"disk_measured": False}, ("3.2 GB/s stated",), "cat MODEL*"),
         (
             {"swap_out_bytes_s": 1.2e8, "swap_in_bytes_s": 3e6, "available_bytes": 2 * GIB},
-            "swapping: 120 MB/s go out and 3 MB/s come back with 2.0 GiB of memory left",
+            ("120 MB/s out", "3 MB/s in", "2.0 GiB"),
             "ps aux --sort=-rss",
         ),
         (
             {"throttled": 12, "cgroup_high_bytes": 400 * GIB, "cgroup": "/sys/fs/cgroup/mill"},
-            "may hold 400.0 GiB, and was slowed down 12 times",
+            ("memory.high of 400.0 GiB", "12 times"),
             "/sys/fs/cgroup/mill/memory.high",
         ),
-        ({"memory_waits": 0.6}, "waited for memory in 60% of the last ten seconds", "--reserve-ram"),
-        ({"own_disk_rate_bytes_s": None, "io_waits": 0.5}, "waited for a disk in 50%", "iostat"),
+        ({"memory_waits": 0.6}, ("memory in 60%",), "--reserve-ram"),
+        ({"own_disk_rate_bytes_s": None, "io_waits": 0.5}, ("I/O in 50%",), "iostat"),
     ],
 )
-def test_reasons(changes: dict[str, object], text: str, hint: str) -> None:
-    said = texts(replace(SLOW, **changes))  # type: ignore[arg-type]
-    assert said[0] == "the load will take 10 min, 3 min were forecast [None]"
-    assert [line for line in said[1:] if text in line and hint in line], said
+def test_reasons(changes: dict[str, object], values: tuple[str, ...], hint: str) -> None:
+    slowness, *reasons = diagnose(replace(SLOW, **changes))  # type: ignore[arg-type]
+    assert "10 min" in slowness.text
+    assert [each for each in reasons if all(value in each.text for value in values) and hint in (each.hint or "")], (
+        reasons
+    )
 
 
 def test_a_disk_as_fast_as_it_should_be_is_no_reason() -> None:
     quick = replace(SLOW, own_disk_rate_bytes_s=3e9, disk_rate_bytes_s=3e9)
     (finding,) = diagnose(quick)
-    assert "neither disk nor memory shows why" in finding.text
+    assert finding.text.startswith(slow(quick) or "?")
+    assert finding.text != slow(quick)
 
 
 def test_a_stall_says_where_to_look() -> None:
     stalled = replace(SLOW, rate_bytes_s=0.0, own_disk_rate_bytes_s=0.0, idle_s=120.0)
     (finding,) = diagnose(stalled)
-    assert finding.text.startswith("nothing was loaded for 2 min")
+    assert "2 min" in finding.text
     assert "/proc/PID/stack" in (finding.hint or "")
 
 
 @pytest.mark.parametrize(
     ("known", "limit", "wanted"),
     [
-        (True, 8 * MIB, ["mlock needs 512.0 GiB, the limit is 8.0 MiB"]),
+        (True, 8 * MIB, ["512.0 GiB", "8.0 MiB"]),
         (True, None, []),
         (True, 600 * GIB, []),
         (False, None, []),
@@ -111,7 +114,9 @@ def test_a_stall_says_where_to_look() -> None:
 )
 def test_locks_are_told_of_however_fast_the_load_is(known: bool, limit: int | None, wanted: list[str]) -> None:
     given = LoadFacts(1.0, mlock_bytes=512 * GIB, memlock_known=known, memlock_bytes=limit)
-    assert [finding.text for finding in diagnose(given)] == wanted
+    found = diagnose(given)
+    assert len(found) == bool(wanted)
+    assert all(value in finding.text for finding in found for value in wanted)
     if wanted:
         assert "LimitMEMLOCK=infinity" in (diagnose(given)[0].hint or "")
 
@@ -132,7 +137,7 @@ def test_one_sided_memory(growth: dict[int, int], spread: bool, count: int) -> N
     assert len(found) == count
     if count:
         node = max(growth, key=growth.__getitem__)
-        assert f"of the memory lies on node {node} of 2" in found[0].text
+        assert f"node {node} of 2" in found[0].text
         assert "numactl --interleave=all" in (found[0].hint or "")
 
 

@@ -20,7 +20,7 @@ from tokenmill.engine.loading.progress import (
 from tokenmill.engine.logs import Hint
 from tokenmill.units import GIB
 
-READING = Hint("reading", None, "the weights")
+READING = Hint("reading", None, "weights")
 
 
 def shown(samples: Sequence[Sample], work: LoadWork) -> list[int]:
@@ -41,7 +41,7 @@ def test_pages_of_a_mapped_file_count_from_before_it_was_mapped() -> None:
     ]
     assert shown(samples, LoadWork(2000)) == [100, 1000]
     found = progress(samples, LoadWork(2000))
-    assert (found.phase, found.bytes_loaded, found.share, found.detail) == ("reading", 1000, 0.5, "the weights")
+    assert (found.phase, found.bytes_loaded, found.share, found.detail) == ("reading", 1000, 0.5, "weights")
     assert found.rate_bytes_s == pytest.approx(900)
     assert found.eta_s == pytest.approx(1000 / 900)
 
@@ -78,9 +78,9 @@ def test_memory_counts_where_reads_are_hidden() -> None:
 
 
 def test_the_log_s_share_counts_where_it_is_more() -> None:
-    samples = [Sample(0.0, read_bytes=0), Sample(1.0, read_bytes=100, hint=Hint("reading", 0.4, "the weights"))]
+    samples = [Sample(0.0, read_bytes=0), Sample(1.0, read_bytes=100, hint=Hint("reading", 0.4, "weights"))]
     found = progress(samples, LoadWork(1000))
-    assert (found.bytes_loaded, found.detail) == (400, "the weights, 40%")
+    assert (found.bytes_loaded, found.detail) == (400, "weights, 40%")
 
 
 @pytest.mark.parametrize("phase", ["context", "compiling", "warming", "ready"])

@@ -53,7 +53,7 @@ def test_a_load_of_several_processes(tmp_path: Path) -> None:
     assert (sample.read_bytes, sample.disk_bytes, sample.major_faults) == (100, 3000, 15)
     assert sample.vram_bytes == 3 * MIB
     assert (found.phase, found.bytes_loaded, found.bytes_total) == ("reading", MIB // 2, MIB)
-    assert found.detail == "the weights, 25%"
+    assert found.detail == "weights, 25%"
 
     with log.open("a", encoding="utf-8") as more:
         more.write(SHARDS.format(share=" 75") + "\r")
@@ -72,15 +72,15 @@ def test_a_log_is_read_once_and_an_unfinished_line_counts(tmp_path: Path) -> Non
     with path.open("w", encoding="utf-8") as log:
         log.write("load_tensors: loading model tensors\n.....")
         log.flush()
-        assert tail.hint() == Hint("reading", 0.05, "the weights")
+        assert tail.hint() == Hint("reading", 0.05, "weights")
         log.write("." * 25)
         log.flush()
-        assert tail.hint() == Hint("reading", 0.3, "the weights")
+        assert tail.hint() == Hint("reading", 0.3, "weights")
         log.write("." * 70 + "\nllama_context: constructing llama_context\n")
         log.flush()
-        assert tail.hint() == Hint("context", None, "cache and compute buffers")
+        assert tail.hint() == Hint("context", None, "KV cache and compute buffers")
     path.rename(tmp_path / "log.1")  # a new file is begun when the old one is full
-    assert tail.hint() == Hint("context", None, "cache and compute buffers")
+    assert tail.hint() == Hint("context", None, "KV cache and compute buffers")
     path.write_text("main: model loaded\n", encoding="utf-8")
     assert tail.hint() == Hint("ready")
 

@@ -1,4 +1,4 @@
-"""Failures are told in words, the cause and not its echoes."""
+"""Errors in engine logs: the cause and not its consequences, with the values that matter."""
 
 from pathlib import Path
 
@@ -18,25 +18,25 @@ def log(name: str) -> EngineLog:
 
 
 CAUSES: dict[str, tuple[FaultKind, str, str]] = {
-    "llama.cpp-fails-missing": ("missing", "there is no file /models/nothere.gguf", "mounted"),
-    "llama.cpp-fails-bad": ("damaged", "the file is no GGUF", "unfinished download"),
-    "llama.cpp-fails-cut": ("damaged", "the file ends before blk.0.ffn_gate_exps.weight", "pull it again"),
-    "llama.cpp-fails-arch": ("architecture", "does not know the architecture qwen9moe", "newer build"),
-    "llama.cpp-fails-oom": ("memory", "the system gave no 57.2 GiB of memory", "--context"),
-    "llama.cpp-fails-port": ("port", "port 42775 is in use", "ss -ltnp"),
-    "llama.cpp-fails-vram": ("vram", "GPU 0 has no 141.4 GiB left", "--margin"),
-    "llama.cpp-fails-later": ("vram", "ran out of memory while it computed", "--ubatch"),
-    "llama.cpp-fails-kernel": ("cuda", "not built for this GPU", "CMAKE_CUDA_ARCHITECTURES"),
-    "ik-fails-compute": ("vram", "GPU 0 has no 1103.9 GiB left", "GGML_SCHED_MAX_COPIES=1"),
+    "llama.cpp-fails-missing": ("missing", "/models/nothere.gguf", "mounts"),
+    "llama.cpp-fails-bad": ("damaged", "GGUF", "unfinished download"),
+    "llama.cpp-fails-cut": ("damaged", "blk.0.ffn_gate_exps.weight", "checksum"),
+    "llama.cpp-fails-arch": ("architecture", "architecture qwen9moe", "newer build"),
+    "llama.cpp-fails-oom": ("memory", "57.2 GiB", "--context"),
+    "llama.cpp-fails-port": ("port", "port 42775", "ss -ltnp"),
+    "llama.cpp-fails-vram": ("vram", "GPU 0 has no 141.4 GiB", "--margin"),
+    "llama.cpp-fails-later": ("vram", "during computation", "--ubatch"),
+    "llama.cpp-fails-kernel": ("cuda", "this GPU", "CMAKE_CUDA_ARCHITECTURES"),
+    "ik-fails-compute": ("vram", "GPU 0 has no 1103.9 GiB", "GGML_SCHED_MAX_COPIES=1"),
     "vllm-fails-context": (
         "context",
-        "needs 24.0 GiB of cache, and 3.18 GiB are left: 34736 tokens would fit",
+        "24.0 GiB of KV cache, but 3.18 GiB are available; 34736 tokens would fit",
         "--context",
     ),
-    "vllm-fails-free": ("vram", "31.44 GiB of the GPU are free, and vLLM was to take 45.01 GiB", "nvidia-smi"),
-    "vllm-fails-vram": ("vram", "GPU 0 has no 50.00 MiB left", "--gpu-memory-utilization"),
-    "vllm-fails-port": ("port", "port 44319 is in use", "ss -ltnp"),
-    "vllm-fails-architecture": ("architecture", "the architecture LlamaForCausalLM", "newer version"),
+    "vllm-fails-free": ("vram", "31.44 GiB of GPU memory are free, but vLLM needs 45.01 GiB", "nvidia-smi"),
+    "vllm-fails-vram": ("vram", "GPU 0 has no 50.00 MiB", "--gpu-memory-utilization"),
+    "vllm-fails-port": ("port", "port 44319", "ss -ltnp"),
+    "vllm-fails-architecture": ("architecture", "LlamaForCausalLM", "newer version"),
 }
 
 
@@ -70,45 +70,45 @@ def test_a_lock_that_fails_is_told_but_ends_nothing() -> None:
     assert found.cause is None
     (fault,) = found.faults
     assert (fault.kind, fault.fatal) == ("mlock", False)
-    assert "0 B of the weights are locked" in fault.message
+    assert "only 0 B " in fault.message
     assert "LimitMEMLOCK=infinity" in (fault.hint or "")
 
 
 LINES: list[tuple[EngineKind, str, FaultKind, str]] = [
-    ("llama-server", "error: invalid argument: --moe-cache-mib", "argument", "no flag --moe-cache-mib"),
-    ("ik_llama", "error: unknown argument: -sm", "argument", "no flag -sm"),
-    ("vllm", "vllm serve: error: unrecognized arguments: --fit on", "argument", "no flag --fit on"),
+    ("llama-server", "error: invalid argument: --moe-cache-mib", "argument", "--moe-cache-mib"),
+    ("ik_llama", "error: unknown argument: -sm", "argument", " -sm"),
+    ("vllm", "vllm serve: error: unrecognized arguments: --fit on", "argument", "--fit on"),
     (
         "llama-server",
         "llama_model_load: error loading model: mmap failed: Cannot allocate memory",
         "mmap",
-        "mapped: Cannot",
+        "Cannot allocate memory",
     ),
     ("llama-server", "ggml.c:123: GGML_ASSERT(ggml_can_mul_mat(a, b)) failed", "assertion", "ggml_can_mul_mat(a, b)"),
     ("llama-server", "CUDA error: an illegal memory access was encountered", "cuda", "an illegal memory access"),
-    ("llama-server", "failed to open GGUF file '/m.gguf' (Permission denied)", "missing", "/m.gguf may not be read"),
-    ("ik_llama", "Illegal instruction (core dumped)", "crash", "crashed: illegal instruction"),
-    ("llama-server", "srv    load_model: failed to load model, '/m.gguf'", "load", "did not load"),
-    ("vllm", "OSError: [Errno 98] Address already in use", "port", "the port is in use"),
+    ("llama-server", "failed to open GGUF file '/m.gguf' (Permission denied)", "missing", "permission to read /m.gguf"),
+    ("ik_llama", "Illegal instruction (core dumped)", "crash", "illegal instruction"),
+    ("llama-server", "srv    load_model: failed to load model, '/m.gguf'", "load", "load"),
+    ("vllm", "OSError: [Errno 98] Address already in use", "port", "port"),
     (
         "vllm",
         "(Worker pid=3) ValueError: No available memory for the cache blocks. Try increasing",
         "vram",
-        "no room for a cache",
+        "KV cache",
     ),
     (
         "vllm",
         "ValueError: The model's max seq len (4096) is larger than the maximum number of tokens that can be stored in KV cache (3664). Try",
         "context",
-        "holds 3664 tokens",
+        "3664 tokens",
     ),
     (
         "vllm",
         "OSError: /models/x is not a local folder and is not a valid model identifier listed on",
         "missing",
-        "no model at /models/x",
+        "/models/x",
     ),
-    ("vllm", "RuntimeError: Engine core initialization failed. See root cause above.", "load", "did not load"),
+    ("vllm", "RuntimeError: Engine core initialization failed. See root cause above.", "load", "load"),
 ]
 
 

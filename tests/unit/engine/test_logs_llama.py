@@ -150,14 +150,14 @@ def test_the_filled_prompt_cache() -> None:
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("srv    load_model: loading model '/m.gguf'", Hint("reading", None, "the weights")),
-        ("load_tensors: loading model tensors, this can take a while...", Hint("reading", None, "the weights")),
+        ("srv    load_model: loading model '/m.gguf'", Hint("reading", None, "weights")),
+        ("load_tensors: loading model tensors, this can take a while...", Hint("reading", None, "weights")),
         ("load_tensors:      CUDA0 model buffer size = 48928.09 MiB", Hint("reading", None, "47.8 GiB into CUDA0")),
-        ("." * 42, Hint("reading", 0.42, "the weights")),
-        ("llama_context: constructing llama_context", Hint("context", None, "cache and compute buffers")),
+        ("." * 42, Hint("reading", 0.42, "weights")),
+        ("llama_context: constructing llama_context", Hint("context", None, "KV cache and compute buffers")),
         (
             "common_init_: warming up the model with an empty run - please wait ...",
-            Hint("warming", None, "a first run"),
+            Hint("warming", None, "warm-up run"),
         ),
         ("main: server is listening on http://127.0.0.1:8080 - starting the main loop", Hint("ready")),
         ("0.00.226.901 I srv          init: listening on http://127.0.0.1:45563", Hint("ready")),

@@ -53,16 +53,16 @@ def test_each_worker_is_a_gpu() -> None:
     [
         (
             "Loading safetensors checkpoint shards:  40% Completed | 2/5 [00:01<00:01]",
-            Hint("reading", 0.4, "the weights"),
+            Hint("reading", 0.4, "weights"),
         ),
-        ("Loading fastsafetensors checkpoint shards:  20% Completed | 1/5", Hint("reading", 0.2, "the weights")),
+        ("Loading fastsafetensors checkpoint shards:  20% Completed | 1/5", Hint("reading", 0.2, "weights")),
         (
             "(Worker pid=1) INFO 11-15 06:37:14 [c.py:68] Starting to load model /m...",
-            Hint("reading", None, "the weights"),
+            Hint("reading", None, "weights"),
         ),
         (
             "INFO 11-15 06:37:14 [c.py:68] Loading weights took 0.08 seconds",
-            Hint("context", None, "memory is profiled"),
+            Hint("context", None, "memory profiling"),
         ),
         (
             "INFO 11-24 11:44:15 [b.py:286] Compiling a graph for dynamic shape takes 13.62 s",
@@ -71,7 +71,7 @@ def test_each_worker_is_a_gpu() -> None:
         ("INFO:     Application startup complete.", Hint("ready")),
         (
             "INFO 09-03 16:28:10 [a.py:1882] vLLM API server version 0.10.2.dev378",
-            Hint("starting", None, "its processes"),
+            Hint("starting", None, "worker processes"),
         ),
     ],
 )

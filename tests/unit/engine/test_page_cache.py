@@ -1,5 +1,6 @@
 """How a fill is cut into reads, how blocks are joined, and what is said of the result."""
 
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -60,10 +61,10 @@ def test_unknown_residency_is_not_cold() -> None:
 def test_a_disk_that_fails_stops_the_fill_with_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     gone = tmp_path / "gone.gguf"
     monkeypatch.setattr(page_cache, "resident", lambda path: Residency(path, 0, 8 * MIB, (Range(0, 8 * MIB, 0),)))
-    with pytest.raises(ModelError, match=f"cannot read {gone}: No such file") as caught:
+    with pytest.raises(ModelError, match=re.escape(str(gone))) as caught:
         fill([gone])
-    assert caught.value.hint is not None
-    assert "smartctl" in caught.value.hint
+    assert isinstance(caught.value.__cause__, FileNotFoundError)
+    assert caught.value.hint
 
 
 @pytest.mark.parametrize(("nodes", "spread"), [(None, True), ((0,), True), ((900,), False)])
@@ -72,9 +73,9 @@ def test_pages_that_cannot_be_spread_over_nodes_are_read_all_the_same(
 ) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"x" * MIB)
-    assert fill([path], nodes=nodes).notes == ()  # just written, so resident: nothing to read, nothing to say
+    assert fill([path], nodes=nodes).notes == ()  # just written, so all of it is cached
     monkeypatch.setattr(page_cache, "resident", lambda path: Residency(path, 0, MIB, (Range(0, MIB, 0),)))
     monkeypatch.setattr(page_cache, "_lost", lambda *_: [])
     done = fill([path], nodes=nodes)
     assert done.read_bytes == MIB
-    assert [note[:24] for note in done.notes] == ([] if spread else ["the pages were not sprea"])
+    assert ["NUMA nodes" in note for note in done.notes] == ([] if spread else [True])

@@ -1,4 +1,4 @@
-"""How processes end, in words; signs of kills for memory, read from files as the kernel writes them."""
+"""Exit status of processes, and signs of out-of-memory kills, from files as the kernel writes them."""
 
 import json
 import os
@@ -19,54 +19,41 @@ KERNEL = "Out of memory: Killed process 12 (llama-server) total-vm:9kB, anon-rss
 @pytest.mark.parametrize(
     ("end", "for_memory", "words"),
     [
-        (Exit(code=0), False, "ended with exit code 0"),
-        (Exit(code=3, kills=QUIET), False, "ended with exit code 3"),
-        (Exit(), False, "ended, and nothing saw how"),
-        (Exit(signal=15, asked=True), False, "was stopped"),
-        (Exit(signal=9, asked=True, kills=KILLED), False, "was stopped"),
-        (
-            Exit(signal=9, kills=QUIET),
-            False,
-            "was killed by SIGKILL (by somebody; not for memory, as far as the kernel counts)",
-        ),
-        (Exit(signal=9), None, "was killed by SIGKILL (by somebody, or for memory: nothing tells which)"),
-        (Exit(signal=9, kills=KILLED), True, "was killed for memory, most likely; its plan counts on 5.0 GiB at most"),
-        (Exit(code=137, kills=KILLED), True, "was killed for memory, most likely; its plan counts on 5.0 GiB at most"),
+        (Exit(code=0), False, ("code 0",)),
+        (Exit(code=3, kills=QUIET), False, ("code 3",)),
+        (Exit(), False, ("unknown",)),
+        (Exit(signal=15, asked=True), False, ("stopped",)),
+        (Exit(signal=9, asked=True, kills=KILLED), False, ("stopped",)),
+        (Exit(signal=9, kills=QUIET), False, ("SIGKILL", "by another process")),
+        (Exit(signal=9), None, ("SIGKILL", "by another process or by the OOM killer")),
+        (Exit(signal=9, kills=KILLED), True, ("probably", "OOM killer", "5.0 GiB")),
+        (Exit(code=137, kills=KILLED), True, ("probably", "OOM killer", "5.0 GiB")),
         (
             Exit(signal=9, kills=QUIET, most_rss_bytes=7 * GIB, memory_bytes=8 * GIB),
             True,
-            "was killed for memory, most likely while holding 7.0 GiB of 8.0 GiB; its plan counts on 5.0 GiB at most",
+            ("probably", "OOM killer", "7.0 GiB of 8.0 GiB", "5.0 GiB"),
         ),
         (
             Exit(signal=9, kills=QUIET, most_rss_bytes=GIB, memory_bytes=8 * GIB),
             False,
-            "was killed by SIGKILL (by somebody; not for memory, as far as the kernel counts)",
+            ("SIGKILL", "by another process"),
         ),
-        (
-            Exit(signal=9, kernel=KERNEL, most_rss_bytes=7 * GIB),
-            True,
-            "was killed for memory while holding 7.0 GiB; its plan counts on 5.0 GiB at most",
-        ),
-        (
-            Exit(signal=11, kills=QUIET),
-            False,
-            "was killed by SIGSEGV (it touched memory that is not its own: a bug or a broken build)",
-        ),
-        (Exit(signal=signal.SIGRTMIN + 3, kills=QUIET), False, f"was killed by signal {signal.SIGRTMIN + 3}"),
-        (
-            Exit(code=1, kills=KILLED),
-            False,
-            "ended with exit code 1; a process was killed for memory meanwhile, perhaps one of its own",
-        ),
+        (Exit(signal=9, kernel=KERNEL, most_rss_bytes=7 * GIB), True, ("OOM killer", "7.0 GiB", "5.0 GiB")),
+        (Exit(signal=11, kills=QUIET), False, ("SIGSEGV",)),
+        (Exit(signal=signal.SIGRTMIN + 3, kills=QUIET), False, (f"signal {signal.SIGRTMIN + 3}",)),
+        (Exit(code=1, kills=KILLED), False, ("code 1", "OOM killer")),
     ],
 )
-def test_words(end: Exit, for_memory: bool | None, words: str) -> None:
+def test_words(end: Exit, for_memory: bool | None, words: tuple[str, ...]) -> None:
     assert end.for_memory is for_memory
-    assert end.words(5 * GIB) == words
+    text = end.words(5 * GIB)
+    assert all(word in text for word in words), text
+    assert ("OOM killer" in text) == ("OOM killer" in " ".join(words))
+    assert ("probably" in text) == ("probably" in words)
 
 
-def test_without_a_plan_none_is_named() -> None:
-    assert Exit(signal=9, kills=KILLED).words() == "was killed for memory, most likely"
+def test_without_a_plan_no_prediction_is_named() -> None:
+    assert "GiB" not in Exit(signal=9, kills=KILLED).words()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", None])

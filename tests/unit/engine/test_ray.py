@@ -1,6 +1,8 @@
 """Addresses without a cluster, Ray's messages about lost nodes, and which nodes count."""
 
+import errno
 import os
+import re
 import sys
 from types import ModuleType
 from typing import Any
@@ -29,14 +31,15 @@ ValueError: no such plan"""
 
 @pytest.mark.parametrize("where", ["foo", "", "ray:", "ray://foo", "http://foo:1", "foo:bar", "foo:1/x", "a b:1"])
 def test_what_is_no_address_is_refused(where: str) -> None:
-    with pytest.raises(UsageError, match="is not the address of a Ray cluster") as caught, connect(where):
+    with pytest.raises(UsageError) as caught, connect(where):
         pass
-    assert caught.value.hint == "ray, HOST:6379, or ray://HOST:10001"
+    assert repr(where) in caught.value.message
+    assert "ray://HOST:10001" in (caught.value.hint or "")
 
 
 def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(EngineError, match="Ray is not installed here") as caught, connect("ray"):
+    with pytest.raises(EngineError) as caught, connect("ray"):
         pass
     assert caught.value.hint == "pip install 'tokenmill[ray]'"
 
@@ -59,7 +62,7 @@ def test_a_cluster_that_is_started_tells_nobody_unless_somebody_wants_it(
 @pytest.mark.parametrize("scheme", ["", "ray://"])
 def test_where_nothing_listens_ray_is_not_asked(scheme: str) -> None:
     where = f"{scheme}127.0.0.1:{free_port('127.0.0.1', 0)}"
-    with pytest.raises(EngineError, match=f"no Ray cluster answers at {where}: Connection refused"):
+    with pytest.raises(EngineError, match=f"{re.escape(where)}: {os.strerror(errno.ECONNREFUSED)}"):
         module._check_listening(where)
 
 
@@ -72,7 +75,7 @@ def test_what_ray_finds_by_itself_is_left_to_it(where: str) -> None:
     ("text", "words"),
     [
         (NODE_DIED, "The actor died because its node has died."),
-        (NOT_INSTALLED, "tokenmill is not installed there"),
+        (NOT_INSTALLED, "tokenmill is not installed on this node"),
         (BROKEN, "ValueError: no such plan"),
         (
             "The actor experienced an error before finishing this task.",

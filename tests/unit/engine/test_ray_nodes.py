@@ -35,7 +35,7 @@ class Events:
             self._more.clear()
             await self._more.wait()
 
-    def left_out(self) -> dict[str, str]:
+    def excluded(self) -> dict[str, str]:
         return {event.name: event.message for event in self.events if event.kind == "excluded"}
 
 
@@ -83,12 +83,13 @@ def test_a_node_of_no_use_is_left_out_and_named() -> None:
         assert await nodes.survey() == "m"
         async with aclosing(nodes.engines(same)) as engines:
             assert (await anext(engines)).name == "good"
-        assert events.left_out() == {
-            "small": "fake does not fit: dram lacks 5 GiB",
-            "old": f"it has tokenmill 0.0.9, and here is {__version__}",
-            "bare": "kimi is not here",
-            "other": "its fake differs from that of the other nodes",
-        }
+        excluded = events.excluded()
+        assert excluded.keys() == {"small", "old", "bare", "other"}
+        assert "dram lacks 5 GiB" in excluded["small"]
+        assert "0.0.9" in excluded["old"]
+        assert __version__ in excluded["old"]
+        assert excluded["bare"] == "kimi is not here"
+        assert "fake differs" in excluded["other"]
         assert next(event.hint for event in events.events if event.name == "bare" and event.hint) == "pull it"
 
     with_nodes(
@@ -107,18 +108,18 @@ def test_a_node_of_no_use_is_left_out_and_named() -> None:
 def test_the_model_that_most_cluster_have_counts_where_none_is_here() -> None:
     async def work(nodes: RayNodes, cluster: FakeCluster, events: Events) -> None:
         assert await nodes.survey() == "n"
-        assert set(events.left_out()) == {"alpha"}
+        assert set(events.excluded()) == {"alpha"}
 
     with_nodes(lambda: FakeCluster(alpha=planned("m"), beta=planned("n"), gamma=planned("n")), work)
 
 
 def test_without_any_node_of_use_it_says_why_of_each() -> None:
     async def work(nodes: RayNodes, cluster: FakeCluster, events: Events) -> None:
-        with pytest.raises(EngineError, match="no node of the Ray cluster can be used") as caught:
+        with pytest.raises(EngineError) as caught:
             await nodes.survey()
-        *why, way_out = (caught.value.hint or "").splitlines()
-        assert why == ["small: fake does not fit: dram lacks 5 GiB", "bare: kimi is not here"]
-        assert way_out.startswith("try a smaller --context")
+        *reasons, remedy = (caught.value.hint or "").splitlines()
+        assert reasons == ["small: fake does not fit: dram lacks 5 GiB", "bare: kimi is not here"]
+        assert "--context" in remedy
 
     with_nodes(
         lambda: FakeCluster(small=planned(lacks="dram lacks 5 GiB"), bare=FakeActor(UnknownModel("kimi is not here"))),
@@ -142,8 +143,9 @@ def test_a_node_that_is_lost_while_it_plans_is_named() -> None:
 
 def test_without_any_node_at_all_it_says_so() -> None:
     async def work(nodes: RayNodes, cluster: FakeCluster, events: Events) -> None:
-        with pytest.raises(EngineError, match="no node with processors"):
+        with pytest.raises(EngineError) as caught:
             await nodes.survey()
+        assert "ray start" in (caught.value.hint or "")
 
     with_nodes(FakeCluster, work)
 
@@ -196,7 +198,7 @@ def test_a_host_that_is_lost_on_a_node_that_lives_is_started_again_but_not_for_e
                 assert (await ready.engine.status()).state == "failed"
             with pytest.raises(StopAsyncIteration):
                 await anext(engines)
-        assert "lost 3 times" in events.left_out()["alpha"]
+        assert "lost 3 times" in events.excluded()["alpha"]
         assert len(cluster.handles["alpha"]) == MAX_LOSSES
 
     with_nodes(lambda: FakeCluster(alpha=FakeActor()), work)

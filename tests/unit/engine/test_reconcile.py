@@ -96,28 +96,30 @@ def test_logits_of_fewer_rows_are_the_reason() -> None:
     buffers = (*seen(plan).buffers[:2], Buffer("CPU", 0, of(plan, "dram", "kv"), measured))
     (row,) = reconcile(plan, seen(plan, buffers=buffers, asked=asked)).flagged
     assert (row.tier, row.item, row.difference_bytes) == ("host", "compute", 300 * MIB)
-    assert "keeps logits of 1 tokens of a batch, the plan counted 512; for that it predicts" in (row.explanation or "")
+    assert "the logits of 1 tokens per batch, the plan counts 512; the prediction" in (row.explanation or "")
 
 
 def test_a_smaller_context_is_the_reason() -> None:
     plan = placed(KIMI, settings())
     buffers = (*seen(plan).buffers[:2], Buffer("CPU", 0, of(plan, "dram", "kv") // 2, of(plan, "dram", "compute")))
     (row,) = reconcile(plan, seen(plan, buffers=buffers, asked=RequestedContext(4096))).flagged
-    assert (row.item, row.explanation) == ("kv", "the engine made a context of 4096 tokens, the plan of 8192")
+    assert row.item == "kv"
+    assert "4096 tokens" in (row.explanation or "")
+    assert "8192" in (row.explanation or "")
 
 
-def test_mapped_stretches_hold_tensors_of_the_gpu() -> None:
+def test_mapped_ranges_contain_tensors_of_the_gpu() -> None:
     plan = placed(KIMI, replace(settings(), repack=False), cards=1, resident=range(4))
     needed = of(plan, "dram", "weights")
     row = rows(reconcile(plan, seen(plan)))["host", "weights"]
-    assert needed < row.predicted_bytes < KIMI.bytes, "what went to the GPU lies between what did not"
-    # where nothing is known of the file, the reason is at least told
+    assert needed < row.predicted_bytes < KIMI.bytes, "tensors of the GPU lie between others"
+    # without offsets in the file, the difference is only explained
     unread = replace(KIMI, tensors=tuple(replace(tensor, offset=0) for tensor in KIMI.tensors))
     blind = replace(plan, profile=unread)
     whole = replace(seen(plan).buffers[0], model_bytes=KIMI.bytes)
     (row,) = reconcile(blind, seen(blind, buffers=(whole, *seen(blind).buffers[1:]))).flagged
     assert (row.tier, row.item, row.predicted_bytes) == ("host", "weights", needed)
-    assert "spans whole stretches of the file" in (row.explanation or "")
+    assert "copied to a GPU" in (row.explanation or "")
 
 
 def test_rewritten_tensors_are_not_in_the_mapped_buffer(moe: Profile) -> None:
@@ -140,7 +142,7 @@ def test_a_file_that_was_copied_although_it_was_to_be_mapped() -> None:
         Buffer("CPU_REPACK", of(plan, "dram", "repack")),
     )
     found = rows(reconcile(plan, seen(plan, buffers=buffers, mapped=False)))
-    assert found["host", "weights"].difference_bytes == 0  # rewritten weights are the weights themselves
+    assert found["host", "weights"].difference_bytes == 0  # repacked weights replace the weights
     assert found["host", "repack"].measured_bytes == 0
     assert found["host", "repack"].flagged
 
@@ -166,11 +168,11 @@ def test_the_process() -> None:
     memory = ProcessMemory(anon_bytes=repack + GIB, file_bytes=weights // 2, shmem_bytes=0, swap_bytes=GIB)
     found = rows(reconcile(plan, seen(plan, memory=memory, prompt_cache_bytes=MIB)))
     assert (found["host", "mapped"].predicted_bytes, found["host", "mapped"].measured_bytes) == (weights, weights // 2)
-    assert "not touched yet" in (found["host", "mapped"].explanation or "")
+    assert "not accessed yet" in (found["host", "mapped"].explanation or "")
     own = found["host", "own"]
     assert own.measured_bytes == repack + 2 * GIB
     assert own.predicted_bytes == of(plan, "dram", "kv", "compute", "repack", "prompt_cache", "runtime")
-    assert found["host", "prompt_cache"].explanation == "it fills while requests come"
+    assert "requests" in (found["host", "prompt_cache"].explanation or "")
     assert (found["host", "mapped"].source, own.source) == ("process", "process")
 
 
@@ -178,8 +180,8 @@ def test_a_small_model_s_process_is_explained_by_the_estimate(moe: Profile) -> N
     plan = placed(moe, settings(1024, 2))
     memory = ProcessMemory(anon_bytes=120 * MIB, file_bytes=60 * MIB)
     found = rows(reconcile(plan, seen(plan, memory=memory)))
-    assert "the plan allows the program itself 1.0 GiB" in (found["host", "own"].explanation or "")
-    assert found["host", "mapped"].explanation == "the program's own libraries are mapped too"
+    assert "1.0 GiB" in (found["host", "own"].explanation or "")
+    assert "shared libraries" in (found["host", "mapped"].explanation or "")
 
 
 def test_the_driver() -> None:
@@ -188,11 +190,11 @@ def test_the_driver() -> None:
     memory = ProcessMemory(anon_bytes=GIB, file_bytes=GIB)
     found = rows(reconcile(plan, seen(plan, vram_bytes={0: held + 300 * MIB}, memory=memory)))
     total = found["gpu0", "total"]
-    assert total.predicted_bytes == held + of(plan, "gpu0", "runtime")  # what is kept free is nobody's
+    assert total.predicted_bytes == held + of(plan, "gpu0", "runtime")  # without the reserve
     assert (total.measured_bytes, total.source) == (held + 300 * MIB, "driver")
     runtime = found["gpu0", "runtime"]
     assert (runtime.measured_bytes, runtime.flagged) == (300 * MIB, True)
-    assert "estimated by the plan" in (runtime.explanation or "")
+    assert "estimates" in (runtime.explanation or "")
     unknown = found["gpu1", "total"]
     assert (unknown.measured_bytes, unknown.share, unknown.flagged, unknown.difference_bytes) == (
         None,
@@ -201,7 +203,7 @@ def test_the_driver() -> None:
         None,
     )
     assert ("gpu1", "runtime") not in found
-    assert ("host", "own") not in found  # pinned memory is resident nowhere
+    assert ("host", "own") not in found  # pinned memory is not counted as resident
 
 
 def test_nothing_seen_is_nothing_compared() -> None:

@@ -90,7 +90,7 @@ def test_other_refusals_keep_the_servers_words(name: str, words: str) -> None:
     ("status", "text", "kind", "words"),
     [
         (401, '{"error":{"code":401,"message":"Invalid API Key"}}', EngineError, "Invalid API Key"),
-        (403, "", EngineError, "no word"),
+        (403, "", EngineError, "denied"),
         (429, '{"error":{"message":"slow down"}}', EngineError, "slow down"),
         (500, '{"error":"boom"}', EngineError, "boom"),
         (502, "<html>bad gateway</html>", EngineError, "bad gateway"),

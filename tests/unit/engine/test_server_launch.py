@@ -80,9 +80,9 @@ def test_a_program_is_asked_for_its_flags(tmp_path: Path) -> None:
     ready = prepared(on_cpu(), kind="llama-server", binary=binary)
     assert ready.argv[:3] == (binary, "--model", str(MODEL))
     assert ready.build == f"{binary} 77 (abc)"
-    with pytest.raises(UsageError, match=r"engine\.kind says ik_llama") as wrong:
+    with pytest.raises(UsageError, match=r"engine\.kind is ik_llama") as wrong:
         prepared(on_cpu("ik_llama"), kind="ik_llama", binary=binary)
-    assert wrong.value.hint == 'engine.kind = "llama-server"'
+    assert 'engine.kind = "llama-server"' in (wrong.value.hint or "")
 
 
 @pytest.mark.parametrize(
@@ -90,9 +90,13 @@ def test_a_program_is_asked_for_its_flags(tmp_path: Path) -> None:
     [
         (on_cpu("vllm"), {"kind": "llama-server"}, "the plan is for vllm"),
         (on_cpu(), {"kind": "vllm"}, "the plan is for llama.cpp"),
-        (on_cpu(), {"kind": "native"}, "no server to be started"),
-        (on_cpu(), {"kind": "llama-server", "host": "0.0.0.0"}, "not to listen on 0.0.0.0"),
-        (on_cpu(), {"kind": "llama-server", "container": "img", "container_runtime": "lxc"}, "lxc is not known"),
+        (on_cpu(), {"kind": "native"}, "engine.kind: native"),
+        (on_cpu(), {"kind": "llama-server", "host": "0.0.0.0"}, "engine.host must be .* 0.0.0.0"),
+        (
+            on_cpu(),
+            {"kind": "llama-server", "container": "img", "container_runtime": "lxc"},
+            "engine.container_runtime: .* lxc",
+        ),
     ],
 )
 def test_what_does_not_go_together(plan: Plan, config: dict[str, Any], word: str) -> None:
@@ -101,7 +105,7 @@ def test_what_does_not_go_together(plan: Plan, config: dict[str, Any], word: str
 
 
 def test_a_program_that_is_not_there() -> None:
-    with pytest.raises(EngineError, match="no program /no/such"):
+    with pytest.raises(EngineError, match="/no/such"):
         prepared(on_cpu(), kind="llama-server", binary="/no/such")
 
 
@@ -171,8 +175,9 @@ def test_which_way_vllm_runs(
 
 def test_vllm_where_nothing_can_be_seen_of_its_environment(tmp_path: Path) -> None:
     assert vllm_program(program(tmp_path, "bin/vllm")) == (f"{tmp_path}/bin/vllm", None)
-    with pytest.raises(EngineError, match="no vLLM beside"):
-        vllm_program(program(tmp_path / "other", "bin/python"))
+    python = program(tmp_path / "other", "bin/python")
+    with pytest.raises(EngineError, match=python):
+        vllm_program(python)
 
 
 def test_vllm_of_the_captured_version_is_not_asked(tmp_path: Path) -> None:

@@ -129,23 +129,23 @@ def test_any_other_server_is_asked_for_openais_own() -> None:
     ("api", "request_", "word"),
     [
         (VLLM, Request(HI, Sampling(penalty_last_n=3)), "penalties"),
-        (VLLM, Request(HI, slot=0), "lane"),
+        (VLLM, Request(HI, slot=0), "slot 0"),
         (VLLM, Request(HI, Sampling(logit_bias=((1, -math.inf),))), "ban"),
-        (VLLM, Request(HI, max_tokens=0), "no token"),
-        (VLLM, Request(HI, Sampling(grammar="g", json_schema="{}")), "at once"),
-        (LLAMA, Request(HI, Sampling(grammar="g", json_schema="{}")), "at once"),
-        (LLAMA, Request(HI, slot=4), "no lane 4"),
-        (LLAMA, Request(HI, slot=-1), "no lane -1"),
-        (replace(LLAMA, slots=None), Request(HI, slot=0), "no lane 0"),
+        (VLLM, Request(HI, max_tokens=0), "no tokens"),
+        (VLLM, Request(HI, Sampling(grammar="g", json_schema="{}")), "grammar with a JSON schema"),
+        (LLAMA, Request(HI, Sampling(grammar="g", json_schema="{}")), "grammar with a JSON schema"),
+        (LLAMA, Request(HI, slot=4), "slot 4"),
+        (LLAMA, Request(HI, slot=-1), "slot -1"),
+        (replace(LLAMA, slots=None), Request(HI, slot=0), "slot 0"),
         (replace(LLAMA, tools=False), Request(replace(HI, tools=({},))), "tools"),
         (URL, Request(HI, Sampling(top_k=1)), "top_k"),
         (URL, Request(HI, Sampling(min_p=0.1)), "min_p"),
         (URL, Request(HI, Sampling(repeat_penalty=1.1)), "repeat_penalty"),
         (URL, Request(HI, Sampling(penalty_last_n=1)), "penalty_last_n"),
         (URL, Request(HI, Sampling(grammar="g")), "grammar"),
-        (URL, Request(HI, ignore_eos=True), "end of a text"),
-        (URL, Request(HI, slot=0), "lane"),
-        (URL, Request("text"), "as far as the context goes"),
+        (URL, Request(HI, ignore_eos=True), "end-of-text"),
+        (URL, Request(HI, slot=0), "slot 0"),
+        (URL, Request("text"), "without a limit"),
         (URL, Request(HI, Sampling(json_schema="{")), "not JSON"),
         (LLAMA, Request(HI, Sampling(json_schema="[]")), "object"),
         (LLAMA, Request(HI, Sampling(top_logprobs=21)), "top_logprobs"),
@@ -188,7 +188,7 @@ def test_capabilities_say_what_bodies_do() -> None:
     plain = capabilities_of(URL, reports_cached=False)
     assert not plain.grammar
     assert not plain.reports_cached_tokens
-    assert any("reused" in note for note in plain.notes)
+    assert any("cached prompt tokens" in note for note in plain.notes)
     assert any("template" in note for note in capabilities_of(replace(LLAMA, tools=False), reports_cached=True).notes)
 
 

@@ -142,7 +142,7 @@ def test_usage_may_come_from_timings_alone() -> None:
 
 
 def test_a_server_that_does_not_tell_its_usage() -> None:
-    with pytest.raises(EngineError, match="how many tokens"):
+    with pytest.raises(EngineError, match="usage"):
         collected([chunk({"content": "x"}, "stop")], "url")
 
 
@@ -155,7 +155,8 @@ def test_a_server_that_gave_up(reason: str) -> None:
 def test_an_unknown_reason_is_kept() -> None:
     answer = collected([chunk({}, "content_filter", usage=USED)], "url")[1]
     assert answer.finish_reason == "stop"
-    assert answer.notes == ("the server's reason to stop was 'content_filter'",)
+    [note] = answer.notes
+    assert "'content_filter'" in note
 
 
 @pytest.mark.parametrize(

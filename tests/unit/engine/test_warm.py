@@ -1,4 +1,4 @@
-"""Warming: what it will take, how cold is held against warm, and how much of the page cache may be filled."""
+"""Warm-up: progress, cold against warm requests, and how much of the page cache may be filled."""
 
 import asyncio
 import os
@@ -67,16 +67,15 @@ def run(seconds: float) -> WarmRun:
 def test_cold_is_reading_and_the_first_request() -> None:
     filled = CacheFill(93 * GIB, 93 * GIB, 93 * GIB, 38.0)
     report = WarmReport(filled, None, run(4.0), run(2.0))
-    beside = report.cold_start
-    assert (beside.cold_s, beside.read_s, beside.warm_s, beside.times) == (42.0, 38.0, 2.0, 21.0)
-    assert beside.as_words() == (
-        "a short request takes 2.0 s; cold it would have taken at least 42 s, 38 s of it for reading the model"
-    )
+    start = report.cold_start
+    assert (start.cold_s, start.read_s, start.warm_s, start.times) == (42.0, 38.0, 2.0, 21.0)
+    assert all(value in start.as_words() for value in ("2.0 s", "42 s", "38 s"))
 
 
 def test_nothing_gained_is_said_as_such() -> None:
-    assert ColdStart(2.1, 0.0, 2.0).as_words() == "a short request takes 2.0 s, and took no longer at first"
-    assert ColdStart(None, 0.0, None).as_words() == "cold against warm was not measured"
+    assert "2.1 s" not in ColdStart(2.1, 0.0, 2.0).as_words()
+    assert "2.0 s" in ColdStart(2.1, 0.0, 2.0).as_words()
+    assert "not measured" in ColdStart(None, 0.0, None).as_words()
     assert WarmReport(None, None, None, None).cold_start.times is None
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tokenmill.errors import FlagUnknown, UsageError
-from tokenmill.launch.flag_sets import STORED, TAKEN_OVER, FlagSet, family, stored
+from tokenmill.launch.flag_sets import REPLACEMENTS, STORED, FlagSet, family, stored
 from tokenmill.planner.goal import DialectName
 
 MAINLINE = """
@@ -149,7 +149,7 @@ def test_what_the_fork_had_when() -> None:
 
 def test_replacements_name_flags_that_exist_somewhere() -> None:
     everywhere = {name for engine in STORED for name in stored(engine).values}
-    assert {needed for rows in TAKEN_OVER.values() for needed, _ in rows} <= everywhere
+    assert {needed for rows in REPLACEMENTS.values() for needed, _ in rows} <= everywhere
 
 
 def test_underscores_are_dashes_as_in_the_engines() -> None:

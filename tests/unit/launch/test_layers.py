@@ -103,5 +103,5 @@ def test_uneven_runs_keep_their_counts() -> None:
 )
 def test_runs_that_no_split_expresses_are_refused(layers: list[str]) -> None:
     profile = small_profile(3)
-    with pytest.raises(NotSpellable, match="two separate runs"):
+    with pytest.raises(NotSpellable, match="-ngl and -ts"):
         layer_flags(placed(profile, layers, "gpu0"), profile)

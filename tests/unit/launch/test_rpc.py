@@ -123,7 +123,7 @@ def test_workers_listen_on_their_own_private_address_only() -> None:
     worker, head = spelled(planned(DENSE, box(64), box(64), layers=(40, 40)))
     assert (worker.host, worker.role, worker.command.argv[0]) == ("h1", "worker", "ggml-rpc-server")
     assert (value(worker, "--host"), value(worker, "--port")) == ("10.0.0.2", "50052")
-    assert any("no password" in note for note in worker.command.notes)
+    assert any("no authentication" in note for note in worker.command.notes)
     assert (head.host, head.role) == ("h0", "head")
     assert value(head, "--host") == "127.0.0.1"
     argv = head.command.argv

@@ -11,7 +11,7 @@ from support.run_models import model
 from tokenmill.engine.engine import Engine
 from tokenmill.errors import EngineError
 from tokenmill.planner.plan import Plan
-from tokenmill.tuner.engine_rig import ServerRig, Starter, most_starts, needs_load, plan_at, serves, thinned
+from tokenmill.tuner.engine_rig import ServerRig, Starter, max_starts, needs_load, plan_at, serves, thinned
 from tokenmill.tuner.point import Aim, TrialSettings
 from tokenmill.tuner.search.space import Space, space_for
 
@@ -84,13 +84,13 @@ def test_few_values_are_tried_of_what_costs_a_start() -> None:
     assert set(found.threads) <= set(SPACE.threads)
     assert max(found.threads) == 16
     assert (len(found.cache_types), len(found.flash_attention), len(found.threads_batch)) == (1, 1, 1)
-    assert most_starts(found) <= len(found.threads) * len(found.ubatch)
-    assert most_starts(found) < most_starts(SPACE) / 10
+    assert max_starts(found) <= len(found.threads) * len(found.ubatch)
+    assert max_starts(found) < max_starts(SPACE) / 10
 
 
 def test_a_plan_s_own_space_can_be_thinned() -> None:
     plan = a_plan()
-    whole = space_for(plan, Aim(), cores=16, most_sequences=16)
+    whole = space_for(plan, Aim(), cores=16, max_sequences=16)
     assert thinned(plan, whole).all() < whole.all()
 
 
@@ -106,22 +106,22 @@ class FakeStarter:
         self.loads += 1
         self.widths.append(plan.settings.sequences)
         if plan.settings.sequences > self.most:
-            raise EngineError("while loading, the engine was killed for memory")
+            raise EngineError("while loading, the engine was killed by the OOM killer")
         return cast(Engine, self)
 
     async def close(self) -> None:
         pass
 
 
-def stand(starter: FakeStarter) -> ServerRig:
-    return ServerRig(a_plan(), cast(Starter, starter), most_sequences=16)
+def rig(starter: FakeStarter) -> ServerRig:
+    return ServerRig(a_plan(), cast(Starter, starter), max_sequences=16)
 
 
 def test_one_start_serves_every_width() -> None:
     starter = FakeStarter()
 
     async def work() -> None:
-        on = stand(starter)
+        on = rig(starter)
         narrow, wide, few = (replace(DIALS, sequences=count) for count in (2, 16, 1))
         slow = replace(DIALS, threads=4)
         for dials in (narrow, wide, few, slow, slow):
@@ -137,7 +137,7 @@ def test_one_start_serves_every_width() -> None:
 
 def test_what_is_too_wide_is_started_as_it_was_asked_for() -> None:
     starter = FakeStarter(most=8)
-    asyncio.run(stand(starter).ready(DIALS))
+    asyncio.run(rig(starter).ready(DIALS))
     assert starter.widths == [16, 4]
     with pytest.raises(EngineError):
-        asyncio.run(stand(FakeStarter(most=2)).ready(DIALS))
+        asyncio.run(rig(FakeStarter(most=2)).ready(DIALS))

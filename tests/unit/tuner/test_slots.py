@@ -72,7 +72,7 @@ def test_an_engine_is_measured_and_left_with_its_best_number() -> None:
     assert measured(engine, requests, 8).slots == 4
     assert engine.set_to == [1, 1, 2, 4, 8, 1, 2, 4, 8, 4]
     assert {request.max_tokens for request in engine.requests} == {1, MIN_TRIAL_TOKENS, TRIAL_TOKENS}
-    assert all(request.ignore_eos and request.lane is None and not request.stop for request in engine.requests)
+    assert all(request.ignore_eos and request.slot is None and not request.stop for request in engine.requests)
 
 
 def test_the_point_has_the_figures() -> None:
