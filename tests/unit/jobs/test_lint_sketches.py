@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+import re
 from typing import Any
 
 import pytest
@@ -9,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmill.jobs.ingest.identity import prompt_text
-from tokenmill.jobs.lint.costs import HEAD_ENDS, FileOrder, PromptTree, Repeats, ToolsBehind
+from tokenmill.jobs.lint.costs import PREFIX_ENDS, FileOrder, PromptTree, Repeats, ToolsBehind
 from tokenmill.jobs.lint.differences import side
 from tokenmill.jobs.lint.parts import Part, Prompt, located, prompt_of, shortened
-from tokenmill.jobs.lint.prefixes import SharedHeads, cut, misplaced
+from tokenmill.jobs.lint.prefixes import SharedPrefixes, cut, misplaced
 from tokenmill.jobs.lint.tokens import Tokens
 from tokenmill.jobs.openai.call import check
 
@@ -32,7 +33,7 @@ def least(texts: list[bytes]) -> int:
 def test_a_tree_counts_what_a_trie_does_to_a_chunk(texts: list[bytes]) -> None:
     tree = PromptTree()
     for text in texts:
-        tree.walk(text, 0, 1, HEAD_ENDS)
+        tree.walk(text, 0, 1, PREFIX_ENDS)
         tree.count(len(text), 1)
     assert tree.total(1) == sum(map(len, texts))
     distinct = tree.total(1) - tree.shared(1)
@@ -42,7 +43,7 @@ def test_a_tree_counts_what_a_trie_does_to_a_chunk(texts: list[bytes]) -> None:
 def test_spellings_are_counted_apart() -> None:
     tree = PromptTree()
     for text, mask in ((b"x" * 128, 3), (b"x" * 128, 1), (b"y" * 128, 2)):
-        tree.walk(text, 0, mask, HEAD_ENDS)
+        tree.walk(text, 0, mask, PREFIX_ENDS)
         tree.count(len(text), mask)
     assert (tree.total(1), tree.shared(1)) == (256, 128)
     assert (tree.total(2), tree.shared(2)) == (256, 0)
@@ -52,9 +53,9 @@ def test_a_tree_that_is_full_keeps_a_sample_and_scales() -> None:
     tree, rng = PromptTree(most_nodes=2000), random.Random(1)
     for _ in range(4000):
         text = rng.randbytes(64) + b"s" * 640
-        tree.walk(text, 0, 1, HEAD_ENDS)
+        tree.walk(text, 0, 1, PREFIX_ENDS)
         tree.count(len(text), 1)
-        tree.walk(b"head" * 32, 0, 1, HEAD_ENDS)
+        tree.walk(b"head" * 32, 0, 1, PREFIX_ENDS)
         tree.count(128, 1)
     assert tree.distinct(1) == pytest.approx(4000 * 704, rel=0.1)
     assert tree.shared(1) == pytest.approx(4000 * 128, rel=0.6)
@@ -109,9 +110,9 @@ BODIES: list[dict[str, Any]] = [
 def test_parts_joined_are_the_canonical_prompt(body: dict[str, Any]) -> None:
     call = check("chat", body)
     prompt = prompt_of(call)
-    assert "".join(part.text for part in (*prompt.head, *prompt.tail)) == prompt_text(call)
+    assert "".join(part.text for part in (*prompt.prefix, *prompt.tail)) == prompt_text(call)
     alone = len(body["messages"]) == 1 and "tools" not in body
-    assert bool(prompt.head) != alone
+    assert bool(prompt.prefix) != alone
 
 
 def test_parts_of_plain_prompts() -> None:
@@ -153,8 +154,8 @@ SENTENCES = [
 ]
 
 
-def heads_of(*texts: str, own: bool = True) -> SharedHeads:
-    heads = SharedHeads()
+def heads_of(*texts: str, own: bool = True) -> SharedPrefixes:
+    heads = SharedPrefixes()
     for line, text in enumerate(texts, 1):
         heads.add(hash(text) & 0xFFFFFFFF, line, (Part("message 1 (system)", text),), text, own=own)
         heads.job(hash(text) & 0xFFFFFFFF)
@@ -178,7 +179,7 @@ WHOLE = "\n".join(SENTENCES)
 )
 def test_what_is_shared_out_of_place(one: str, other: str, kind: str) -> None:
     (found,) = misplaced(heads_of(one, other).all())
-    assert (found.kind, found.head.line, found.partner.line) == (kind, 2, 1)
+    assert (found.kind, found.prefix.line, found.partner.line) == (kind, 2, 1)
     assert 64 <= found.lost_bytes <= len(WHOLE) + 4  # the last letters before it may be the same too
 
 
@@ -194,7 +195,7 @@ def test_documents_with_common_sentences_are_nobodys_fault() -> None:
 
 
 def test_a_sample_of_heads_stays_small() -> None:
-    heads = SharedHeads(most=10)
+    heads = SharedPrefixes(most=10)
     for line in range(500):
         key = hashlib.sha256(str(line).encode()).digest()
         heads.add(int.from_bytes(key[:4], "big"), line, (), str(line), own=True)
@@ -245,7 +246,7 @@ def test_tokens_are_counted_where_a_limit_decides() -> None:
     tokens.add(2, "a b c", "d e", 7, (5, 3), 6)
     found = tokens.too_long()
     assert found is not None
-    assert found.words == "line 2 has 5 tokens and 6 to write, in a context of 10"
+    assert re.findall(r"\d+", found.detail) == ["2", "5", "6", "10"]  # line, prompt, answer, context
     assert tokens.measured() == pytest.approx((5 + 3 + 3) / (3 + 2 + 2))
 
 
@@ -256,13 +257,16 @@ def test_tokens_are_estimated_without_a_tokeniser() -> None:
     assert tokens.measured() is None
     found = tokens.too_long()
     assert found is not None
-    assert (found.jobs, found.words) == (2, "line 2 has about 200 tokens, in a context of 100")
+    assert (found.jobs, re.findall(r"\d+", found.detail)) == (2, ["2", "200", "100"])  # line, prompt, context
+    assert "about" in found.detail
 
 
 def test_long_heads_that_several_jobs_have() -> None:
     tokens = Tokens(None, context=None)
     for line, (key, size) in enumerate([(1, 70_000), (1, 70_000), (2, 90_000), (3, 40_000), (3, 40_000)], 1):
         tokens.add(line, "x" * size, "y", key, (size, 1), None)
-    found = tokens.long_heads(16_384)
+    found = tokens.long_prefixes(16_384)
     assert found is not None
-    assert (found.jobs, found.words) == (2, "it has about 17,500 tokens, line 1")
+    assert found.jobs == 2
+    assert "about 17,500 tokens" in found.detail
+    assert "line 1" in found.detail

@@ -1,13 +1,13 @@
-"""Lint of job files: what breaks the reuse of prompts, what it costs, and what can be fixed safely.
+"""Lint of job files: finds what prevents prompt reuse, estimates its cost, and fixes what can be fixed safely.
 
-run            `Lint` takes lines one by one and reports
-parts          a prompt in parts: tools, messages
-variable_text  times, ids and numbers in texts
-spellings      a prompt without some of these
+run            `Lint`: takes lines one by one and returns a report
+parts          splits a prompt into tools and messages
+variable_text  finds times, ids and numbers in texts
+spellings      variants of a prompt without some of these
 costs          bytes to compute, with and without reuse
 prefixes       prefixes that are nearly shared
-differences    two jobs side by side
-tokens         tokens, counted or estimated
-fix            one spelling for tools and system messages that mean the same
-report         findings and their words
+differences    shows where two jobs differ
+tokens         token counts, measured or estimated
+fix            makes equivalent tools and system messages identical
+report         findings, their titles and advice
 """

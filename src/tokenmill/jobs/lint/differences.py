@@ -1,6 +1,6 @@
-"""Where two jobs differ: shown side by side around the first byte, with everything visible that a terminal would hide.
+"""Shows where two jobs differ: excerpts around the first difference, with invisible characters escaped.
 
-`Families` groups texts that are equal apart from what varies in them, and keeps one example for every kind of change.
+`Families` groups texts that are equal except for variable text, and keeps an example of every kind of change.
 """
 
 import unicodedata
@@ -14,32 +14,32 @@ from tokenmill.jobs.lint.variable_text import Segment, differing
 from tokenmill.jobs.scheduler.prefix_groups import common_length
 from tokenmill.units import MIB
 
-BEFORE, BEHIND = 28, 24  # characters of text shown before and behind the place
+BEFORE, BEHIND = 28, 24  # characters shown before and after the position
 _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _HIDDEN = frozenset(("Cc", "Cf", "Zs", "Zl", "Zp", "Mn", "Cs", "Co", "Cn"))
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One job's text around the place."""
+    """An excerpt of one job's prompt around the position."""
 
     line: int
-    where: str  # message 1 (system)
-    byte: int  # there
-    before: str  # made visible, as what follows
+    where: str  # the part, such as "message 1 (system)"
+    byte: int  # position in the part
+    before: str  # with invisible characters escaped
     behind: str
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where two jobs part."""
+    """The position at which two jobs diverge."""
 
     first: Side
     second: Side
 
 
 def side(text: str, at: int, *, line: int, where: str, byte: int, dots: bool) -> Side:
-    """What stands around one place of a text; `dots`: the difference is in blanks, so they are shown."""
+    """An excerpt around a position of a text; `dots` shows spaces as dots."""
     before = [*map(visible, text[max(0, at - BEFORE) : at])]
     behind = [*map(visible, text[at : at + BEHIND])]
     if dots:
@@ -57,13 +57,13 @@ def side(text: str, at: int, *, line: int, where: str, byte: int, dots: bool) ->
 
 
 def _dotted(shown: list[str]) -> list[str]:
-    """Blanks at the beginning made visible."""
+    """Show leading spaces as dots."""
     blanks = next((index for index, character in enumerate(shown) if character != " "), len(shown))
     return ["·"] * blanks + shown[blanks:]
 
 
 def _fitting(shown: list[str], columns: int) -> list[str]:
-    """As many as have room; an escape takes more than one column, and so do the characters of some languages."""
+    """The leading items that fit; escapes and East Asian characters take more than one column."""
     used = 0
     for index, character in enumerate(shown):
         used += sum(2 if unicodedata.east_asian_width(sign) in "WF" else 1 for sign in character)
@@ -73,7 +73,7 @@ def _fitting(shown: list[str], columns: int) -> list[str]:
 
 
 def visible(character: str) -> str:
-    """A character, or an escape for one that a terminal would hide: control, odd blanks, combining marks."""
+    """The character, or an escape if it is a control character, unusual space or combining mark."""
     if character in _NAMED:
         return _NAMED[character]
     if character < " " or character == "\x7f" or (character > "~" and unicodedata.category(character) in _HIDDEN):
@@ -81,13 +81,13 @@ def visible(character: str) -> str:
     return character
 
 
-MOST_FAMILIES = 4096
-MOST_TEXT = 32 * MIB  # characters of all of them; families that come later have no examples
+MAX_FAMILIES = 4096
+MAX_TEXT = 32 * MIB  # characters of all families; later families have no examples
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A text, where it stands and where it was cut."""
+    """A text with its line, parts and segments."""
 
     line: int
     parts: tuple[Part, ...]
@@ -100,16 +100,16 @@ class Families:
 
     def __init__(self) -> None:
         self._first: dict[object, Member] = {}
-        self._room = MOST_TEXT
+        self._free_characters = MAX_TEXT
         self.examples: dict[Changing, Difference] = {}
 
     def join(self, key: object, member: Member) -> frozenset[Changing]:
-        """Add a text to its family; what it differs in from the first."""
+        """Add a text to a family; returns the kinds of variable text in which it differs from the first member."""
         first = self._first.get(key)
         if first is None:
             size = sum(len(part.text) for part in member.parts)
-            if len(self._first) < MOST_FAMILIES and size <= self._room:
-                self._room -= size
+            if len(self._first) < MAX_FAMILIES and size <= self._free_characters:
+                self._free_characters -= size
                 self._first[key] = member
             return frozenset()
         found: set[Changing] = set()
@@ -118,7 +118,7 @@ class Families:
                 found.add(kind)
                 if kind not in self.examples:
                     self.examples[kind] = between(first.line, first.parts, there, member.line, member.parts, here)
-        if repr(member.tools) != repr(first.tools):  # dicts that are equal may be in another order
+        if repr(member.tools) != repr(first.tools):  # equal dicts may have different orders
             at = common_length(first.parts[0].text, member.parts[0].text)
             for order in orders(member.tools, first.tools):
                 found.add(order)
@@ -130,7 +130,7 @@ class Families:
 def between(
     line: int, parts: tuple[Part, ...], at: int, other: int, others: tuple[Part, ...], there: int
 ) -> Difference:
-    """Two jobs around the place where they part, each in the part that holds it."""
+    """Excerpts of two jobs around the position at which they diverge."""
     found = [(line, *located(parts, at)), (other, *located(others, there))]
     dots = any(not part.text[place : place + 1].strip() for _, part, place in found)
     first, second = (

@@ -1,17 +1,14 @@
-"""Gives tools and system messages that mean the same one spelling, where that is safe.
+"""Makes equivalent tools and system messages identical, where that cannot change the meaning of a job.
 
-What is changed, and why it cannot change the meaning of a job:
+- Tool definitions that differ only in the order of keys get the order that most lines have: JSON objects have no order.
+- System messages that differ only in line endings or trailing whitespace get the spelling that most lines have.
 
-- a tool definition whose keys come in several orders in the file gets the order that most lines have: JSON objects have
-  no order;
-- system messages that differ only in line ends, in whitespace before line ends or at the end get the spelling that most
-  lines have.
+Only spellings that occur in the file are written. Not changed: dates, ids and numbers; indentation and whitespace
+inside lines; the order of tools and messages; user and assistant messages; answer schemas, where the order of keys
+matters.
 
-Only spellings that occur in the file are written. Dates, ids and numbers, indentation and whitespace inside lines, the
-order of tools and messages, user and assistant messages, and answer schemas (where the order of keys matters) stay.
-
-Three passes over the file: `Survey` counts spellings, `Choices.learn` reads the chosen ones, `rewrite` puts them in
-place and leaves every other byte of a line alone. Memory is bounded; whatever exceeds the bounds stays as it is.
+The file is read three times: `Survey` counts spellings, `Choices.learn` reads the chosen ones, and `rewrite` replaces
+the others, leaving all other bytes of a line unchanged. Memory is bounded; values beyond the limits stay unchanged.
 """
 
 import json
@@ -28,8 +25,8 @@ from tokenmill.jobs.openai.call import checked
 from tokenmill.storage.json_text import compact_json, parse
 from tokenmill.units import MIB
 
-MOST_MEANINGS = 100_000
-MOST_TEXT_BYTES = 64 * MIB
+MAX_MEANINGS = 100_000
+MAX_TEXT_BYTES = 64 * MIB
 SYSTEM_ROLES = frozenset(("system", "developer"))
 
 CanonicalChange = Literal["tools", "system"]
@@ -38,20 +35,20 @@ _value = json.JSONDecoder().raw_decode
 
 @dataclass(slots=True)
 class _Spelling:
-    line: int  # the first that has it
+    line: int  # the first line with it
     count: int = 0
 
 
 class Survey:
-    """Counts how values that mean the same are spelled."""
+    """Counts the spellings of equivalent values."""
 
-    def __init__(self, most: int = MOST_MEANINGS) -> None:
+    def __init__(self, most: int = MAX_MEANINGS) -> None:
         self._meanings: dict[bytes, dict[bytes, _Spelling]] = {}
         self._most = most
-        self.complete = True  # no value was left out for want of room
+        self.complete = True  # False: values were ignored because of the limit
 
     def add(self, number: int, text: str) -> None:
-        """One line of the file; lines that cannot be run are passed over."""
+        """Add a line of the file; lines that cannot be run are ignored."""
         for _, meaning, spelling, _ in _values(text):
             known = self._meanings.get(meaning)
             if known is None:
@@ -62,7 +59,7 @@ class Survey:
             known.setdefault(spelling, _Spelling(number)).count += 1
 
     def choices(self) -> "Choices":
-        """For every meaning with several spellings the one that most lines have, the first of equals."""
+        """Choose the most frequent spelling of every value that has several, the first of equally frequent ones."""
         replaced: dict[bytes, bytes] = {}
         lines: dict[int, set[bytes]] = {}
         for spellings in self._meanings.values():
@@ -76,25 +73,25 @@ class Survey:
 
 @dataclass(slots=True)
 class Choices:
-    """What is to be spelled how."""
+    """The chosen spellings."""
 
-    replaced: Mapping[bytes, bytes]  # a spelling -> the one to use
-    wanted: Mapping[int, set[bytes]]  # where those to use stand, by line
-    _texts: dict[bytes, str] = field(default_factory=dict)  # as JSON
-    _room: int = MOST_TEXT_BYTES
+    replaced: Mapping[bytes, bytes]  # spelling -> chosen spelling
+    wanted: Mapping[int, set[bytes]]  # chosen spellings by the line that contains them
+    _texts: dict[bytes, str] = field(default_factory=dict)  # JSON text by spelling
+    _free_bytes: int = MAX_TEXT_BYTES
 
     def learn(self, number: int, text: str) -> None:
-        """Keep the chosen spellings that this line has."""
+        """Store the chosen spellings that this line contains."""
         wanted = self.wanted.get(number, ())
         places = _places(text) if wanted else {}
         for change, _, spelling, index in _values(text) if wanted else ():
             start, end = places[change, index]
-            if spelling in wanted and spelling not in self._texts and end - start <= self._room:
-                self._room -= end - start
+            if spelling in wanted and spelling not in self._texts and end - start <= self._free_bytes:
+                self._free_bytes -= end - start
                 self._texts[spelling] = text[start:end]
 
     def rewrite(self, text: str) -> tuple[str, set[CanonicalChange]]:
-        """A line with the chosen spellings, and what was changed in it."""
+        """The line with the chosen spellings, and the kinds of changes made."""
         edits = list[tuple[int, int, str]]()
         changes = set[CanonicalChange]()
         places: dict[tuple[str, int], tuple[int, int]] | None = None
@@ -110,7 +107,7 @@ class Choices:
 
 
 def _values(text: str) -> Iterator[tuple[CanonicalChange, bytes, bytes, int]]:
-    """What may be spelled in several ways in a line: its meaning, its spelling and its index among its like."""
+    """Yield tools and system messages of a line: kind, digest of the meaning, digest of the spelling, index."""
     try:
         endpoint, body = body_of(parse(text))
         checked(endpoint, body)
@@ -141,7 +138,7 @@ def _digest(kind: str, text: str) -> bytes:
 
 
 def _places(text: str) -> dict[tuple[str, int], tuple[int, int]]:
-    """Where a line's tools and the contents of its messages begin and end."""
+    """Start and end of each tool and of the content of each message in a line."""
     line = _members(text, 0)
     body = _members(text, line["body"][0]) if "body" in line else line
     places: dict[tuple[str, int], tuple[int, int]] = {}
@@ -156,32 +153,32 @@ def _places(text: str) -> dict[tuple[str, int], tuple[int, int]]:
 
 
 def _members(text: str, start: int) -> dict[str, tuple[int, int]]:
-    """Where the values of an object stand; of equal keys the last one counts, as it does when it is read."""
+    """Start and end of the values of an object; the last of duplicate keys counts, as in a JSON parser."""
     found: dict[str, tuple[int, int]] = {}
-    at = _behind_blanks(text, start + 1)
+    at = _skip_whitespace(text, start + 1)
     while text[at] != "}":
         key, at = _value(text, at)
-        value = _behind_blanks(text, _behind_blanks(text, at) + 1)
+        value = _skip_whitespace(text, _skip_whitespace(text, at) + 1)
         end = _value(text, value)[1]
         found[key] = value, end
-        at = _behind_blanks(text, end)
-        at = _behind_blanks(text, at + 1) if text[at] == "," else at
+        at = _skip_whitespace(text, end)
+        at = _skip_whitespace(text, at + 1) if text[at] == "," else at
     return found
 
 
 def _items(text: str, start: int) -> list[tuple[int, int]]:
-    """Where the items of a list stand."""
+    """Start and end of the items of a list."""
     found: list[tuple[int, int]] = []
-    at = _behind_blanks(text, start + 1)
+    at = _skip_whitespace(text, start + 1)
     while text[at] != "]":
         end = _value(text, at)[1]
         found.append((at, end))
-        at = _behind_blanks(text, end)
-        at = _behind_blanks(text, at + 1) if text[at] == "," else at
+        at = _skip_whitespace(text, end)
+        at = _skip_whitespace(text, at + 1) if text[at] == "," else at
     return found
 
 
-def _behind_blanks(text: str, at: int) -> int:
+def _skip_whitespace(text: str, at: int) -> int:
     while text[at] in " \t\r\n":
         at += 1
     return at

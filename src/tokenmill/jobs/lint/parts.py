@@ -1,7 +1,7 @@
-"""A job's prompt in the parts that people know: tools, messages by number and role, a bare prompt.
+"""Splits a job's prompt into labelled parts: tools, messages by number and role, or a plain prompt.
 
-The parts joined are the canonical prompt of `identity.prompt_text`, which decides what is shared; a place in it can be
-told as "message 1 (system), byte 34". A test holds the two together.
+Joined, the parts are the canonical prompt of `identity.prompt_text`, which determines what is shared (a test checks
+this). A position in the prompt can thus be displayed as "message 1 (system), byte 34".
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,20 +17,20 @@ PROMPT = "prompt"
 
 
 class Part(NamedTuple):
-    """A part of a prompt, and its name for people."""
+    """A part of a prompt with its displayed name."""
 
     label: str
     text: str
-    skip: int = 0  # characters before what the person wrote: the role and a line feed
+    skip: int = 0  # characters before the content: the role and a line feed
 
 
 class Prompt(NamedTuple):
-    """A job's prompt: what stands before its last message, and that message. Token numbers have no text to look at."""
+    """A job's prompt: the parts before its last message, and that message. A prompt of token numbers has no parts."""
 
-    head: tuple[Part, ...]
+    prefix: tuple[Part, ...]
     tail: tuple[Part, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
-    tokens: bytes | None = None  # four for each, where the prompt was given as numbers
+    tokens: bytes | None = None  # a prompt of token numbers, four bytes each
 
 
 def prompt_of(call: Call) -> Prompt:
@@ -61,7 +61,7 @@ def prompt_of(call: Call) -> Prompt:
 
 
 def with_tools(parts: Sequence[Part], tools: Sequence[Mapping[str, Any]], spelled: Sequence[Mapping[str, Any]]) -> str:
-    """The text of parts whose tools are spelled in another way."""
+    """The text of some parts with their tools replaced by an equivalent spelling."""
     text = "".join(part.text for part in parts)
     if not tools or parts[0].label != TOOLS:
         return text
@@ -69,7 +69,7 @@ def with_tools(parts: Sequence[Part], tools: Sequence[Mapping[str, Any]], spelle
 
 
 def shortened(parts: Sequence[Part], most: int) -> tuple[Part, ...]:
-    """The leading parts up to a number of characters, to be stored."""
+    """The leading parts up to a number of characters."""
     kept = list[Part]()
     for part in parts:
         if most <= 0:
@@ -80,7 +80,7 @@ def shortened(parts: Sequence[Part], most: int) -> tuple[Part, ...]:
 
 
 def located(parts: Sequence[Part], character: int) -> tuple[Part, int]:
-    """The part that holds a character, and its place there; the end of the last part for what is beyond it."""
+    """The part that contains a character, and its position in it; the end of the last part for a later one."""
     for part in parts:
         if character < len(part.text):
             return part, character
@@ -89,7 +89,7 @@ def located(parts: Sequence[Part], character: int) -> tuple[Part, int]:
 
 
 def _preamble(call: Call) -> str:
-    """What templates place first; empty for most."""
+    """Tools and template arguments, which templates place first; empty for most prompts."""
     if not {"tools", "tool_choice", "template_arguments"} & call.values.keys():
         return ""
     return prompt_text(Call("chat", {**call.values, "messages": ()})).removesuffix("\n")

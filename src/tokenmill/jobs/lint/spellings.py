@@ -1,7 +1,7 @@
-"""One prompt in several spellings: as it is, without all that changes by itself, and without all of that but one kind.
+"""Spellings of a prompt: unchanged, without any variable text, and with only one kind of variable text.
 
-Each spelling is a bit. What two jobs would share in the spelling without everything, and do not in the one that keeps
-times, is what times cost, even when all the rest is repaired.
+Each spelling is a bit of a mask. What two jobs share in the spelling without variable text, but not in the one that
+keeps only times, is the cost of times after everything else has been fixed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,39 +16,39 @@ AS_IS = 1
 WITHOUT = 2
 KEPT: Mapping[Changing, int] = {kind: 4 << index for index, kind in enumerate(CHANGING)}
 EVERY = AS_IS | WITHOUT | sum(KEPT.values())
-SCANNED = 256  # characters of a last message; what changes further behind stands before nothing that is shared
+SCANNED = 256  # characters of a last message that are examined; nothing is shared after later differences
 
 
 class Spelling(NamedTuple):
-    """A text, and the bits of all spellings that have it."""
+    """A text, and the bits of the spellings that produce it."""
 
     mask: int
     text: str
 
 
 class Spelled(NamedTuple):
-    """All spellings of a text, and where it was cut."""
+    """All spellings of a text, and its segments."""
 
-    spellings: list[Spelling]  # the first one as it is
-    segments: Sequence[Segment]  # of the spelling without key and tool order
+    spellings: list[Spelling]  # the unchanged text first
+    segments: Sequence[Segment]  # of the text with sorted keys and tools
 
     @property
     def without(self) -> str:
-        """The spelling without everything that changes."""
+        """The text without variable text."""
         return next(text for mask, text in self.spellings if mask & WITHOUT)
 
 
-def spell_head(prompt: Prompt, text: str) -> Spelled:
-    """All spellings of a prefix whose text is given."""
+def spell_prefix(prompt: Prompt, text: str) -> Spelled:
+    """All spellings of a prefix, given with its text."""
     if not prompt.tools:
         return _spelled(text, segments(text), "")
     keys = [_sorted(tool) for tool in prompt.tools]
     by_name = sorted(prompt.tools, key=_name)
-    cut = segments(with_tools(prompt.head, prompt.tools, sorted(keys, key=_name)))
+    cut = segments(with_tools(prompt.prefix, prompt.tools, sorted(keys, key=_name)))
     texts = _texts(text, cut, "")
     orders: tuple[tuple[Changing, Sequence[Mapping[str, Any]]], ...] = (("key_order", by_name), ("tool_order", keys))
     for kind, tools in orders:
-        texts[KEPT[kind]] = spelled(segments(with_tools(prompt.head, prompt.tools, tools)))
+        texts[KEPT[kind]] = spelled(segments(with_tools(prompt.prefix, prompt.tools, tools)))
     return Spelled(_grouped(texts), cut)
 
 
@@ -65,7 +65,7 @@ def _spelled(text: str, cut: Sequence[Segment], rest: str) -> Spelled:
 
 
 def _texts(text: str, cut: Sequence[Segment], rest: str) -> dict[int, str]:
-    """Every spelling by its bit, for tools that are spelled in one way."""
+    """The text of every spelling by its bit, leaving the order of keys and tools as it is."""
     kinds: set[Volatile | None] = {kind for segment in cut for kind in segment.spelled}
     without = spelled(cut) + rest
     texts = {AS_IS: text, WITHOUT: without} | dict.fromkeys(KEPT.values(), without)
@@ -76,7 +76,7 @@ def _texts(text: str, cut: Sequence[Segment], rest: str) -> dict[int, str]:
 
 
 def _grouped(texts: Mapping[int, str]) -> list[Spelling]:
-    """Equal texts once, with all their bits."""
+    """Combine the bits of equal texts."""
     masks: dict[str, int] = {}
     for bit, text in texts.items():
         masks[text] = masks.get(text, 0) | bit
@@ -84,7 +84,7 @@ def _grouped(texts: Mapping[int, str]) -> list[Spelling]:
 
 
 def orders(ours: Sequence[Mapping[str, Any]], theirs: Sequence[Mapping[str, Any]]) -> list[Changing]:
-    """How two lists of tools that mean the same are written differently."""
+    """Whether two equivalent lists of tools differ in the order of keys or of tools."""
     one = [_spelling(tool) for tool in ours]
     other = [_spelling(tool) for tool in theirs]
     found: list[Changing] = []

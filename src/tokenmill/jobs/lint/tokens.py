@@ -1,6 +1,6 @@
-"""Tokens of prompts: counted with a tokeniser where a limit decides and on a sample of the rest, or estimated.
+"""Token counts of prompts: exact near a limit and sampled elsewhere, or estimated.
 
-Without a tokeniser four bytes are a token, which fits English prose and is wrong by a third for other text.
+Without a tokenizer four bytes count as a token, which fits English prose and may be off by a third for other text.
 """
 
 from collections.abc import Callable
@@ -11,22 +11,22 @@ from tokenmill.units import KIB
 
 TokenCount = Callable[[str], int]
 SAMPLE_BYTES = 256 * KIB
-MOST_COUNTED = 1000  # prompts near a limit that are counted one by one; later ones are judged by these
-MOST_LONG_HEADS = 4096
-LONG_HEAD_BYTES = 32 * KIB  # shorter ones have no 16 K tokens
-_HEAD_SAMPLE, _TAIL_SAMPLE = 8192, 4096  # characters of one
+MAX_COUNTED = 1000  # prompts near a limit that are tokenized; later ones are estimated from these
+MAX_LONG_PREFIXES = 4096
+LONG_PREFIX_BYTES = 32 * KIB  # shorter prefixes have fewer than 16 K tokens
+_PREFIX_SAMPLE, _TAIL_SAMPLE = 8192, 4096  # characters per text
 
 
 @dataclass(frozen=True, slots=True)
 class TooMany:
-    """Jobs that go beyond a limit, and the farthest of them in words."""
+    """Number of jobs that exceed a limit, and a description of the worst one."""
 
     jobs: int
-    words: str
+    detail: str
 
 
 @dataclass(slots=True)
-class _LongHead:
+class _LongPrefix:
     line: int
     bytes: int
     text: str
@@ -41,56 +41,56 @@ class Tokens:
         self._context = context
         self._sample: list[str] = []
         self._sampled = 0
-        self._last_head = ""
+        self._last_prefix = ""
         self._ratio: float | None = None
         self._measured_at = 0
         self._counted_bytes = self._counted_tokens = self._counted = 0
-        self._head_tokens: dict[int, int] = {}
-        self._over, self._farthest = 0, (0, 0, 0)  # tokens, to write, line
-        self._long: dict[int, _LongHead] = {}
+        self._prefix_tokens: dict[int, int] = {}
+        self._over, self._farthest = 0, (0, 0, 0)  # prompt tokens, answer tokens, negative line
+        self._long: dict[int, _LongPrefix] = {}
 
-    def add(self, number: int, head: str, tail: str, key: int, sizes: tuple[int, int], to_write: int | None) -> None:
-        """A prompt of two texts and their bytes; `key` stands for the prefix."""
+    def add(self, number: int, prefix: str, tail: str, key: int, sizes: tuple[int, int], to_write: int | None) -> None:
+        """Add a prompt: prefix and last message with their sizes in bytes, and the checksum of the prefix."""
         if self._sampled < SAMPLE_BYTES:
-            self._take(head, tail)
-        if sizes[0] >= LONG_HEAD_BYTES:
-            self._long_head(number, head, key, sizes[0])
-        # No vocabulary makes more tokens than bytes.
+            self._take(prefix, tail)
+        if sizes[0] >= LONG_PREFIX_BYTES:
+            self._long_prefix(number, prefix, key, sizes[0])
+        # A text never has more tokens than bytes.
         if self._context is not None and sum(sizes) + (to_write or 0) > self._context:
-            tokens = self._exact(head, tail, key, sizes) if self._count else round(sum(sizes) / BYTES_PER_TOKEN)
+            tokens = self._exact(prefix, tail, key, sizes) if self._count else round(sum(sizes) / BYTES_PER_TOKEN)
             self._check(number, tokens, to_write)
 
     def numbers(self, number: int, tokens: int, to_write: int | None) -> None:
-        """A prompt that was given as tokens."""
+        """Add a prompt that is given as token numbers."""
         self._check(number, tokens, to_write)
 
-    def _take(self, head: str, tail: str) -> None:
-        if head != self._last_head:
-            self._last_head = head
-            self._sample.append(head[:_HEAD_SAMPLE])
+    def _take(self, prefix: str, tail: str) -> None:
+        if prefix != self._last_prefix:
+            self._last_prefix = prefix
+            self._sample.append(prefix[:_PREFIX_SAMPLE])
         self._sample.append(tail[:_TAIL_SAMPLE])
         self._sampled += sum(len(text) for text in self._sample[-2:])
 
-    def _long_head(self, number: int, head: str, key: int, size: int) -> None:
+    def _long_prefix(self, number: int, prefix: str, key: int, size: int) -> None:
         found = self._long.get(key)
-        if found is None and len(self._long) < MOST_LONG_HEADS:
+        if found is None and len(self._long) < MAX_LONG_PREFIXES:
             longest = all(size > other.bytes for other in self._long.values() if other.text)
-            if longest:  # the text of one is kept, to be counted
+            if longest:  # only the text of the longest is kept, to be tokenized
                 for other in self._long.values():
                     other.text = ""
-            found = self._long[key] = _LongHead(number, size, head if longest else "")
+            found = self._long[key] = _LongPrefix(number, size, prefix if longest else "")
         if found is not None:
             found.jobs += 1
 
-    def _exact(self, head: str, tail: str, key: int, sizes: tuple[int, int]) -> int:
+    def _exact(self, prefix: str, tail: str, key: int, sizes: tuple[int, int]) -> int:
         assert self._count is not None  # noqa: S101
-        if self._counted >= MOST_COUNTED:
+        if self._counted >= MAX_COUNTED:
             return round(sum(sizes) * self._counted_tokens / self._counted_bytes)
-        if key not in self._head_tokens:
-            if len(self._head_tokens) >= MOST_COUNTED:
-                self._head_tokens.clear()
-            self._head_tokens[key] = self._count(head) if head else 0
-        tokens = self._head_tokens[key] + self._count(tail)
+        if key not in self._prefix_tokens:
+            if len(self._prefix_tokens) >= MAX_COUNTED:
+                self._prefix_tokens.clear()
+            self._prefix_tokens[key] = self._count(prefix) if prefix else 0
+        tokens = self._prefix_tokens[key] + self._count(tail)
         self._counted += 1
         self._counted_bytes += sum(sizes)
         self._counted_tokens += tokens
@@ -102,35 +102,36 @@ class Tokens:
             self._farthest = max(self._farthest, (tokens, to_write or 0, -number))
 
     def too_long(self) -> TooMany | None:
-        """Prompts that do not fit the context with what they ask for."""
+        """Prompts that exceed the context together with their answers."""
         if not self._over:
             return None
         tokens, to_write, line = self._farthest
-        asked = f" and {to_write:,} to write" if to_write else ""
+        answer = f" plus {to_write:,} for the answer" if to_write else ""
         about = "" if self._count else "about "
         return TooMany(
             self._over,
-            f"line {-line} has {about}{tokens:,} tokens{asked}, in a context of {(self._context or 0):,}",
+            f"line {-line} has {about}{tokens:,} tokens{answer}; the context has {(self._context or 0):,}",
         )
 
-    def long_heads(self, limit: int) -> TooMany | None:
-        """Prefixes of more tokens than a limit that several jobs have."""
+    def long_prefixes(self, limit: int) -> TooMany | None:
+        """Prefixes that are longer than a limit in tokens and shared by several jobs."""
         per_token = self.measured() or BYTES_PER_TOKEN
-        over = [head for head in self._long.values() if head.jobs > 1 and head.bytes / per_token > limit]
+        over = [prefix for prefix in self._long.values() if prefix.jobs > 1 and prefix.bytes / per_token > limit]
         if not over:
             return None
-        longest = max(over, key=lambda head: head.bytes)
+        longest = max(over, key=lambda prefix: prefix.bytes)
         if self._count and longest.text:
             tokens = self._count(longest.text)
             about = ""
         else:
             tokens = round(longest.bytes / per_token)
             about = "about "
-        heads = "it" if len(over) == 1 else f"{len(over):,} heads; the longest"
-        return TooMany(sum(head.jobs for head in over), f"{heads} has {about}{tokens:,} tokens, line {longest.line}")
+        several = "" if len(over) == 1 else f"{len(over):,} prefixes, the longest with "
+        detail = f"{several}{about}{tokens:,} tokens (line {longest.line})"
+        return TooMany(sum(prefix.jobs for prefix in over), detail)
 
     def measured(self) -> float | None:
-        """Bytes per token in these prompts; None without a tokeniser or text."""
+        """Measured bytes per token; None without a tokenizer or text."""
         if self._count is None or not self._sample:
             return None
         if self._ratio is None or self._sampled != self._measured_at:

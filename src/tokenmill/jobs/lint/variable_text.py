@@ -1,7 +1,7 @@
-"""Finds text that varies from job to job without meaning: timestamps, ids, numbers, whitespace.
+"""Finds variable text, which differs between jobs without changing the task: timestamps, ids, numbers, whitespace.
 
-`marked` cuts a text at such places. With a fixed sign in place of some of them, texts show whether they would be equal
-without those. Pure; knows nothing of jobs.
+`marked` splits a text at such places. Replacing some of them by placeholders shows whether texts would be equal without
+them. Pure.
 """
 
 import re
@@ -63,7 +63,7 @@ _ID = "|".join(
 _MARK = re.compile(rf"(?:(?P<id>{_ID})|(?:{_TIMESTAMP}))(?![A-Za-z0-9])", re.ASCII)  # 4:05 PM ends before です
 _DIGITS = re.compile("[0-9]+")
 _BLANKS = re.compile(r"\s+")
-# Every mark holds one of these. To try all patterns everywhere is fifty times slower, and \s alone three times.
+# Every mark contains one of these. Trying all patterns everywhere is fifty times slower, and \s alone three times.
 _HINT = re.compile("[0-9\t-\r\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]|  ")
 _NAMES = frozenset(
     (
@@ -91,7 +91,7 @@ _NAMES = frozenset(
 _NUMERALS = frozenset("0123456789")
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ") | _NUMERALS
 _WORD = _LETTERS | {"_", "-"}
-_LONGEST_WORD = 64
+_MAX_WORD = 64
 _QUIET = frozenset(("", ",", ";", ")", "]", "}", "%", "*", "|", "`", '"', "'", "\n", "\t", "\r"))
 _LONG_LINE = 600
 _LONG_SEGMENT = 4000
@@ -99,25 +99,25 @@ _LINE_ENDS = re.compile(r"[ \t]*\r?\n|\r")
 
 
 class VariableSpot(NamedTuple):
-    """A place that may change, and its text."""
+    """A piece of variable text."""
 
     kind: Volatile
     text: str
 
     @property
     def sign(self) -> str:
-        """Its replacement sign; lines stay lines."""
+        """Its placeholder; line breaks are kept."""
         return "\n" if self.kind == "whitespace" and ("\n" in self.text or "\r" in self.text) else SIGNS[self.kind]
 
 
 class Marked(NamedTuple):
-    """A text cut at its marks: plain text around each of them, one more than there are marks."""
+    """A text split at its marks: the plain texts around them, one more than there are marks."""
 
     plain: list[str]
     marks: list[VariableSpot]
 
     def spelled(self, keep: Volatile | None = None, *, ends: bool = True) -> str:
-        """The text with a sign for every mark but those of one kind; with `ends`, blanks there count as whitespace."""
+        """The text with placeholders for all marks except those of one kind; `ends` strips whitespace at both ends."""
         parts = [self.plain[0]]
         for mark, plain in zip(self.marks, self.plain[1:], strict=True):
             parts.append(mark.text if mark.kind == keep else mark.sign)
@@ -131,15 +131,15 @@ class Marked(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A section of a text that no mark crosses, cut and spelled."""
+    """A section of a text at whose ends no mark continues, with its marks and spellings."""
 
     text: str
     marked: Marked
-    spelled: dict[Volatile | None, str]  # by the kind that stays unreplaced; None: all are replaced
+    spelled: dict[Volatile | None, str]  # by the kind that is not replaced; None: all are replaced
 
 
 def marked(text: str) -> Marked:
-    """Cut a text at everything that may change."""
+    """Split a text at all variable text."""
     plain = list[str]()
     marks = list[VariableSpot]()
     end = 0
@@ -154,9 +154,9 @@ def marked(text: str) -> Marked:
 
 
 def _number(text: str, least: int, at: int) -> tuple[VariableSpot, int, int]:
-    """The mark around a digit: the first that begins at a day or month before it, at its word, or at itself."""
+    """The mark around a digit: the first that starts at a day or month before it, at its word, or at the digit."""
     word = at
-    floor = max(least, at - _LONGEST_WORD)
+    floor = max(least, at - _MAX_WORD)
     while word > floor and text[word - 1] in _WORD:
         word -= 1
     while text[word] in "_-":
@@ -175,7 +175,7 @@ def _number(text: str, least: int, at: int) -> tuple[VariableSpot, int, int]:
 
 
 def _plainly_ends(text: str, start: int, end: int) -> bool:
-    """Whether a short number is nothing more: most are, and all the patterns need not be tried."""
+    """Whether a short number is certainly not part of a date or an id, so that no pattern needs to be tried."""
     if end - start > 7:
         return False
     following = text[end : end + 5]
@@ -213,8 +213,8 @@ def _blanks(text: str, least: int, at: int) -> tuple[VariableSpot, int, int]:
 
 
 def segments(text: str) -> list[Segment]:
-    """A long text cut at its marks, in sections that recur in similar texts and are cached."""
-    return [_segment(stretch) if len(stretch) <= _LONG_SEGMENT else segment(stretch) for stretch in _stretches(text)]
+    """Split a text into segments, which are cached because similar texts share most of them."""
+    return [_segment(section) if len(section) <= _LONG_SEGMENT else segment(section) for section in _sections(text)]
 
 
 @lru_cache(20_000)
@@ -223,20 +223,20 @@ def _segment(text: str) -> Segment:
 
 
 def segment(text: str) -> Segment:
-    """A piece of text with its marks and spellings."""
+    """A text as a segment, with its marks and spellings."""
     cut = marked(text)
     kinds: set[Volatile | None] = {None, *cut.kinds()}
     return Segment(text, cut, {kind: cut.spelled(kind, ends=False) for kind in kinds})
 
 
 def spelled(text: Sequence[Segment], keep: Volatile | None = None) -> str:
-    """Segments with a sign for every mark but those of one kind."""
+    """The text of segments with placeholders for all marks except those of one kind."""
     whole = "".join([segment.spelled.get(keep) or segment.spelled[None] for segment in text])
     return whole if keep == "whitespace" else whole.strip(" \n")
 
 
-def _stretches(text: str) -> Iterator[str]:
-    """Lines with the indentation of the next one; long ones by sentence."""
+def _sections(text: str) -> Iterator[str]:
+    """Yield lines, each with the indentation of the next one; long lines by sentence."""
     first, *lines = text.split("\n")
     held = first
     for line in lines:
@@ -259,11 +259,11 @@ def _sentences(line: str) -> Iterator[str]:
 
 
 def differing_marks(one: Marked, other: Marked) -> Iterator[tuple[Volatile, int, int]]:
-    """Where two texts differ that are equal without their marks: the kind, and the position in each, in characters.
+    """Differences of two texts that are equal without their marks: kind, and position in each text in characters.
 
-    Marks are located by their signs: a single blank has no mark and may face two, which have one.
+    Marks are matched by the positions of their placeholders. A single space is not a mark, but may match two spaces.
     """
-    ours, here = _by_sign(one)  # and how far the text is ahead of what it is without marks
+    ours, here = _by_sign(one)  # the second value is the offset between the text and the one with placeholders
     theirs, there = _by_sign(other)
     for at in sorted(ours.keys() | theirs.keys()):
         kind = (ours.get(at) or theirs[at]).kind
@@ -276,15 +276,15 @@ def differing_marks(one: Marked, other: Marked) -> Iterator[tuple[Volatile, int,
 
 
 def differing(one: Sequence[Segment], other: Sequence[Segment]) -> Iterator[tuple[Volatile, int, int]]:
-    """The same for texts in sections, most of which are equal."""
+    """Like `differing_marks`, for texts in segments, most of which are equal."""
     if len(one) != len(other) or any(a.spelled[None] != b.spelled[None] for a, b in zip(one, other, strict=True)):
         yield from differing_marks(_joined(one), _joined(other))
         return
     here = there = 0
     for ours, theirs in zip(one, other, strict=True):
         if ours is not theirs:
-            for kind, at, beside in differing_marks(ours.marked, theirs.marked):
-                yield kind, here + at, there + beside
+            for kind, at, other_at in differing_marks(ours.marked, theirs.marked):
+                yield kind, here + at, there + other_at
         here += len(ours.text)
         there += len(theirs.text)
 
@@ -300,7 +300,7 @@ def _joined(text: Sequence[Segment]) -> Marked:
 
 
 def _by_sign(text: Marked) -> tuple[dict[int, VariableSpot], int]:
-    """Marks by where their signs begin in the text without them, and the blanks at its beginning, which have none."""
+    """Marks by the position of their placeholders in the stripped text, and the number of leading spaces."""
     found: dict[int, VariableSpot] = {}
     first = text.plain[0]
     lead = len(first) - len(first.lstrip(" "))
@@ -316,5 +316,5 @@ def _by_sign(text: Marked) -> tuple[dict[int, VariableSpot], int]:
 
 
 def line_ends_unified(text: str) -> str:
-    """A text whose lines end in one way: no blanks before the line feed, no carriage returns, none at its end."""
+    """Replace all line endings by line feeds, and remove trailing whitespace from lines and from the text."""
     return _LINE_ENDS.sub("\n", text).rstrip(" \t\n")
