@@ -21,9 +21,7 @@ Order = tuple[int, ...]
 Columns = Sequence[Sequence[int]]
 """Cells by column and row."""
 
-MOST_CELLS = (
-    60_000_000  # visited in total, some tens of seconds; the remaining levels keep one order for all their rows
-)
+MAX_CELLS = 60_000_000  # visited in total, some tens of seconds; the remaining levels keep one order for all their rows
 
 
 class _Level(NamedTuple):
@@ -38,7 +36,7 @@ Split = Callable[[_Level, Columns, Sequence[int]], tuple[list[_Level], list[int]
 
 
 def arrange(
-    table: Columns, weights: Sequence[int], groups: Sequence[list[int]], split: Split, most_cells: int = MOST_CELLS
+    table: Columns, weights: Sequence[int], groups: Sequence[list[int]], split: Split, most_cells: int = MAX_CELLS
 ) -> list[Order]:
     """A column order for every row. Only rows of one group can share a prefix: the text before them differs."""
     columns = [*range(len(table))]

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-LEAST_TOKENS = 128  # a shorter part of a file is useless
-LONGEST_TOKEN = 32  # bytes: text with more bytes per token than this need not be counted
+MIN_TOKENS = 128  # a shorter part of a file is useless
+MAX_TOKEN_BYTES = 32  # bytes: text with more bytes per token than this need not be counted
 NAMES_SHARE = 0.1  # of the budget, for names of files that are not shown
 OUTLINE_SHARE = 0.2  # of the budget of a truncated file
 TRIES = 8
@@ -22,7 +22,7 @@ _OUTLINE = re.compile(
     r"#{1,6} \S|(?:export |pub(?:\([a-z]+\))? |public |private |protected |static |abstract |async |final )*"
     r"(?:def|class|func|fn|function|interface|struct|enum|trait|impl|type|module|CREATE (?:TABLE|VIEW)) \S"
 )
-_LONGEST_OUTLINE = 120  # characters per line
+_MAX_OUTLINE = 120  # characters per line
 
 Shown = Literal["whole", "part", "none"]
 TokenCount = Callable[[str], int]
@@ -91,7 +91,7 @@ def build(documents: Sequence[DigestDocument], budget: int, count: TokenCount = 
 def _need(one: DigestDocument, budget: int, count: TokenCount) -> int:
     """Tokens of a whole file; estimated if it cannot fit anyway."""
     whole = _whole(one)
-    return count(whole) if len(whole) <= LONGEST_TOKEN * budget else estimate(whole)
+    return count(whole) if len(whole) <= MAX_TOKEN_BYTES * budget else estimate(whole)
 
 
 def normal(text: str) -> str:
@@ -130,7 +130,7 @@ def _kept(needs: Sequence[int], budget: int) -> list[int]:
     total = 0
     kept = list[int]()
     for index in sorted(range(len(needs)), key=lambda index: (needs[index], index)):
-        total += min(needs[index], LEAST_TOKENS)
+        total += min(needs[index], MIN_TOKENS)
         if total > budget * (1 - NAMES_SHARE) and kept:
             break
         kept.append(index)
@@ -162,10 +162,10 @@ def _part(one: DigestDocument, level: int, count: TokenCount) -> str | None:
     def cut(kept: int) -> str:
         return _cut(one, lines, kept, headings, level, count)
 
-    longest = _prefix(lines, LONGEST_TOKEN * level)
+    longest = _prefix(lines, MAX_TOKEN_BYTES * level)
     if best := _most(longest, cut, level, count):
         return best
-    return _most(min(len(lines[0]), LONGEST_TOKEN * level), lambda size: _cut_inside(one, lines, size), level, count)
+    return _most(min(len(lines[0]), MAX_TOKEN_BYTES * level), lambda size: _cut_inside(one, lines, size), level, count)
 
 
 def _most(high: int, made: Callable[[int], str], level: int, count: TokenCount) -> str | None:
@@ -211,7 +211,7 @@ def _cut(
     outline = list[str]()
     room = OUTLINE_SHARE * level
     for number, line in behind:
-        shown = f"{number + 1}: {line.rstrip()[:_LONGEST_OUTLINE]}\n"
+        shown = f"{number + 1}: {line.rstrip()[:_MAX_OUTLINE]}\n"
         room -= count(shown)
         if room < 0:
             break

@@ -17,8 +17,8 @@ from tokenmill.errors import UsageError
 from tokenmill.jobs.digest import DigestDocument
 from tokenmill.units import MIB, format_bytes
 
-MOST_BYTES = 32 * MIB  # per file
-MOST_FILES = 50_000
+MAX_BYTES = 32 * MIB  # per file
+MAX_FILES = 50_000
 _SNIFFED = 8192
 _FILE_HINT = "check the path and who may read it"
 
@@ -52,8 +52,8 @@ def gather(places: Sequence[Path], *, leave_out: Path | None = None) -> Found:
         if path in seen or path == own:
             continue
         seen.add(path)
-        if len(seen) > MOST_FILES:
-            raise UsageError(f"more than {MOST_FILES:,} files", hint="name the folders that matter")
+        if len(seen) > MAX_FILES:
+            raise UsageError(f"more than {MAX_FILES:,} files", hint="name the folders that matter")
         name = os.fsencode(path.relative_to(root).as_posix()).decode(errors="replace")  # names need not be Unicode
         text, why_not = _text(path)
         if text is None:
@@ -137,8 +137,8 @@ def _text(path: Path) -> tuple[str | None, str]:
     """A file's text, or None and the reason."""
     try:
         size = path.stat().st_size
-        if size > MOST_BYTES:
-            return None, f"{format_bytes(size)}, more than {format_bytes(MOST_BYTES)}"
+        if size > MAX_BYTES:
+            return None, f"{format_bytes(size)}, more than {format_bytes(MAX_BYTES)}"
         data = path.read_bytes()
     except OSError as error:
         return None, error.strerror or str(error)

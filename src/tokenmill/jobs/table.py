@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import UsageError
-from tokenmill.jobs.ingest.line import LONGEST_CUSTOM_ID
+from tokenmill.jobs.ingest.line import MAX_CUSTOM_ID_LENGTH
 from tokenmill.storage.json_text import compact_json, shown
 from tokenmill.storage.rows import check_columns, plain, read_rows
 
@@ -48,10 +48,10 @@ def custom_ids(table: Table, key: str | None) -> list[str]:
     seen: dict[str, int] = {}
     for number, row in enumerate(table.rows, 1):
         value = row[column]
-        if not 0 < len(value) <= LONGEST_CUSTOM_ID:
+        if not 0 < len(value) <= MAX_CUSTOM_ID_LENGTH:
             raise UsageError(
                 f"row {number} of {table.name} has {shown(value)} in the key column {key!r}",
-                hint=f"a key has 1 to {LONGEST_CUSTOM_ID} characters",
+                hint=f"a key has 1 to {MAX_CUSTOM_ID_LENGTH} characters",
             )
         if (before := seen.setdefault(value, number)) != number:
             raise UsageError(

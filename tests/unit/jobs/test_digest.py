@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tokenmill.errors import UsageError
 from tokenmill.jobs.digest import DigestDocument, build, estimate, normal
-from tokenmill.jobs.digest_files import MOST_BYTES, gather
+from tokenmill.jobs.digest_files import MAX_BYTES, gather
 
 
 def numbered(lines: int, width: int = 40) -> str:
@@ -190,7 +190,7 @@ def test_links_to_folders_are_not_followed_and_files_too_large_are_named(tmp_pat
     root = tree(tmp_path)
     (root / "loop").symlink_to(root)
     with (root / "huge.txt").open("wb") as file:
-        file.truncate(MOST_BYTES + 1)
+        file.truncate(MAX_BYTES + 1)
     found = gather([root])
     assert sorted(one.name for one in found.documents) == WANTED
     assert ("huge.txt", "32.0 MiB, more than 32.0 MiB") in found.skipped

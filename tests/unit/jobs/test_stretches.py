@@ -8,7 +8,17 @@ from hypothesis import strategies as st
 
 from support.head_rows import rows_of
 from tokenmill.jobs.scheduler.prefix_groups import WORTH_BYTES
-from tokenmill.jobs.sharding.policy import MOST_JOBS, Shard, before, cut, elsewhere, fair, fair_share, halved, joined
+from tokenmill.jobs.sharding.policy import (
+    MAX_SHARD_JOBS,
+    Shard,
+    before,
+    cut,
+    elsewhere,
+    fair,
+    fair_share,
+    halved,
+    joined,
+)
 
 SHORT, HEAD, LONG = 1024, 4096, 65536  # bytes
 GROUPS = st.lists(st.tuples(st.integers(1, 12), st.sampled_from([0, 256, SHORT, HEAD])), min_size=1, max_size=12)
@@ -88,7 +98,7 @@ def test_a_head_is_cut_only_where_it_is_longer_than_a_fair_share(
         (0, 5, 16, None, 16),
         (100, 2, 4, 0.8, 40),  # the faster of two
         (100, 2, 4, 0.2, 10),
-        (10_000_000, 2, 4, None, MOST_JOBS),
+        (10_000_000, 2, 4, None, MAX_SHARD_JOBS),
     ],
 )
 def test_the_next_stretch_is_a_part_of_what_is_left(
@@ -100,7 +110,7 @@ def test_the_next_stretch_is_a_part_of_what_is_left(
 def test_a_fair_share_is_what_each_would_get_of_all() -> None:
     assert [fair_share(100, workers) for workers in (1, 2, 3)] == [100, 50, 34]
     assert fair_share(100, 4, speed=0.5) == 50
-    assert fair_share(10_000_000, 2) == MOST_JOBS
+    assert fair_share(10_000_000, 2) == MAX_SHARD_JOBS
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from tokenmill.gateway.http.faults import GatewayFault
 from tokenmill.gateway.http.request_context import context_of
 from tokenmill.gateway.http.response_writer import ResponseWriter, SlowClient
 from tokenmill.gateway.state import GatewayState
-from tokenmill.jobs.store.http_batches import MOST_FILES, HttpBatch, HttpBatches, Page, StoredFile, new_file_id
+from tokenmill.jobs.store.http_batches import MAX_PAGE_FILES, HttpBatch, HttpBatches, Page, StoredFile, new_file_id
 from tokenmill.jobs.store.sqlite_errors import unusable
 from tokenmill.storage.atomic import sync_folder
 from tokenmill.storage.json_text import shown
@@ -112,7 +112,7 @@ def file_routes(state: GatewayState, opened: Callable[[], tuple[HttpBatches, Fil
         return JSONResponse(file_body(await asyncio.to_thread(store.keep, made)))
 
     async def listed(request: Request) -> Response:
-        page = page_of(request.query_params, default=MOST_FILES, maximum=MOST_FILES, known=_LIST_PARAMETERS)
+        page = page_of(request.query_params, default=MAX_PAGE_FILES, maximum=MAX_PAGE_FILES, known=_LIST_PARAMETERS)
         purpose = request.query_params.get("purpose")
         if purpose is not None and purpose not in LISTED_PURPOSES:
             refuse("purpose", f"must be one of {', '.join(LISTED_PURPOSES)}")

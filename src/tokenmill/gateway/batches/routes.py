@@ -34,10 +34,10 @@ from tokenmill.gateway.state import GatewayState
 from tokenmill.jobs.openai.validation import validate
 from tokenmill.jobs.store.desk import take_over_desk
 from tokenmill.jobs.store.http_batches import (
-    LONGEST_WINDOW_S,
-    MOST_BATCHES,
-    MOST_METADATA,
-    USUAL_BATCHES,
+    DEFAULT_PAGE_BATCHES,
+    MAX_METADATA_KEYS,
+    MAX_PAGE_BATCHES,
+    MAX_WINDOW_S,
     WINDOW,
     HttpBatch,
     HttpBatches,
@@ -127,7 +127,7 @@ def _routes(state: GatewayState, service: _Service) -> list[Route]:
         query = request.query_params
         metadata = metadata_wanted(query)
         known = ("after", "limit", *(f"metadata[{key}]" for key in metadata))
-        page = page_of(query, default=USUAL_BATCHES, maximum=MOST_BATCHES, known=known)
+        page = page_of(query, default=DEFAULT_PAGE_BATCHES, maximum=MAX_PAGE_BATCHES, known=known)
         found = await asyncio.to_thread(service.rows().batches, owner_of(request), page, metadata=metadata)
         return JSONResponse(list_body(found, page, batch_body))
 
@@ -243,7 +243,7 @@ def batch_request(given: Mapping[str, Any]) -> HttpBatchRequest:
 
 def window_s(text: str) -> float:
     """A completion window in seconds. OpenAI allows only 24h, the gateway any duration up to a year."""
-    if not _WINDOW.fullmatch(text) or not 0 < int(text[:-1]) * _SECONDS[text[-1]] <= LONGEST_WINDOW_S:
+    if not _WINDOW.fullmatch(text) or not 0 < int(text[:-1]) * _SECONDS[text[-1]] <= MAX_WINDOW_S:
         refuse("completion_window", f"must be a duration such as 24h, 90m or 7d, at most a year, not {shown(text)}")
     return float(int(text[:-1]) * _SECONDS[text[-1]])
 
@@ -251,6 +251,6 @@ def window_s(text: str) -> float:
 def metadata_wanted(query: Mapping[str, str]) -> dict[str, str]:
     """The metadata filter of a list, from query parameters `metadata[KEY]=VALUE`."""
     named = {name: found[1] for name in query if (found := _METADATA_QUERY.fullmatch(name))}
-    if len(named) > MOST_METADATA:
-        refuse("metadata", f"must have at most {MOST_METADATA} entries")
+    if len(named) > MAX_METADATA_KEYS:
+        refuse("metadata", f"must have at most {MAX_METADATA_KEYS} entries")
     return {key: query[name] for name, key in named.items()}

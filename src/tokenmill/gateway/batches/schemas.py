@@ -8,11 +8,11 @@ from tokenmill.gateway.http.openapi import NO_KEY, DocumentedAnswer, Operation, 
 from tokenmill.jobs.openai.call import URLS
 from tokenmill.jobs.openai.requests import HIGHEST_PRIORITY
 from tokenmill.jobs.store.http_batches import (
-    LONGEST_KEY,
-    LONGEST_VALUE,
-    MOST_BATCHES,
-    MOST_FILES,
-    MOST_METADATA,
+    MAX_METADATA_KEY_LENGTH,
+    MAX_METADATA_KEYS,
+    MAX_METADATA_VALUE_LENGTH,
+    MAX_PAGE_BATCHES,
+    MAX_PAGE_FILES,
     WINDOW,
     Status,
 )
@@ -25,8 +25,11 @@ MAX_LIFETIME_S = 2_592_000
 _Count = Annotated[int, Meta(ge=0)]
 _Moment = Annotated[int | None, Meta(description="Unix seconds.")]
 _Metadata = Annotated[
-    dict[Annotated[str, Meta(max_length=LONGEST_KEY)], Annotated[str, Meta(max_length=LONGEST_VALUE)]],
-    Meta(max_length=MOST_METADATA),
+    dict[
+        Annotated[str, Meta(max_length=MAX_METADATA_KEY_LENGTH)],
+        Annotated[str, Meta(max_length=MAX_METADATA_VALUE_LENGTH)],
+    ],
+    Meta(max_length=MAX_METADATA_KEYS),
 ]
 
 
@@ -177,7 +180,7 @@ _AFTER = query_parameter("after", "The last ID of the previous page.", {"type": 
 _METADATA = query_parameter(
     "metadata",
     "Only batches with this metadata; not in OpenAI's protocol.",
-    {"type": "object", "maxProperties": MOST_METADATA, "additionalProperties": {"type": "string"}},
+    {"type": "object", "maxProperties": MAX_METADATA_KEYS, "additionalProperties": {"type": "string"}},
     style="deepObject",
     explode=True,
 )
@@ -201,7 +204,7 @@ OPERATIONS = (
         summary="List files, newest first.",
         parameters=[
             _AFTER,
-            _limit(MOST_FILES),
+            _limit(MAX_PAGE_FILES),
             query_parameter("order", "Order by time of creation.", {"enum": ["asc", "desc"]}),
             query_parameter("purpose", "Only files with this purpose.", {"enum": list(LISTED_PURPOSES)}),
         ],
@@ -246,7 +249,7 @@ OPERATIONS = (
         path="/v1/batches",
         id="listBatches",
         summary="List batches, newest first.",
-        parameters=[_AFTER, _limit(MOST_BATCHES), _METADATA],
+        parameters=[_AFTER, _limit(MAX_PAGE_BATCHES), _METADATA],
         answers={200: DocumentedAnswer("A page of the list.", BatchList)},
         errors=(400, *NO_KEY),
     ),

@@ -18,7 +18,7 @@ from tokenmill.storage.json_text import parse, shown
 from tokenmill.storage.lines import BadLine, Chunk, split
 from tokenmill.units import KIB
 
-LONGEST_CUSTOM_ID = 512
+MAX_CUSTOM_ID_LENGTH = 512
 _PENDING = State.PENDING.value
 BLOCK_BYTES = 64 * KIB  # of text in one row of the store: to read one line, one block is read
 
@@ -55,8 +55,10 @@ def custom_id_of(line: Mapping[str, Any], number: int) -> str:
     custom_id = line.get("custom_id")
     if custom_id is None:
         return f"line-{number}"
-    if type(custom_id) is not str or not 0 < len(custom_id) <= LONGEST_CUSTOM_ID:
-        raise RequestRefused(f"custom_id must be a text of 1 to {LONGEST_CUSTOM_ID} characters, not {shown(custom_id)}")
+    if type(custom_id) is not str or not 0 < len(custom_id) <= MAX_CUSTOM_ID_LENGTH:
+        raise RequestRefused(
+            f"custom_id must be a text of 1 to {MAX_CUSTOM_ID_LENGTH} characters, not {shown(custom_id)}"
+        )
     return custom_id
 
 

@@ -26,7 +26,7 @@ from tokenmill.units import MIB
 
 CHUNKS_HERE = 8  # a shorter file is parsed before a process would have started
 AHEAD_BYTES = 48 * MIB  # of parsed lines buffered during a transaction, which bounds memory
-MOST_PROCESSES = 4
+MAX_PROCESSES = 4
 PIPE_BYTES = MIB  # fits a chunk without switching between the processes
 _LENGTH_BYTES = 8
 
@@ -37,7 +37,7 @@ def parsed(
     """Each chunk with its rows, in order. `processes` is the number of parsers, by default limited by the cores."""
     first = list(islice(content, CHUNKS_HERE))
     if processes is None:
-        processes = min(MOST_PROCESSES, len(os.sched_getaffinity(0)) - 1) if len(first) == CHUNKS_HERE else 0
+        processes = min(MAX_PROCESSES, len(os.sched_getaffinity(0)) - 1) if len(first) == CHUNKS_HERE else 0
     everything = chain(first, content)
     if processes < 1:
         for item in everything:

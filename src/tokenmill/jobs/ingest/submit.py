@@ -30,7 +30,7 @@ FIRST_GROUP_LINES = 4096  # small, so that the first jobs can be started early
 GROUP_BYTES = 64 * MIB
 _SHOWN = 3
 _LOOK_S = 0.5  # between two looks at a batch that another process stores
-_MOST_TRIES = 10
+_MAX_TRIES = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class FileSubmission:
                 except BeingStored:
                     yield from self._wait(key)
                 except LinesLost:
-                    if tries >= _MOST_TRIES:
+                    if tries >= _MAX_TRIES:
                         raise
         raise AssertionError("unreachable")
 

@@ -25,8 +25,8 @@ from tokenmill.jobs.models import JobId, QueuedJob, SortKey
 from tokenmill.jobs.scheduler.prefix_groups import WORTH_BYTES
 from tokenmill.jobs.sharding.policy import (
     COUNTED_JOBS,
+    MAX_SHARD_JOBS,
     MIN_ROWS,
-    MOST_JOBS,
     Shard,
     Span,
     before,
@@ -443,7 +443,7 @@ class ShardAllocator(ShardView):
         Takes a prefetched shard that was not started, else the last part of the largest shard where that pays off.
         """
         others = [(owner, each) for owner, each in self._others() if each.shard.first[1] in batches]
-        counts = self._counts([(self._worker, each) for _, each in others], MOST_JOBS)
+        counts = self._counts([(self._worker, each) for _, each in others], MAX_SHARD_JOBS)
         left = [(jobs, *each) for jobs, each in zip(counts, others, strict=True) if jobs]
         left.sort(key=lambda each: -each[0])
         untouched = [each for each in left if each[2].prefetched and each[0] == each[2].shard.jobs]
@@ -477,7 +477,7 @@ class ShardAllocator(ShardView):
                 end += 1
             group = left[start:end]
             found = self._table.reader.rows(
-                [each.shard.span for *_, each in group], self._unfit(self._worker), MOST_JOBS
+                [each.shard.span for *_, each in group], self._unfit(self._worker), MAX_SHARD_JOBS
             )
             yield from ((rows, owner, each) for rows, (_, owner, each) in zip(found, group, strict=True))
             start = end

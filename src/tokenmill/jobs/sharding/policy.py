@@ -22,17 +22,17 @@ from tokenmill.jobs.ingest.identity import stored_prefix_key
 from tokenmill.jobs.models import QueuedJob, SortKey
 from tokenmill.jobs.scheduler.prefix_groups import WORTH_BYTES, chunk_bytes, common_length, worth_bytes
 
-MOST_JOBS = 16384  # a prefix that is recomputed after this many jobs costs almost nothing
+MAX_SHARD_JOBS = 16384  # a prefix that is recomputed after this many jobs costs almost nothing
 MIN_ROWS = 256  # minimum read to find the end of a prefix
 COUNTED_JOBS = 512  # maximum counted per shard; one with more counts as untouched
 _PARTS = 2  # a fair share is assigned in at least this many parts
 _ANSWER_TOKENS = 64  # assumed without max_tokens
-_MOST_ANSWER_TOKENS = 256  # few answers are as long as max_tokens
+_MAX_ANSWER_TOKENS = 256  # few answers are as long as max_tokens
 _TOKEN_BYTES = 4
-_LEAST_SPEED = 0.1  # minimum share of the mean speed that a worker is assumed to have
+_MIN_SPEED = 0.1  # minimum share of the mean speed that a worker is assumed to have
 _EPSILON = 1e-9
-_LEAST_RANK = -(1 << 62)
-_MOST_RANK = 1 << 62
+_MIN_RANK = -(1 << 62)
+_MAX_RANK = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +79,14 @@ def gaps(every: Iterable[Shard], batches: Sequence[int], after: SortKey | None) 
             if reached < shard.first:
                 found.append(Span(reached, shard.first))
             reached = max(reached, shard.last)
-        found.append(Span(reached, (_MOST_RANK, batch, b"", 0)))
+        found.append(Span(reached, (_MAX_RANK, batch, b"", 0)))
     return found
 
 
 def _entered(batch: int, after: SortKey | None) -> SortKey:
     """Map a queue position to a batch: at the same priority, older batches come before it and newer ones after."""
     if after is None:
-        return _LEAST_RANK, batch, b"", -1
+        return _MIN_RANK, batch, b"", -1
     return after if after[1] == batch else (after[0] + (batch < after[1]), batch, b"", -1)
 
 
@@ -105,12 +105,12 @@ def fair(pending: int, workers: int, slots: int, *, speed: float | None = None) 
 
     `speed` is the worker's share of the speed of all workers; None: unknown, all count as equal.
     """
-    return min(MOST_JOBS, max(1, slots, _part(pending, workers, speed, _PARTS)))
+    return min(MAX_SHARD_JOBS, max(1, slots, _part(pending, workers, speed, _PARTS)))
 
 
 def fair_share(pending: int, workers: int, *, speed: float | None = None) -> int:
     """Jobs that a worker would get if all jobs were assigned now; a longer prefix is cut."""
-    return min(MOST_JOBS, max(1, _part(pending, workers, speed, 1)))
+    return min(MAX_SHARD_JOBS, max(1, _part(pending, workers, speed, 1)))
 
 
 def speed_share(own: float | None, every: Sequence[float | None]) -> float | None:
@@ -119,7 +119,7 @@ def speed_share(own: float | None, every: Sequence[float | None]) -> float | Non
     if own is None or not known:
         return None
     total = len(every) * sum(known) / len(known)
-    least = _LEAST_SPEED / len(every)
+    least = _MIN_SPEED / len(every)
     return min(1 - least, max(least, own / total)) if len(every) > 1 else 1.0
 
 
@@ -209,5 +209,5 @@ def halved(rows: Sequence[QueuedJob], *, speed: float = 0.5) -> int | None:
 
 def _cost(row: QueuedJob, found: int) -> int:
     """Bytes to compute and decode for a job whose prefix is cached."""
-    tokens = _ANSWER_TOKENS if row.max_tokens is None else min(_MOST_ANSWER_TOKENS, row.max_tokens)
+    tokens = _ANSWER_TOKENS if row.max_tokens is None else min(_MAX_ANSWER_TOKENS, row.max_tokens)
     return row.prompt_bytes - min(found, row.prompt_bytes) + max(1, tokens) * _TOKEN_BYTES

@@ -20,10 +20,10 @@ from tokenmill.jobs.store.open import has_batches, opened
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 STATUSES: tuple[Status, ...] = get_args(Status)
 FINAL: frozenset[Status] = frozenset(("failed", "completed", "expired", "cancelled"))
-MOST_FILES, MOST_BATCHES, USUAL_BATCHES = 10_000, 100, 20  # in a page
-MOST_METADATA, LONGEST_KEY, LONGEST_VALUE = 16, 64, 512
+MAX_PAGE_FILES, MAX_PAGE_BATCHES, DEFAULT_PAGE_BATCHES = 10_000, 100, 20  # in a page
+MAX_METADATA_KEYS, MAX_METADATA_KEY_LENGTH, MAX_METADATA_VALUE_LENGTH = 16, 64, 512
 WINDOW = r"^[1-9][0-9]{0,8}(s|m|h|d)$"
-LONGEST_WINDOW_S = 366 * 86400
+MAX_WINDOW_S = 366 * 86400
 _LAST = 1 << 62  # above every `seq`
 _SCANNED = 500  # rows read together while searching for metadata
 _UPGRADE_WAIT_S = 10.0  # for another process that creates or migrates the store

@@ -44,8 +44,8 @@ VERSION, OLDEST = 4, 1  # version that is written, and the oldest that can be mi
 OLDEST_SERVER = 120000  # 12
 PATIENCE_S = 60.0  # for an unavailable server; longer than a restart takes
 _FIRST_WAIT_S = 0.1
-_LONGEST_WAIT_S = 5.0
-_MOST_CONFLICTS = 10
+_MAX_WAIT_S = 5.0
+_MAX_CONFLICTS = 10
 _SET_UP = 0x746D696C  # "tmil": lock of the process that creates the tables
 # Detects a network that drops packets silently within half a minute.
 _CONNECTION_SETTINGS: dict[str, Any] = {
@@ -204,7 +204,7 @@ class Postgres:
                     return work()
                 except Conflict:
                     conflicts += 1
-                    if conflicts > _MOST_CONFLICTS:
+                    if conflicts > _MAX_CONFLICTS:
                         raise
                 except ConnectionLost as lost:
                     self._connect_again(lost, max(began_s, self._last_reply_s), patient=patient)
@@ -225,7 +225,7 @@ class Postgres:
             self._unavailable_since_s = last_reply_s
         until_s = self._unavailable_since_s + PATIENCE_S
         wait_s = _FIRST_WAIT_S
-        lately = time.monotonic() - self._last_attempt_s < _LONGEST_WAIT_S
+        lately = time.monotonic() - self._last_attempt_s < _MAX_WAIT_S
         if self._closed or (self._timed_out and lately):
             raise why
         if lately and self._shutdown.is_set():
@@ -239,7 +239,7 @@ class Postgres:
                 if self._timed_out or not patient:
                     raise why from None
                 self.pause(wait_s)
-                wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+                wait_s = min(2 * wait_s, _MAX_WAIT_S)
             else:
                 self._unavailable_since_s = None
                 self._timed_out = False
@@ -311,7 +311,7 @@ def _waited_for(server: PostgresAddress, connect: Callable[[], Connection], shut
             _log.warning("%s is starting up or shutting down; waiting up to %.0f s for it", server, PATIENCE_S)
             waiting = True
         _pause(server, wait_s, shutdown)
-        wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+        wait_s = min(2 * wait_s, _MAX_WAIT_S)
 
 
 def _ping(server: PostgresAddress) -> Ping:

@@ -17,7 +17,7 @@ from tokenmill.jobs.store.queries import postgres_queries
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 Cursor = psycopg.Cursor[tuple[Any, ...]]
-_LONGEST_END_S = 5.0
+_MAX_END_S = 5.0
 _LOOK_S = 0.05
 
 
@@ -43,7 +43,7 @@ def backend_of(connection: Connection) -> PostgresBackend:
 
 def end(connection: Connection, ghost: PostgresBackend) -> None:
     """Terminate an earlier server process of ours; without the privilege, the server does so eventually."""
-    until_s = time.monotonic() + _LONGEST_END_S
+    until_s = time.monotonic() + _MAX_END_S
     with suppress(errors.InsufficientPrivilege):
         ask(connection, "end_backend", pid=ghost.pid, began=ghost.began)
         while lives(connection, ghost) and time.monotonic() < until_s:
