@@ -1,4 +1,4 @@
-"""The documentation says what the program says."""
+"""The documentation agrees with the program: help texts, make targets, links, file names, the README's example."""
 
 import os
 import re
@@ -19,13 +19,13 @@ def docs_script() -> ModuleType:
     spec = spec_from_file_location("docs_script", ROOT / "scripts" / "docs.py")
     assert spec is not None
     assert spec.loader is not None
-    made = module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def test_commands_page_is_up_to_date(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Asked in this process: a start for each of the commands takes a minute. One is, to show that it is the same."""
+    """Help is rendered in this process, because starting every command takes a minute; one process checks the equality."""
     script = docs_script()
     plan = script.help_text("plan")
 
@@ -38,7 +38,7 @@ def test_commands_page_is_up_to_date(monkeypatch: pytest.MonkeyPatch, capsys: py
         monkeypatch.setenv(name, value)
     assert help_text("plan") == plan
     monkeypatch.setattr(script, "help_text", help_text)
-    assert script.commands_page() == (ROOT / "docs" / "commands.md").read_text(), "python scripts/docs.py mends it"
+    assert script.commands_page() == (ROOT / "docs" / "commands.md").read_text(), "run: python scripts/docs.py"
 
 
 def test_help_fits_80_columns() -> None:
@@ -47,29 +47,47 @@ def test_help_fits_80_columns() -> None:
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
-def test_make_targets_that_are_named_exist(page: str) -> None:
+def test_named_make_targets_exist(page: str) -> None:
     named = set(re.findall(r"(?:^|`)make ([a-z-]+)", (ROOT / page).read_text(), re.MULTILINE))
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert named
     assert named <= targets
 
 
-def test_links_lead_somewhere() -> None:
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
-    links = [(page, link) for page in pages for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text())]
-    assert len({page for page, _ in links}) > 5
-    assert [(page.name, link) for page, link in links if not (page.parent / link).exists()] == []
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *(ROOT / "docs").rglob("*.md"),
+    *(ROOT / "integrations").rglob("*.md"),
+    *(ROOT / "examples").rglob("*.md"),
+]
 
 
-def test_python_files_that_are_named_exist() -> None:
-    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
-    named = {(page.name, path) for page in pages for path in re.findall(r"`((?:\w+/)+\w+\.py)`", page.read_text())}
+def test_links_lead_to_files_and_headings() -> None:
+    links = [(page, link) for page in PAGES for link in re.findall(r"\]\((?!https?:)([^)]+)\)", page.read_text())]
+    assert len({page for page, _ in links}) > 20
+    assert [(page.name, link) for page, link in links if not leads_somewhere(page, link)] == []
+
+
+def leads_somewhere(page: Path, link: str) -> bool:
+    path, _, anchor = link.partition("#")
+    target = page.parent / path if path else page
+    return target.exists() and (not anchor or anchor in anchors(target.read_text()))
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def test_named_python_files_exist() -> None:
+    named = {(page.name, path) for page in PAGES for path in re.findall(r"`((?:\w+/)+\w+\.py)`", page.read_text())}
     assert len(named) > 50
     roots = (ROOT, ROOT / "src", ROOT / "src" / "tokenmill")
     assert [each for each in sorted(named) if not any((root / each[1]).is_file() for root in roots)] == []
 
 
-def test_the_example_in_the_readme_is_what_is_printed() -> None:
+def test_the_readme_shows_the_printed_plan() -> None:
     block = (ROOT / "README.md").read_text().partition("```console\n$ ")[2].partition("```")[0]
     command, *shown = block.splitlines()
     environment = os.environ | {"COLUMNS": "80", "NO_COLOR": "1"}

@@ -1,4 +1,4 @@
-"""The Python examples in the documentation run as they are written."""
+"""The examples of docs/python.md run as written."""
 
 import os
 import re
