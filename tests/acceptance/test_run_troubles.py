@@ -161,11 +161,12 @@ def test_a_retry_is_not_suggested_where_it_cannot_help(home: Path, store: tuple[
     assert done.returncode == 0, done.stderr
     shown = " ".join(done.stdout.split())
     assert "1 too long: tokenmill retry batch_" in shown
-    assert "then the same command with a larger --context" in shown
-    assert "to try again" not in shown
+    assert "a larger --context" in shown
+    assert shown.count("tokenmill retry") == 1
     retried = said(home, "retry", "last", "--failed", *store)
     assert "1 job of batch_" in retried.stderr
-    assert "1 too long: give a larger --context" in retried.stderr
+    assert "1 too long: " in retried.stderr
+    assert "a larger --context" in retried.stderr
 
 
 def test_a_batch_runs_on_a_server(smollm2_path: Path, home: Path, store: tuple[str, Path], tmp_path: Path) -> None:
