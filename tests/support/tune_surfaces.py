@@ -57,12 +57,12 @@ def run(
     seed: int = 0,
     forecast: Callable[[TrialSettings], float | None] | None = None,
     told: tuple[Trial, ...] = (),
-    most_trials: int | None = None,
+    max_trials: int | None = None,
     stop_after: int | None = None,
 ) -> Ran:
     """Search a surface, measuring with noise; `told` are trials of before."""
     draw = Random(seed)
-    search = Search(space, aim or Aim(), start, forecast=forecast, most_trials=most_trials)
+    search = Search(space, aim or Aim(), start, forecast=forecast, max_trials=max_trials)
     trials: list[Trial] = []
     for trial in told:
         search.tell(trial)

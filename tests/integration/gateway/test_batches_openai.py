@@ -211,11 +211,13 @@ def test_what_is_wrong_with_a_request(gateway: Served) -> None:
     assert caught.value.param == "endpoint"
     with pytest.raises(openai.NotFoundError):
         client.batches.create(input_file_id="file-none", endpoint=CHAT, completion_window="24h")
-    with pytest.raises(openai.BadRequestError, match="purpose"):
+    with pytest.raises(openai.BadRequestError) as caught:
         client.files.create(file=b"x", purpose="nonsense")
+    assert caught.value.param == "purpose"
     other = client.files.create(file=b"x", purpose="user_data")
-    with pytest.raises(openai.BadRequestError, match="not for batch"):
+    with pytest.raises(openai.BadRequestError) as caught:
         client.batches.create(input_file_id=other.id, endpoint=CHAT, completion_window="24h")
+    assert (caught.value.code, caught.value.param) == ("invalid_value", "input_file_id")
     for ask in (
         client.files.retrieve,
         client.files.delete,

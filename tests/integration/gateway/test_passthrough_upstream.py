@@ -54,8 +54,8 @@ def test_bodies(data: bytes) -> None:
     [
         (b"", "closed the connection"),
         (OK, "closed the connection"),
-        (b"this is no HTTP at all\r\n\r\n", "not HTTP"),
-        (OK + b"X: " + b"a" * 70_000, "headers do not end"),
+        (b"this is no HTTP at all\r\n\r\n", "malformed HTTP"),
+        (OK + b"X: " + b"a" * 70_000, "headers are too long"),
         (OK + b"Content-Length: 9\r\n\r\nhello", "closed the connection"),
         (OK + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n", "closed the connection"),
     ],

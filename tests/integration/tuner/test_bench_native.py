@@ -10,7 +10,7 @@ from support.native_engine import native, plan_for, run
 from tokenmill.model.synthetic import generate
 from tokenmill.tuner import history
 from tokenmill.tuner.bench.rig import Rig, pids_of
-from tokenmill.tuner.bench.run import BenchSection, BenchOptions, bench
+from tokenmill.tuner.bench.run import BenchOptions, BenchSection, bench
 from tokenmill.tuner.bench.served import Prose
 from tokenmill.tuner.point import PointScope
 from tokenmill.tuner.soak.judge import Limit, SoakStep

@@ -20,7 +20,7 @@ from tokenmill.tuner.engine_rig import NativeRig, Starter
 from tokenmill.tuner.measure import MeasureOptions
 from tokenmill.tuner.point import Aim, Trial, TrialSettings
 from tokenmill.tuner.trial_run import TrialContext, attempt
-from tokenmill.tuner.work import TuneRequests, drawing
+from tokenmill.tuner.work import TuneRequests, generated_jobs
 
 AIM = Aim(prompt_tokens=48, tail_tokens=4, output_tokens=8)
 DIALS = TrialSettings(1, 1, 2, 128, 512)
@@ -39,17 +39,17 @@ async def bed(
 ) -> AsyncIterator[TrialContext]:
     plan = plan_for(moe, context=512, sequences=2)
     starter = Starter(moe, EngineConfig(warm=False, step_limit_s=step_limit_s), state, "tune-test")
-    stand = NativeRig(plan, starter, most_sequences=4)
+    rig = NativeRig(plan, starter, max_sequences=4)
     try:
-        yield TrialContext(plan, stand, MeasureOptions(seconds=0.2, latency=latency), watch=None)
+        yield TrialContext(plan, rig, MeasureOptions(seconds=0.2, latency=latency), watch=None)
     finally:
-        await stand.close()
+        await rig.close()
 
 
 def engine_of(on: TrialContext) -> NativeEngine:
-    assert isinstance(on.stand, NativeRig)
-    assert isinstance(on.stand.engine, NativeEngine)
-    return on.stand.engine
+    assert isinstance(on.rig, NativeRig)
+    assert isinstance(on.rig.engine, NativeEngine)
+    return on.rig.engine
 
 
 def test_all_dials_that_do_not_move_weights_are_turned_in_one_load(moe: Path, tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_all_dials_that_do_not_move_weights_are_turned_in_one_load(moe: Path, tm
                 replace(DIALS, flash_attention=False),
                 replace(DIALS, cache_type_k="q8_0", cache_type_v="q8_0"),
             ]
-            made = drawing(AIM)
+            made = generated_jobs(AIM)
             for number, dials in enumerate(turned):
                 trial = await attempt(on, dials, made, number)
                 assert trial.outcome == "measured", trial.detail
@@ -75,11 +75,11 @@ def test_all_dials_that_do_not_move_weights_are_turned_in_one_load(moe: Path, tm
                 assert figures.host_bytes > moe.stat().st_size
                 hello = engine_of(on).hello
                 assert (hello.threads, hello.threads_batch) == (dials.threads, dials.threads_batch)
-                assert (hello.identity.lanes, hello.identity.context) == (dials.sequences, dials.context)
+                assert (hello.identity.slots, hello.identity.context) == (dials.sequences, dials.context)
                 assert trial.loaded is (number == 0)
-            await on.stand.turn(replace(DIALS, threads=2, threads_batch=3))
+            await on.rig.turn(replace(DIALS, threads=2, threads_batch=3))
             assert (engine_of(on).hello.threads, engine_of(on).hello.threads_batch) == (2, 3)
-            assert on.stand.loads == 1
+            assert on.rig.loads == 1
             assert on.depth == AIM.prompt_tokens + AIM.tail_tokens
 
     run(work)
@@ -92,7 +92,7 @@ def test_a_head_is_computed_once_in_a_trial_and_again_in_the_next(moe: Path, tmp
             heads = []
             for _ in range(2):  # the very same prompts
                 before = await computed(on)
-                trial = await attempt(on, DIALS, drawing(AIM), 1)
+                trial = await attempt(on, DIALS, generated_jobs(AIM), 1)
                 assert trial.outcome == "measured", trial.detail
                 seen, reused = await computed(on)
                 heads.append(seen - before[0])
@@ -106,8 +106,8 @@ def test_a_head_is_computed_once_in_a_trial_and_again_in_the_next(moe: Path, tmp
 
 async def computed(on: TrialContext) -> tuple[int, int]:
     """Prompt tokens computed and reused so far."""
-    assert isinstance(on.stand, NativeRig)
-    if on.stand.engine is None:
+    assert isinstance(on.rig, NativeRig)
+    if on.rig.engine is None:
         return 0, 0
     counters = await fresh(engine_of(on))
     assert counters.prompt_tokens_computed is not None
@@ -129,13 +129,13 @@ def test_dials_that_llama_cpp_refuses_are_an_outcome_with_its_words_and_the_engi
     async def work() -> None:
         async with bed(moe, tmp_path) as on:
             bad = replace(DIALS, cache_type_k="q8_0", cache_type_v="q8_0", flash_attention=False)
-            refused = await attempt(on, bad, drawing(AIM), 0)
+            refused = await attempt(on, bad, generated_jobs(AIM), 0)
             assert refused.outcome == "refused"
             assert refused.detail is not None
             assert "flash_attn" in refused.detail
-            good = await attempt(on, DIALS, drawing(AIM), 1)
+            good = await attempt(on, DIALS, generated_jobs(AIM), 1)
             assert good.outcome == "measured", good.detail
-            assert on.stand.loads == 1
+            assert on.rig.loads == 1
 
     run(work)
 
@@ -149,7 +149,7 @@ def test_a_worker_that_dies_or_hangs_in_a_trial_is_an_outcome_and_comes_back(
             hit: list[int] = []
 
             async def struck(engine: Engine) -> TuneRequests:
-                found = await drawing(AIM)(engine)
+                found = await generated_jobs(AIM)(engine)
                 if not hit and engine.identity.pid is not None:
                     hit.append(engine.identity.pid)
                     os.kill(engine.identity.pid, number)
@@ -161,7 +161,7 @@ def test_a_worker_that_dies_or_hangs_in_a_trial_is_an_outcome_and_comes_back(
             good = await attempt(on, DIALS, struck, 1)
             assert good.outcome == "measured", good.detail
             assert good.loaded
-            assert on.stand.loads == 2
+            assert on.rig.loads == 2
             with pytest.raises(ProcessLookupError):
                 os.kill(hit[0], 0)
 
@@ -177,7 +177,7 @@ def test_a_trial_whose_worker_another_process_kills_is_repeated(
             hit: list[int] = []
 
             async def struck(engine: Engine) -> TuneRequests:
-                found = await drawing(AIM)(engine)
+                found = await generated_jobs(AIM)(engine)
                 if len(hit) < 2 and engine.identity.pid is not None:
                     hit.append(engine.identity.pid)
                     os.kill(engine.identity.pid, number)
@@ -186,7 +186,7 @@ def test_a_trial_whose_worker_another_process_kills_is_repeated(
             trial = await attempt(on, DIALS, struck, 0)
             assert trial.outcome == "measured", trial.detail
             assert len({*hit}) == 2
-            assert on.stand.loads == 3
+            assert on.rig.loads == 3
 
     run(work)
 
@@ -194,7 +194,7 @@ def test_a_trial_whose_worker_another_process_kills_is_repeated(
 def test_jobs_that_do_not_fit_the_context_are_an_outcome(moe: Path, tmp_path: Path) -> None:
     async def work() -> Trial:
         async with bed(moe, tmp_path) as on:
-            return await attempt(on, replace(DIALS, context=32), drawing(AIM), 0)
+            return await attempt(on, replace(DIALS, context=32), generated_jobs(AIM), 0)
 
     short = run(work)
     assert short.outcome == "refused"

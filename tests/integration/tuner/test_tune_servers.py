@@ -13,7 +13,7 @@ from tokenmill.tuner.engine_rig import ServerRig, Starter
 from tokenmill.tuner.measure import MeasureOptions
 from tokenmill.tuner.point import Aim, TrialSettings
 from tokenmill.tuner.trial_run import TrialContext, attempt
-from tokenmill.tuner.work import drawing
+from tokenmill.tuner.work import generated_jobs
 
 AIM = Aim(prompt_tokens=48, tail_tokens=4, output_tokens=8)
 DIALS = TrialSettings(1, 1, 1, 128, 512)
@@ -27,18 +27,18 @@ def test_a_server_is_started_once_for_all_widths(tmp_path: Path) -> None:
 
     async def work() -> None:
         config = EngineConfig(kind="llama-server", warm=False)
-        stand = ServerRig(plan, Starter(path, config, tmp_path / "state", "tune-test"), most_sequences=2)
-        on = TrialContext(plan, stand, MeasureOptions(seconds=0.2), watch=None)
+        rig = ServerRig(plan, Starter(path, config, tmp_path / "state", "tune-test"), max_sequences=2)
+        on = TrialContext(plan, rig, MeasureOptions(seconds=0.2), watch=None)
         try:
             for number, (dials, loads) in enumerate(
                 ((DIALS, 1), (replace(DIALS, sequences=2), 1), (replace(DIALS, ubatch=64), 2))
             ):
-                trial = await attempt(on, dials, drawing(AIM), number)
+                trial = await attempt(on, dials, generated_jobs(AIM), number)
                 assert trial.outcome == "measured", trial.detail
                 assert trial.figures.decode_tok_s
                 assert trial.figures.prefill_tok_s
-                assert stand.loads == loads
+                assert rig.loads == loads
         finally:
-            await stand.close()
+            await rig.close()
 
     run(work)

@@ -37,7 +37,7 @@ def test_a_good_file(tmp_path: Path) -> None:
         (line(without="custom_id"), "missing_required_parameter", "custom_id"),
         (line(7), "invalid_value", "custom_id"),
         (line("x" * 600), "invalid_value", "custom_id"),
-        (line("first"), "duplicate_custom_id", "line 1"),
+        (line("first"), "duplicate_custom_id", "lines 1 and 2"),
         (line(without="method"), "missing_required_parameter", "method"),
         (line(without="url"), "missing_required_parameter", "url"),
         (line(without="body"), "missing_required_parameter", "body"),
@@ -66,7 +66,7 @@ def test_bad_lines_are_named(tmp_path: Path, bad: str | bytes, code: str, words:
         (b"\x1f\x8b\x08 packed", "invalid_file", "gzip"),
         (b"\x28\xb5\x2f\xfd packed", "invalid_file", "zstd"),
         (b"PAR1", "invalid_file", "Parquet"),
-        (b"\x00\x01\x02\x03" * 300, "invalid_file", "not text"),
+        (b"\x00\x01\x02\x03" * 300, "invalid_file", "text"),
         (b"\xff\xfe{\x00}\x00", "invalid_file", "UTF-16"),
     ],
 )

@@ -87,8 +87,8 @@ FILE = part("file", b"x" * 20, "f")
     ("body", "status", "code", "words"),
     [
         (form(part("file", b"x" * 1001, "f")), 413, "file_too_large", "larger"),
-        (FILE, 400, "invalid_form", "end"),
-        (b"", 400, "invalid_form", "end"),
+        (FILE, 400, "invalid_form", "incomplete"),
+        (b"", 400, "invalid_form", "incomplete"),
         (b"no form at all" * 9, 400, "invalid_form", "form"),
         (form(part("purpose", b"batch")), 400, "invalid_request", "file"),
         (form(part("file", b"no file name")), 400, "invalid_request", "file"),

@@ -117,21 +117,21 @@ def test_what_was_measured_agrees() -> None:
 
 def test_a_tuning_looks_at_many_sequences_only_where_it_may_pay() -> None:
     plan = hybrid()
-    space = space_for(plan, AIM, cores=16, most_sequences=224)
+    space = space_for(plan, AIM, cores=16, max_sequences=224)
     assert space.sequences[-len(MANY) :] == MANY
     assert space.offload_min_batch == (32,)
-    assert max(space_for(plan, AIM, cores=16, most_sequences=128).sequences) == 128
-    mapped = space_for(hybrid(mmap=True), AIM, cores=16, most_sequences=224)
+    assert max(space_for(plan, AIM, cores=16, max_sequences=128).sequences) == 128
+    mapped = space_for(hybrid(mmap=True), AIM, cores=16, max_sequences=224)
     assert (max(mapped.sequences), mapped.offload_min_batch) == (max(SEQUENCES), (128,))
     fast = make(find("epyc-9175f"), model("kimi-k2.5:Q4_K_S"), Goal(context=4096, sequences=8))
-    assert max(space_for(fast, AIM, cores=16, most_sequences=224).sequences) <= max(SEQUENCES)
+    assert max(space_for(fast, AIM, cores=16, max_sequences=224).sequences) <= max(SEQUENCES)
 
 
 def test_a_tuning_finds_the_many() -> None:
     """On a surface as the forecast has it, where 24 sequences are better than 32 and 224 best."""
     plan = hybrid()
-    space, says = space_for(plan, AIM, cores=16, most_sequences=224), forecaster(plan, AIM)
-    search = Search(space, AIM, start_for(plan, space), forecast=says, most_trials=18)
+    space, says = space_for(plan, AIM, cores=16, max_sequences=224), forecaster(plan, AIM)
+    search = Search(space, AIM, start_for(plan, space), forecast=says, max_trials=18)
     while (dials := search.ask()) is not None:
         rate = says(dials)
         search.tell(Trial(dials, "measured", Figures(decode_tok_s=rate, jobs_tok_s=rate)))
@@ -141,7 +141,7 @@ def test_a_tuning_finds_the_many() -> None:
 
 
 def test_a_plan_that_has_many_is_tuned_without_gaps() -> None:
-    space = space_for(hybrid(224), AIM, cores=16, most_sequences=224)
+    space = space_for(hybrid(224), AIM, cores=16, max_sequences=224)
     assert space.sequences == (*SEQUENCES, *MANY)
 
 

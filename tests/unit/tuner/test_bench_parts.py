@@ -14,7 +14,7 @@ from tokenmill.tuner.bench.cache import cache, first
 from tokenmill.tuner.bench.energy import Energy, Price, energy, parse_price
 from tokenmill.tuner.bench.rig import Rig
 from tokenmill.tuner.bench.rows import BenchRow
-from tokenmill.tuner.bench.run import PARTS, Order, belongs, bench, last_part
+from tokenmill.tuner.bench.run import PARTS, BenchOptions, belongs, bench, last_part
 from tokenmill.tuner.bench.served import Prose, Served
 from tokenmill.tuner.bench.sweep import (
     by_sequences,
@@ -70,7 +70,7 @@ def test_a_sweep_grows_one_prompt_and_computes_only_what_is_new() -> None:
         assert [row.n_kv for row in rows] == [1, 101, 201]  # the sign for a beginning is there from the second run on
         assert [row.depth for row in rows] == [101, 201, 301]
         assert len(engine.requests) == 9
-        assert {request.lane for request in engine.requests} == {0}
+        assert {request.slot for request in engine.requests} == {0}
         assert all(request.ignore_eos and request.max_tokens == 5 for request in engine.requests)
         assert all(row.s_pp_tok_s is not None and row.s_pp_tok_s.runs == 3 for row in rows)
 
@@ -231,7 +231,8 @@ def test_an_engine_that_cannot_turn_its_threads_says_so() -> None:
         engine = PrefixEngine()
         rows, note = await by_threads(rig_of(engine), (1, 2), prompt=64, tokens=4, keep=same)
         assert rows == ()
-        assert note == "by threads: prefix 1 cannot change its threads without loading anew"
+        assert note is not None
+        assert engine.identity.build in note
         assert not engine.requests
 
     run(scene)
@@ -258,11 +259,12 @@ def test_a_servers_lanes_are_used_up_to_what_it_has() -> None:
         rows, note = await by_sequences(rig_of(PrefixEngine(lanes=2)), None, prompt=32, tokens=6, keep=same)
         assert [row.sequences for row in rows] == [1, 2]
         assert note is not None
-        assert "the 2 lanes it was started with" in note
+        assert "2 slots" in note
         rows, note = await by_sequences(rig_of(PrefixEngine(lanes=None)), None, prompt=32, tokens=6, keep=same)
         assert rows == ()
         assert note is not None
-        assert "does not say how many" in note
+        assert "slots" in note
+        assert not re.findall(r"\d slots", note)
 
     run(scene)
 
@@ -357,7 +359,7 @@ def test_a_wall_meters_figure_takes_the_counters_place() -> None:
         meter = Joulemeter(*[Joules(why_not="none")] * 4)
         found = await energy(rig_of(PrefixEngine(), repeat=1), prompt=100, tokens=4, watts=100.0, meter=meter)
         assert found.why_not is None
-        assert found.source == "100 W, as given"
+        assert "100 W" in (found.source or "")
         assert found.decode_j is not None
         assert found.decode_j.median > 0
 
@@ -382,7 +384,7 @@ def test_energy_of_writing_is_not_known_where_the_prompt_is_computed_again() -> 
 def test_a_whole_benchmark_has_a_row_for_each_point() -> None:
     async def scene() -> None:
         engine = TurnedEngine(lanes=2)
-        order = Order(PARTS, depth=200, step=100, tokens=4, threads=(1, 2), watts=50.0)
+        order = BenchOptions(PARTS, depth=200, step=100, tokens=4, threads=(1, 2), watts=50.0)
         done = await bench(rig_of(engine), order, PLACE)
         assert [row.what for row in done.rows] == [
             "first",
@@ -407,7 +409,9 @@ def test_a_whole_benchmark_has_a_row_for_each_point() -> None:
 def test_an_unknown_server_is_benchmarked_by_words_alone() -> None:
     async def scene() -> None:
         engine = PrefixEngine(kind="url", context=None, lanes=None)
-        done = await bench(rig_of(engine), Order(("cache", "sweep", "threads", "sequences"), 200, 100, 4, (1,)), PLACE)
+        done = await bench(
+            rig_of(engine), BenchOptions(("cache", "sweep", "threads", "sequences"), 200, 100, 4, (1,)), PLACE
+        )
         assert {row.what for row in done.rows} == {"cold", "again", "tail", "sweep"}
         assert len(done.notes) == 2
         assert all(isinstance(request.prompt, str) and not request.ignore_eos for request in engine.requests)
@@ -419,7 +423,7 @@ def test_a_first_request_and_disturbed_points_stay_out_of_the_history() -> None:
     async def scene() -> None:
         kept: list[SpeedRecord] = []
         engine = PrefixEngine()
-        done = await bench(rig_of(engine), Order(("first", "sweep"), 100, 100, 4), PLACE, record=kept.append)
+        done = await bench(rig_of(engine), BenchOptions(("first", "sweep"), 100, 100, 4), PLACE, record=kept.append)
         assert kept == []  # without a plan the settings are not known
         assert [belongs(row) for row in done.rows] == [False, True, True, True, True]
 

@@ -105,7 +105,7 @@ def test_a_server_that_tells_no_tokens_is_given_words() -> None:
         prompt = prose.prompt(text)
         assert isinstance(prompt, str)
         assert len(prompt.split()) == 30
-        prose.was(text, 60)  # the server counted two tokens a word
+        prose.calibrate(text, 60)  # the server counted two tokens a word
         assert len(await prose.take(30)) == 15
 
     asyncio.run(scene())

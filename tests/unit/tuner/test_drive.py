@@ -17,13 +17,13 @@ from tokenmill.tuner.energy import Joules, Meter
 from tokenmill.tuner.measure import MeasureOptions
 from tokenmill.tuner.noise_monitor import NoiseMonitor
 from tokenmill.tuner.point import Aim, Trial, TrialOutcome, TrialSettings
-from tokenmill.tuner.trial_run import MOST_FAILED_LOADS, MOST_KILLS, TrialContext, TrialStep, attempt, drive, outcome_of
-from tokenmill.tuner.work import Drawn, TuneRequests
+from tokenmill.tuner.trial_run import MAX_FAILED_LOADS, MAX_KILLS, TrialContext, TrialStep, attempt, drive, outcome_of
+from tokenmill.tuner.work import GeneratedJobs, TuneRequests
 
 DIALS = TrialSettings(1, 1, 2, 512, 1024)
-KILLED = "the native engine was killed for memory, most likely while holding 20 GiB"
-CRASHED = "the native engine was killed by SIGSEGV (it touched memory that is not its own: a bug or a broken build)"
-SHOT = "the native engine was killed by SIGKILL (by somebody; not for memory, as far as the kernel counts)"
+KILLED = "the native engine was probably killed by the OOM killer while using 20 GiB"
+CRASHED = "the native engine was killed by SIGSEGV (invalid memory access: a bug or a broken build)"
+SHOT = "the native engine was killed by SIGKILL (by another process; the kernel counted no out-of-memory kill)"
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ SHOT = "the native engine was killed by SIGKILL (by somebody; not for memory, as
         (EngineDied(KILLED), "out of memory"),
         (EngineDied(CRASHED), "died"),
         (EngineDied(SHOT), "died"),
-        (EngineDied(CRASHED, hint="its last words:\n  cudaMalloc failed: out of memory"), "out of memory"),
+        (EngineDied(CRASHED, hint="last lines of engine.log:\n  cudaMalloc failed: out of memory"), "out of memory"),
         (EngineDied("the native engine hung: a step had been running for 181.0 s, and 180 s are allowed"), "hung"),
         (EngineTimeout("it took longer"), "hung"),
         (
@@ -104,17 +104,17 @@ def plan() -> Plan:
     return placed(model("llama-3.3-70b:Q4_K_M"), settings())
 
 
-def bed(stand: FakeStand, watch: type[NoiseMonitor] | None = None) -> TrialContext:
-    return TrialContext(plan(), stand, MeasureOptions(seconds=0.02), watch=watch)
+def bed(rig: FakeStand, watch: type[NoiseMonitor] | None = None) -> TrialContext:
+    return TrialContext(plan(), rig, MeasureOptions(seconds=0.02), watch=watch)
 
 
 async def work(_engine: Engine) -> TuneRequests:
-    return Drawn(Aim(prompt_tokens=8, tail_tokens=2, output_tokens=4), tuple(range(50)))
+    return GeneratedJobs(Aim(prompt_tokens=8, tail_tokens=2, output_tokens=4), tuple(range(50)))
 
 
-def tried(stand: FakeStand, *sequences: int, watch: type[NoiseMonitor] | None = None) -> list[Trial]:
+def tried(rig: FakeStand, *sequences: int, watch: type[NoiseMonitor] | None = None) -> list[Trial]:
     async def all_of_them() -> list[Trial]:
-        on = bed(stand, watch)
+        on = bed(rig, watch)
         async with asyncio.timeout(30):
             return [await attempt(on, replace(DIALS, sequences=count), work, at) for at, count in enumerate(sequences)]
 
@@ -147,13 +147,13 @@ def test_energy_is_told_for_a_token_or_why_not() -> None:
 
 
 def test_an_engine_that_dies_is_an_outcome_and_the_next_trial_loads_again() -> None:
-    stand = FakeStand(deadly=frozenset({8}))
-    dead, alive = tried(stand, 8, 2)
+    rig = FakeStand(deadly=frozenset({8}))
+    dead, alive = tried(rig, 8, 2)
     assert dead.outcome == "died"
     assert dead.detail is not None
     assert "SIGSEGV" in dead.detail
     assert (alive.outcome, alive.loaded) == ("measured", True)
-    assert (stand.loads, stand.losses) == (2, 1)
+    assert (rig.loads, rig.losses) == (2, 1)
 
 
 def killed(where: str = "") -> EngineDied:
@@ -161,45 +161,45 @@ def killed(where: str = "") -> EngineDied:
 
 
 def test_a_trial_whose_engine_another_process_kills_is_repeated() -> None:
-    stand = FakeStand(killed=[killed(), killed()])
-    (found,) = tried(stand, 2)
-    assert (found.outcome, found.loaded, stand.loads, stand.losses) == ("measured", True, 3, 2)
+    rig = FakeStand(killed=[killed(), killed()])
+    (found,) = tried(rig, 2)
+    assert (found.outcome, found.loaded, rig.loads, rig.losses) == ("measured", True, 3, 2)
 
 
 def test_a_kill_while_the_model_loads_is_no_failed_load() -> None:
-    stand = FakeStand(loading=[killed("while starting, "), None])
-    (found,) = tried(stand, 2)
-    assert (found.outcome, stand.loads) == ("measured", 2)
+    rig = FakeStand(loading=[killed("while starting, "), None])
+    (found,) = tried(rig, 2)
+    assert (found.outcome, rig.loads) == ("measured", 2)
 
 
 def test_an_engine_that_is_killed_again_and_again_ends_the_tuning_and_nothing_is_kept() -> None:
     search, kept = Listed(2), list[Trial]()
-    on = bed(FakeStand(killed=[killed()] * MOST_KILLS))
+    on = bed(FakeStand(killed=[killed()] * MAX_KILLS))
 
     async def whole() -> None:
         async with asyncio.timeout(30):
             await drive(on, search, work, keep=kept.append, tell=lambda _: None)
 
-    with pytest.raises(EngineError, match=str(MOST_KILLS)) as caught:
+    with pytest.raises(EngineError, match=str(MAX_KILLS)) as caught:
         asyncio.run(whole())
     assert caught.value.hint
     assert kept == search.told == []
 
 
 def test_dials_that_the_engine_refuses_cost_no_load() -> None:
-    stand = FakeStand(refused=frozenset({8}))
-    refused, after = tried(stand, 8, 2)
+    rig = FakeStand(refused=frozenset({8}))
+    refused, after = tried(rig, 8, 2)
     assert refused.outcome == "refused"
-    assert (after.outcome, after.loaded, stand.loads, stand.losses) == ("measured", False, 1, 0)
+    assert (after.outcome, after.loaded, rig.loads, rig.losses) == ("measured", False, 1, 0)
 
 
 def test_what_the_ledger_has_no_room_for_is_not_tried() -> None:
-    stand = FakeStand()
-    (found,) = tried(stand, 100_000)
+    rig = FakeStand()
+    (found,) = tried(rig, 100_000)
     assert found.outcome == "out of memory"
     assert found.detail is not None
     assert found.detail.startswith("not tried")
-    assert stand.loads == 0
+    assert rig.loads == 0
 
 
 def test_a_model_that_does_not_load_at_first_ends_it() -> None:
@@ -208,9 +208,9 @@ def test_a_model_that_does_not_load_at_first_ends_it() -> None:
 
 
 def test_a_load_that_fails_later_is_an_outcome_until_it_fails_again_and_again() -> None:
-    bad: Sequence[EngineError] = [EngineError("killed while loading")] * MOST_FAILED_LOADS
-    stand = FakeStand(loading=[None, bad[0], None], deadly=frozenset({8}))
-    assert [trial.outcome for trial in tried(stand, 8, 2, 2)] == ["died", "refused", "measured"]
+    bad: Sequence[EngineError] = [EngineError("killed while loading")] * MAX_FAILED_LOADS
+    rig = FakeStand(loading=[None, bad[0], None], deadly=frozenset({8}))
+    assert [trial.outcome for trial in tried(rig, 8, 2, 2)] == ["died", "refused", "measured"]
     with pytest.raises(EngineError, match="while loading"):
         tried(FakeStand(loading=[None, *bad], deadly=frozenset({8})), 8, 2, 2, 2)
 

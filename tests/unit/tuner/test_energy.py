@@ -115,11 +115,11 @@ def test_looks_in_between_count_several_turns_of_a_counter() -> None:
     meter.start()
     for value in (RANGE // 2, 5, RANGE // 2):
         host.files.update(zones(package_0=value).files)
-        meter.look()
+        meter.update()
     assert meter.stop().cpu == pytest.approx((10 + RANGE + RANGE // 2) * 1e-6)
 
 
-@pytest.mark.parametrize(("gone", "words"), [("all", "no RAPL"), ("energy", "root alone")])
+@pytest.mark.parametrize(("gone", "words"), [("all", "no RAPL"), ("energy", "only root may read")])
 def test_what_cannot_be_read_is_none_with_the_reason(gone: str, words: str) -> None:
     host = WrittenHost() if gone == "all" else zones()
     for path in [path for path in host.files if path.endswith("energy_uj")]:

@@ -67,7 +67,9 @@ def test_a_load_without_a_forecast_has_no_error() -> None:
 
 def test_errors_are_of_the_first_and_of_the_last_predictions() -> None:
     speeds = [
-        replace(SPEED, when=f"2026-11-{day:02}", figures=Figures(10.0), predicted=Figures(20.0 if day <= COMPARED else 10.5))
+        replace(
+            SPEED, when=f"2026-11-{day:02}", figures=Figures(10.0), predicted=Figures(20.0 if day <= COMPARED else 10.5)
+        )
         for day in range(1, 26)
     ]
     first, last, count = errors(rows_of(speeds, []))

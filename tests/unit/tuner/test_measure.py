@@ -27,10 +27,10 @@ from tokenmill.tuner.measure import (
     settled,
 )
 from tokenmill.tuner.point import Aim
-from tokenmill.tuner.work import Drawn
+from tokenmill.tuner.work import GeneratedJobs
 
 AIM = Aim(prompt_tokens=20, tail_tokens=4, output_tokens=16)
-WORK = Drawn(AIM, tuple(range(100, 400)))
+WORK = GeneratedJobs(AIM, tuple(range(100, 400)))
 
 
 def marks(*pairs: tuple[float, int]) -> list[TokenMark]:
@@ -38,27 +38,27 @@ def marks(*pairs: tuple[float, int]) -> list[TokenMark]:
 
 
 @pytest.mark.parametrize(
-    ("lanes", "expected"),
+    ("slots", "expected"),
     [
         ([marks((1, 1), (2, 11))], 10.0),
         ([marks((1, 1), (2, 11)), marks((1, 1), (2, 11))], 20.0),
         # the first wrote fast before the second's prompt was there, and alone after the second ended
         ([marks((0, 1), (4, 90), (5, 91), (7, 93), (9, 200)), marks((5, 1), (7, 3))], 2.0),
-        # pieces of several tokens: a lane without two marks inside does not count, and all write at one pace
+        # pieces of several tokens: a slot without two marks inside does not count, and all write at one pace
         ([marks((0, 1), (5, 30)), marks((1, 1), (3, 21), (5, 41))], 20.0),
         ([marks((0, 1), (1, 5)), marks((2, 1), (3, 5))], None),  # never together
         ([marks((0, 1)), []], None),
         ([], None),
     ],
 )
-def test_the_rate_is_that_of_all_lanes_together(lanes: Sequence[Sequence[TokenMark]], expected: float | None) -> None:
-    assert rate(lanes) == (None if expected is None else pytest.approx(expected))
+def test_the_rate_is_that_of_all_lanes_together(slots: Sequence[Sequence[TokenMark]], expected: float | None) -> None:
+    assert rate(slots) == (None if expected is None else pytest.approx(expected))
 
 
 def test_a_lane_that_was_told_of_only_at_its_ends_gives_a_rough_rate() -> None:
-    lanes = [marks((0.0, 1), (4.0, 41)), marks((1.0, 1), (5.0, 41))]
-    assert rate(lanes) is None
-    assert rough_rate(lanes) == pytest.approx(20.0)
+    slots = [marks((0.0, 1), (4.0, 41)), marks((1.0, 1), (5.0, 41))]
+    assert rate(slots) is None
+    assert rough_rate(slots) == pytest.approx(20.0)
     assert rough_rate([marks((0.0, 1), (4.0, 41)), marks((1.0, 1))]) == pytest.approx(20.0), "the others were cancelled"
     assert rough_rate([marks((0.0, 1))]) is None
     assert rough_rate([marks((0.0, 1), (1.0, 5)), []]) is None
@@ -72,7 +72,7 @@ def test_a_lane_that_was_told_of_only_at_its_ends_gives_a_rough_rate() -> None:
     steps=st.integers(30, 60),
 )
 def test_the_rate_is_exact_however_pieces_are_held(step_s: float, starts: list[int], held: int, steps: int) -> None:
-    lanes = [
+    slots = [
         [
             TokenMark((start + token) * step_s, token + 1)
             for token in range(steps)
@@ -80,23 +80,23 @@ def test_the_rate_is_exact_however_pieces_are_held(step_s: float, starts: list[i
         ]
         for start in starts
     ]
-    assert rate(lanes) == pytest.approx(len(starts) / step_s)
+    assert rate(slots) == pytest.approx(len(starts) / step_s)
 
 
 def test_a_batch_pays_for_its_prompts() -> None:
-    alone = batch_rate(lanes=1, output_tokens=10, head_s=0.0, begun_s=0.0, decode_tok_s=5.0)
+    alone = batch_rate(slots=1, output_tokens=10, prefix_s=0.0, begun_s=0.0, decode_tok_s=5.0)
     assert alone == pytest.approx(5.0)
-    with_tail = batch_rate(lanes=1, output_tokens=10, head_s=0.0, begun_s=2.0, decode_tok_s=5.0)
+    with_tail = batch_rate(slots=1, output_tokens=10, prefix_s=0.0, begun_s=2.0, decode_tok_s=5.0)
     assert with_tail == pytest.approx(2.5)
-    with_head = batch_rate(lanes=1, output_tokens=10, head_s=2.0 * SHARING, begun_s=0.0, decode_tok_s=5.0)
+    with_head = batch_rate(slots=1, output_tokens=10, prefix_s=2.0 * SHARING, begun_s=0.0, decode_tok_s=5.0)
     assert with_head == pytest.approx(2.5)
 
 
 @given(st.integers(1, 64), st.integers(1, 500), st.floats(0, 100), st.floats(0, 100), st.floats(0.1, 1e4))
 def test_a_batch_is_never_faster_than_decoding(
-    lanes: int, output: int, head_s: float, begun_s: float, decode: float
+    slots: int, output: int, prefix_s: float, begun_s: float, decode: float
 ) -> None:
-    found = batch_rate(lanes=lanes, output_tokens=output, head_s=head_s, begun_s=begun_s, decode_tok_s=decode)
+    found = batch_rate(slots=slots, output_tokens=output, prefix_s=prefix_s, begun_s=begun_s, decode_tok_s=decode)
     assert 0 < found <= decode * (1 + 1e-9)
 
 
@@ -108,12 +108,12 @@ def test_waves_that_agree_are_enough() -> None:
     assert not settled([10.0, 14.0, 7.0], 0.03)
 
 
-def run(engine: Ticking, how: MeasureOptions, lanes: int = 3, context: int = 4096) -> tuple[float | None, Measured]:
+def run(engine: Ticking, how: MeasureOptions, slots: int = 3, context: int = 4096) -> tuple[float | None, Measured]:
     async def work() -> tuple[float | None, Measured]:
         async with asyncio.timeout(20):
-            head_s = await prepare(engine, WORK, 7, lanes)
-            return head_s, await measure(
-                engine, WORK, how, trial=7, lanes=lanes, ubatch=512, context=context, head_s=head_s
+            prefix_s = await prepare(engine, WORK, 7, slots)
+            return prefix_s, await measure(
+                engine, WORK, how, trial=7, slots=slots, ubatch=512, context=context, prefix_s=prefix_s
             )
 
     return asyncio.run(work())
@@ -121,8 +121,8 @@ def run(engine: Ticking, how: MeasureOptions, lanes: int = 3, context: int = 409
 
 def test_a_trial_warms_up_computes_the_head_alone_and_keeps_all_lanes_busy() -> None:
     engine = Ticking()
-    head_s, found = run(engine, MeasureOptions(seconds=0.05))
-    assert head_s == 0.5
+    prefix_s, found = run(engine, MeasureOptions(seconds=0.05))
+    assert prefix_s == 0.5
     warm, head, first = engine.seen[:3], engine.seen[3], engine.seen[4]
     assert all(isinstance(each.prompt, tuple) and len(each.prompt) == 8 for each in warm)
     assert isinstance(head.prompt, tuple)
@@ -206,13 +206,13 @@ def test_an_engine_that_writes_nothing_is_no_figure() -> None:
 
 def test_drawn_work_is_the_same_for_the_same_numbers_and_new_for_each_trial() -> None:
     assert WORK.job(1, 2) == WORK.job(1, 2)
-    heads = [WORK.head(trial) for trial in range(20)]
+    heads = [WORK.prefix(trial) for trial in range(20)]
     assert all(first != second for first, second in pairwise(heads))
-    assert Drawn(replace(AIM, prompt_tokens=0), WORK.vocabulary).head(0) is None
+    assert GeneratedJobs(replace(AIM, prompt_tokens=0), WORK.vocabulary).prefix(0) is None
     assert WORK.depth == 24
 
 
 @given(st.integers(1, 64), st.sampled_from((64, 128, 512, 2048)))
-def test_lanes_write_long_enough_to_meet(lanes: int, ubatch: int) -> None:
-    prompts = lanes * AIM.tail_tokens / ubatch
-    assert WORK.most_tokens(lanes, ubatch) >= prompts + AIM.output_tokens
+def test_lanes_write_long_enough_to_meet(slots: int, ubatch: int) -> None:
+    prompts = slots * AIM.tail_tokens / ubatch
+    assert WORK.wave_tokens(slots, ubatch) >= prompts + AIM.output_tokens

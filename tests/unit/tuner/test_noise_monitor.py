@@ -84,14 +84,12 @@ def test_a_large_machine_bears_more() -> None:
 
 
 def test_steal_heat_and_what_cannot_be_seen() -> None:
-    assert (
-        judged({}, {}, stolen_s_before=0.1, stolen_s=1.1) == "the hypervisor gave 5% of the processors' time to others"
-    )
+    assert judged({}, {}, stolen_s_before=0.1, stolen_s=1.1) == "the hypervisor took 5% of the processor time"
     assert judged({}, {}, stolen_s_before=0.1, stolen_s=0.4) is None
-    assert judged({}, {}, throttled_before=3, throttled=4) == "processors were slowed for heat"
+    assert judged({}, {}, throttled_before=3, throttled=4) == "processors were throttled by heat"
     assert judged({}, {}, throttled_before=3, throttled=3) is None
     unseen = judged({2000: process(0)}, {2000: process(10)}, busy_s_before=0.0, busy_s=15.0)
-    assert unseen == "processes that have ended or cannot be seen from here used 0.5 cores"
+    assert unseen == "processes that ended or are not visible used 0.5 cores"
     assert judged({2000: process(0)}, {2000: process(10)}, busy_s_before=0.0, busy_s=11.0) is None
 
 

@@ -62,7 +62,7 @@ def test_a_point_comes_back_as_it_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("place", "words"),
     [
-        (replace(PLACE, build="llama.cpp 2"), "is of llama.cpp 1 (x), and this is llama.cpp 2"),
+        (replace(PLACE, build="llama.cpp 2"), "llama.cpp 1 (x), and this is llama.cpp 2"),
         (replace(PLACE, machine_id="c" * 16), "another machine, mill"),
         (replace(PLACE, model_id="d" * 64), "another file of Small"),
         (replace(PLACE, model_id="b" * 63 + "c"), "another file of Small"),  # the same name of the file, even

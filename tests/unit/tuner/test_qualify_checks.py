@@ -24,7 +24,7 @@ from tokenmill.engine.engine import (
     Usage,
 )
 from tokenmill.errors import RequestRefused, TooLong
-from tokenmill.tuner.qualify.result import WANTED, Check, QualifyStep, verdict
+from tokenmill.tuner.qualify.result import USES, WANTED, Check, QualifyStep, verdict
 from tokenmill.tuner.qualify.run import ask_all, code, fitting, needles, repeated, room_for, structured
 from tokenmill.tuner.qualify.tasks import PLACES, asks, documents
 
@@ -32,10 +32,10 @@ T = TypeVar("T")
 CAPABILITIES = Capabilities(
     shares_prefixes=True,
     keeps_prefixes=True,
-    chooses_lanes=False,
+    chooses_slots=False,
     interactive_first=True,
-    pins_heads=False,
-    saves_heads=False,
+    pins_prefixes=False,
+    saves_prefixes=False,
     changes_threads=False,
     changes_context=False,
     reports_cached_tokens=True,
@@ -43,7 +43,7 @@ CAPABILITIES = Capabilities(
     json_schema=False,
     logit_bias=True,
     tools_parsed=False,
-    most_logprobs=20,
+    max_logprobs=20,
 )
 
 
@@ -149,7 +149,7 @@ def test_a_sound_model_is_good_for_everything(quick: bool, tokens: bool) -> None
         "repeat": 1.0,
     }
     assert all(check.good and not check.failures for check in checks)
-    assert verdict(checks).startswith("good enough for finding things in long documents, structured output")
+    assert verdict(checks).startswith(f"good enough for {USES['needle']}, {USES['json']}")
 
 
 def test_forgotten_quotes_and_semicolons_are_named() -> None:
@@ -159,20 +159,20 @@ def test_forgotten_quotes_and_semicolons_are_named() -> None:
     assert re.search("semicolon is missing|quote is not closed", " ".join(f.why for f in checks["c-like"].failures))
     assert not checks["python"].good
     assert not checks["json"].good
-    assert "not good enough for structured output" in verdict(list(checks.values()))
-    assert "; good enough for finding things" in verdict(list(checks.values()))
+    assert f"not good enough for {USES['json']}" in verdict(list(checks.values()))
+    assert f"; good enough for {USES['needle']}" in verdict(list(checks.values()))
 
 
 def test_an_answer_that_changes_when_repeated_fails_and_one_beside_others_is_told() -> None:
     count = iter(range(1000))
     moody = run(repeated(Ruled(lambda prompt: f"answer {next(count)}"), quick=True, tell=silent))
     assert (moody.score, moody.good) == (0.0, False)
-    assert "another answer" in moody.failures[0].why
+    assert "from character 7" in moody.failures[0].why
     engine = Ruled(lambda prompt: "crowded" if engine.most_at_once > 1 else "alone")
     crowded = run(repeated(engine, quick=True, tell=silent))
     assert crowded.good
     assert crowded.figures == {"changed beside others": 1.0}
-    assert "2 of 2 change beside others" in crowded.words
+    assert "2 of 2 change" in crowded.words
 
 
 def test_questions_about_a_document_share_it() -> None:

@@ -1,5 +1,6 @@
 """The usable context from steps that were measured: said before memory runs out, and never more than they promise."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -26,25 +27,23 @@ def line(depths: Sequence[int], *, start: int, per_token: int, free: int, tier: 
 
 
 def test_nothing_tried_goes_on() -> None:
-    assert judge([], LIMIT).go_on
+    assert judge([], LIMIT).should_continue
 
 
 def test_room_for_the_next_step_goes_on() -> None:
     verdict = judge(line([4096, 8192], start=GIB, per_token=1000, free=8 * GIB), LIMIT)
-    assert verdict.go_on
+    assert verdict.should_continue
     assert verdict.usable_context == 8192
 
 
 def test_stops_before_the_crash_and_says_how_far_one_can_go() -> None:
     # 100 KiB a token: 400 MiB a step; 600 MiB above the reserve are left at 8192, so 14336 is the last safe depth
     steps = line([4096, 8192, 12288], start=GIB, per_token=100 * 1024, free=(512 + 600 + 400) * MIB)
-    assert judge(steps[:2], LIMIT).go_on
+    assert judge(steps[:2], LIMIT).should_continue
     verdict = judge(steps, LIMIT)
-    assert (verdict.go_on, verdict.usable_context, verdict.tier) == (False, 14336, "dram")
-    assert verdict.reason == (
-        "at that depth host memory would have 512.0 MiB left, the reserve is 512.0 MiB; it grows by 97.7 MiB for 1,000 "
-        "tokens, and at 32,768 1.3 GiB would be missing"
-    )
+    assert (verdict.should_continue, verdict.usable_context, verdict.tier) == (False, 14336, "dram")
+    assert verdict.left_bytes == 512 * MIB
+    assert re.findall(r"[\d.,]+ [KMG]iB", verdict.reason) == ["512.0 MiB", "512.0 MiB", "97.7 MiB", "1.3 GiB"]
 
 
 def test_the_tightest_memory_decides() -> None:
@@ -52,20 +51,23 @@ def test_the_tightest_memory_decides() -> None:
     card = line([4096, 8192], start=20 * GIB, per_token=200 * 1024, free=(512 + 1000) * MIB, tier="gpu0")
     both = [replace(one, memory=(*one.memory, *two.memory)) for one, two in zip(host, card, strict=True)]
     verdict = judge(both, LIMIT)
-    assert (verdict.go_on, verdict.tier, verdict.usable_context) == (False, "gpu0", 9216)
+    assert (verdict.should_continue, verdict.tier, verdict.usable_context) == (False, "gpu0", 9216)
     assert "gpu0 would have" in verdict.reason
 
 
 def test_all_of_it_filled() -> None:
     verdict = judge(line([16384, 32768], start=GIB, per_token=10, free=2 * GIB), LIMIT)
-    assert (verdict.go_on, verdict.usable_context) == (False, 32768)
-    assert verdict.reason == "all of it was filled; host memory has 2.0 GiB left there, the reserve is 512.0 MiB"
+    assert (verdict.should_continue, verdict.usable_context) == (False, 32768)
+    assert (verdict.tier, round((verdict.left_bytes or 0) / GIB, 2)) == ("dram", 2.0)
+    assert re.findall(r"[\d.]+ [KMG]iB", verdict.reason) == ["2.0 GiB", "512.0 MiB"]
 
 
 def test_memory_that_cannot_be_watched_is_said() -> None:
     steps = [SoakStep(32768, 1, (), 100.0, 10.0)]
-    assert judge([replace(steps[0], depth=4096)], LIMIT).go_on
-    assert judge(steps, LIMIT).reason == "all of it was filled; memory could not be watched"
+    assert judge([replace(steps[0], depth=4096)], LIMIT).should_continue
+    verdict = judge(steps, LIMIT)
+    assert (verdict.should_continue, verdict.usable_context) == (False, 32768)
+    assert (verdict.tier, verdict.left_bytes) == (None, None)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +81,7 @@ def test_memory_that_cannot_be_watched_is_said() -> None:
 )
 def test_memory_that_has_run_short_leaves_what_was_safe_before(steps: list[SoakStep], usable: int) -> None:
     verdict = judge(steps, LIMIT)
-    assert (verdict.go_on, verdict.usable_context) == (False, usable)
+    assert (verdict.should_continue, verdict.usable_context) == (False, usable)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +128,7 @@ def test_never_more_than_what_was_safe_and_the_growth_allows(soak: tuple[list[So
     deepest = steps[first_bad - 1].depth if first_bad else 0
     assert 0 <= verdict.usable_context <= limit.goal
     assert verdict.usable_context >= deepest
-    if verdict.go_on or first_bad < len(steps):
+    if verdict.should_continue or first_bad < len(steps):
         assert verdict.usable_context == deepest
     elif verdict.usable_context > deepest:
         slope = growth(steps, "dram")
@@ -144,8 +146,8 @@ def test_more_memory_never_means_less_context(soak: tuple[list[SoakStep], Limit]
         for one in steps
     ]
     poor, rich = judge(steps, limit), judge(richer, limit)
-    if rich.go_on:  # it would have gone further: what is known to be safe is at least as deep
-        assert not poor.go_on or poor.usable_context == rich.usable_context
+    if rich.should_continue:  # it would have gone further: what is known to be safe is at least as deep
+        assert not poor.should_continue or poor.usable_context == rich.usable_context
         assert rich.usable_context == steps[-1].depth
     else:
         assert rich.usable_context >= poor.usable_context
@@ -156,7 +158,7 @@ def test_a_larger_reserve_never_means_more_context(soak: tuple[list[SoakStep], L
     steps, limit = soak
     stricter = replace(limit, reserve_bytes=(("dram", limit.reserve("dram") + more),))
     loose, strict = judge(steps, limit), judge(steps, stricter)
-    if strict.go_on:
-        assert loose.go_on or loose.usable_context >= strict.usable_context
-    elif not loose.go_on:
+    if strict.should_continue:
+        assert loose.should_continue or loose.usable_context >= strict.usable_context
+    elif not loose.should_continue:
         assert strict.usable_context <= loose.usable_context

@@ -83,7 +83,7 @@ def test_interrupted_search_goes_on_where_it_was(seed: int, after: int) -> None:
 def test_trials_that_were_never_asked_for_count() -> None:
     surface = MadeUp(cliff_at=16)
     everything = tuple(tried(surface, dials, Random(0)) for dials in surface.space.combinations())
-    ran = run(surface.space, surface, surface.start(), told=everything, most_trials=1000)
+    ran = run(surface.space, surface, surface.start(), told=everything, max_trials=1000)
     assert ran.best is not None
     assert tok_s(surface, ran.best.dials) >= 0.985 * exhaustive(surface.space, surface)
     assert {trial.dials for trial in ran.trials} <= {trial.dials for trial in everything}  # repeats only
@@ -186,26 +186,26 @@ def test_machine_that_is_never_quiet_ends_it() -> None:
 @pytest.mark.parametrize("most", [1, 2, 3, 7, 12])
 def test_limit_is_kept(most: int) -> None:
     surface = MadeUp()
-    ran = run(surface.space, surface, surface.start(), most_trials=most)
+    ran = run(surface.space, surface, surface.start(), max_trials=most)
     assert ran.runs == most
     assert ran.best is not None
-    assert f"{most} trials are as many as were allowed" in ran.search.reason
+    assert f"after {most} trials" in ran.search.reason
 
 
 def test_trials_of_another_aim_leave_a_search_its_number() -> None:
     surface = MadeUp(cliff_at=16)
     others = [tried(surface, dials, Random(0)) for dials in surface.space.combinations() if dials.threads == 1]
-    search = Search(surface.space, Aim(), surface.start(), most_trials=7)
+    search = Search(surface.space, Aim(), surface.start(), max_trials=7)
     for trial in others:
         search.tell(trial)
-    search.beside(len(others))
+    search.exclude(len(others))
     runs = 0
     while (dials := search.ask()) is not None:
         search.tell(tried(surface, dials, Random(0)))
         runs += 1
     assert len(others) > 7
     assert 6 <= runs <= 7
-    assert f"{runs} trials are as many as were allowed" in search.reason
+    assert f"after {runs} trials" in search.reason
 
 
 def test_remaining_ends_at_nothing() -> None:
@@ -398,7 +398,7 @@ def test_whatever_happens_it_ends(seed: int, kind: AimKind, limited: bool) -> No
         flash_attention=(True, False)[: draw.randrange(1, 3)],
         mmap=(True, False)[: draw.randrange(1, 3)],
     )
-    search = Search(space, Aim(kind, first_token_s=1.0), START, most_trials=9 if limited else None)
+    search = Search(space, Aim(kind, first_token_s=1.0), START, max_trials=9 if limited else None)
     failing, disturbed, unknown = draw.random() * 0.5, draw.random() * 0.5, draw.random() * 0.3
     runs = 0
     while (dials := search.ask()) is not None:

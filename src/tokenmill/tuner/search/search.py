@@ -265,4 +265,4 @@ class Search:
 
     def _budget_words(self) -> str:
         limit = "the given limit" if self._limited else f"the limit for {self.space.all()} combinations"
-        return f"reached {limit} of {self._max_trials - self._excluded} trials"
+        return f"stopped after {len(self._log.trials) - self._excluded} trials, {limit}"
