@@ -116,7 +116,7 @@ def test_answers_follow_a_schema_and_a_budget_can_be_continued(smollm2_path: Pat
         (["seeds.jsonl"], "--output", "-o expanded.parquet"),
         (["nowhere.jsonl", "-o", "out.jsonl"], "nowhere.jsonl", "path"),
         (["odd.jsonl", "-o", "out.jsonl"], "a, b", "--column"),
-        (["seeds.jsonl", "-o", "seeds.jsonl"], "seeds.jsonl", "another file"),
+        (["seeds.jsonl", "-o", "seeds.jsonl"], "seeds.jsonl", "another"),
         (["seeds.jsonl", "-o", "out.doc"], "out.doc", ".parquet"),
         (["seeds.jsonl", "-o", "out.jsonl", "--ways", "softer"], "'softer'", "paraphrase"),
         (["seeds.jsonl", "-o", "out.jsonl", "--ways", "language"], "language", "--languages"),

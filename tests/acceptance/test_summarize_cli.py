@@ -196,7 +196,7 @@ def test_prompts_can_be_written_to_a_folder(alone: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        ((), "output folder"),
+        ((), "output"),
         (("-o", "out"), "documents"),
         (("no", "-o", "out"), "no"),
         (("scan", "-o", "out"), "scan"),
