@@ -13,8 +13,8 @@ import pytest
 from tokenmill.native.builds import source, toolchain
 
 HEADER = b"// llama.h\n"
-BATCH = f"before\n{source._ARRAY}\n{source._PAIRS}after\n"
-LIMIT = f'#include "llama.h"\n\n{source._LIMIT}\nstruct llama_cparams {{}};\n'
+LIMIT = f'#include "llama.h"\n\n{source.LIMIT_LINE}\nstruct llama_cparams {{}};\n'
+CHANGED = {name: "".join(f"before\n{old}after\n" for old, _ in pairs) for name, pairs in source.CHANGES.items()}
 
 CMAKE = """#!/bin/sh
 [ "$1" = --version ] && echo "cmake version ${CMAKE_VERSION:-3.25.1}" && exit
@@ -42,7 +42,7 @@ def write_tree(folder: Path) -> Path:
     files = {
         "CMakeLists.txt": b"project(llama.cpp)\n",
         "include/llama.h": HEADER,
-        "src/llama-batch.cpp": BATCH.encode(),
+        **{name: text.encode() for name, text in CHANGED.items()},
         "src/llama-cparams.h": LIMIT.encode(),
         "src/llama-\xff.txt": b"\xff\xfe",
         "tests/test.cpp": b"",

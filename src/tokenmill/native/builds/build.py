@@ -227,6 +227,7 @@ class _Builder:
             cpu=processor.model,
             cpu_isa=processor.isa,
             source_sha256=digest,
+            changes_sha256=source.changes_digest(self.options.max_sequences),
             library_sha256=source.file_digest(result / "bin" / "libllama.so"),
             options=options_for(self.architectures),
             compiler=self.tools.compiler.version,
@@ -260,6 +261,8 @@ def _identical(options: BuildOptions, name: str, architectures: tuple[str, ...])
     """A finished build that this one would only repeat."""
     found = finished.read(options.engines / name)
     if found is None or found.options != options_for(architectures):
+        return None
+    if found.changes_sha256 != source.changes_digest(options.max_sequences):
         return None
     processor = this_processor()
     if (found.cpu, found.cpu_isa) != (processor.model, processor.isa):

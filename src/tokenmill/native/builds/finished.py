@@ -41,6 +41,7 @@ class Build:
     cpu: str | None  # model of the processor that it is compiled for
     cpu_isa: tuple[str, ...]
     source_sha256: str
+    changes_sha256: str  # of what was changed in it
     library_sha256: str
     options: tuple[str, ...]  # of cmake
     compiler: str

@@ -14,7 +14,7 @@ import pytest
 from support.llama_source import stand_in, write_archive
 from tokenmill.errors import EngineError, UsageError
 from tokenmill.native.builds import build as building
-from tokenmill.native.builds import finished
+from tokenmill.native.builds import finished, source
 from tokenmill.native.builds.build import BuildOptions, BuildProgress, build
 from tokenmill.native.builds.verify import Opened, verify
 
@@ -71,6 +71,13 @@ def test_a_changed_source_is_another_build(calls: Path, options: BuildOptions, t
     assert build(replace(options, source=folder)).was_there
     (folder / "xllamacpp-1" / "thirdparty" / "llama.cpp" / "CMakeLists.txt").write_text("project(other)\n")
     assert not build(replace(options, source=folder)).was_there
+
+
+def test_other_changes_are_another_build(calls: Path, options: BuildOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+    build(options)
+    monkeypatch.setattr(source, "CHANGES", {})
+    assert not build(options).was_there
+    assert build(options).was_there
 
 
 def test_a_failed_build_shows_the_end_of_the_log_and_continues(

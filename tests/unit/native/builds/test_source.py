@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from support.llama_source import BATCH, HEADER, LIMIT, write_archive, write_tree
+from support.llama_source import CHANGED, HEADER, LIMIT, write_archive, write_tree
 from tokenmill.errors import EngineError, UsageError
 from tokenmill.native.builds import source
-from tokenmill.native.builds.source import digest, is_needed, patched, source_files, write_source
+from tokenmill.native.builds.source import CHANGES, digest, is_needed, patched, source_files, write_source
 
 
 @pytest.fixture(autouse=True)
@@ -48,9 +48,9 @@ def test_an_archive_and_its_folders_hold_the_same_source(tmp_path: Path) -> None
     assert set(found[packed]) == {
         "CMakeLists.txt",
         "include/llama.h",
-        "src/llama-batch.cpp",
         "src/llama-cparams.h",
         "src/llama-\xff.txt",
+        *CHANGES,
     }
     assert len({digest(source_files(place)) for place in places}) == 1
 
@@ -60,9 +60,9 @@ def test_the_limit_is_raised_in_the_copy_only(tmp_path: Path) -> None:
     before = digest(source_files(root))
     assert write_source(root, tmp_path / "copy", 4096) == before == digest(source_files(root))
     assert (tmp_path / "copy" / "src" / "llama-cparams.h").read_text() == LIMIT.replace("256", "4096")
-    batch = (tmp_path / "copy" / "src" / "llama-batch.cpp").read_text()
-    assert "std::vector<seq_set_t> cur_seq_set(LLAMA_MAX_SEQ);" in batch
-    assert "if (mem && has_cpl) {" in batch
+    for name, pairs in CHANGES.items():
+        text = (tmp_path / "copy" / name).read_text()
+        assert [new for _, new in pairs if new not in text] == []
     assert not (tmp_path / "copy" / "tests").exists()
 
 
@@ -81,8 +81,9 @@ def test_files_that_are_there_are_not_touched(tmp_path: Path) -> None:
     [
         ("src/llama-cparams.h", LIMIT.replace("256", "512")),
         ("src/llama-cparams.h", LIMIT + LIMIT),
-        ("src/llama-batch.cpp", BATCH.replace("if (mem) {", "if (memory) {")),
-        ("src/llama-batch.cpp", BATCH.replace("cur_seq_set", "sets")),
+        ("src/llama-batch.cpp", CHANGED["src/llama-batch.cpp"].replace("if (mem) {", "if (memory) {")),
+        ("src/llama-batch.cpp", CHANGED["src/llama-batch.cpp"].replace("cur_seq_set", "sets")),
+        ("src/llama-kv-cells.h", CHANGED["src/llama-kv-cells.h"].replace("std::set", "std::multiset")),
     ],
 )
 def test_a_line_that_is_not_there_is_an_error(name: str, text: str) -> None:
