@@ -102,7 +102,7 @@ def native_engine(
     async def up(config: Config) -> AsyncIterator[GatewayState]:
         plan = plan_for(model, context=context, sequences=sequences)
         engine = replace(EngineConfig(), warm=False)
-        wanted = EngineSpec("here", ("smollm2",), engine, plan, model, heads=tuple(heads))
+        wanted = EngineSpec("here", ("smollm2",), engine, plan, model, digests=tuple(heads))
         async with started_engines([wanted], config) as (engines, ups):
             yield state_for(config, engines, ups)
 

@@ -138,7 +138,7 @@ def test_silent_connections_are_closed_and_trickles_too(tmp_path_factory: pytest
 def test_connections_past_the_limit_are_refused_politely(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listening, "_MAY_GO_S", 3600.0)
+    monkeypatch.setattr(listening, "_MIN_IDLE_S", 3600.0)
     with faked(tmp_path_factory.mktemp("state"), max_connections=20) as (gateway, _):
         client = patient.client()
         assert client.get(f"{gateway.url}/health").status_code == 200
@@ -155,7 +155,7 @@ def test_connections_past_the_limit_are_refused_politely(
 
 
 def test_idle_connections_make_room(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listening, "_MAY_GO_S", 0.0)
+    monkeypatch.setattr(listening, "_MIN_IDLE_S", 0.0)
     with faked(tmp_path_factory.mktemp("state"), max_connections=5) as (gateway, _):
         crowd = [connected(gateway) for _ in range(40)]
         assert all(patient.get(f"{gateway.url}/health").status_code == 200 for _ in range(10))
