@@ -20,7 +20,7 @@ from tokenmill import measurements
 from tokenmill.engine import load_history
 from tokenmill.errors import TokenmillError
 from tokenmill.measurements import MAX_RECORDS, MeasurementKind, append, delete, journal_path, read, read_json
-from tokenmill.recipes.speeds import StagePace
+from tokenmill.recipes.speeds import StageSpeed
 from tokenmill.tuner import history
 from tokenmill.tuner.point import Aim
 from tokenmill.tuner.point_store import points, trials_of
@@ -228,7 +228,7 @@ def test_records_of_version_0_1_read_as_what_they_are(tmp_path: Path) -> None:
     (point,) = points(tmp_path)
     assert len(load_history.read(tmp_path)) == len(lines(EARLIER, EARLIER_KINDS["load"]))
     assert {speed.source for speed in history.read(tmp_path)} == {"tune", "bench"}
-    assert len(list(read(tmp_path, "stage", StagePace))) == 2
+    assert len(list(read(tmp_path, "stage", StageSpeed))) == 2
     assert len(trials_of(tmp_path, point.place, "drawn 32+4+8 on a busy machine", Aim())) == len(point.trials) == 2
     assert soak_store.load(tmp_path, point.place.machine_id, point.place.model_id) is not None
 

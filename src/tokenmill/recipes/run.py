@@ -25,7 +25,7 @@ from tokenmill.jobs.worker.progress import RunReport
 from tokenmill.jobs.worker.stats import OnSnapshot
 from tokenmill.recipes.local_runner import LocalRunner, RunnerOptions, origin_of
 from tokenmill.recipes.runner import AnswerOrigin, BatchRunner, Budget, RecipeCost, RecipeEnd
-from tokenmill.recipes.speeds import build_here, keeper
+from tokenmill.recipes.speeds import installed_build, speed_recorder
 
 UNKNOWN_BUILD = "not started"
 
@@ -55,7 +55,7 @@ def planned_origin(choice: EngineChoice, wanted: EnginePlan | None) -> AnswerOri
         return AnswerOrigin(choice.model, choice.model_id, "url", UNKNOWN_BUILD)
     context = wanted.plan.settings.context
     name = name_of(choice, wanted.plan.profile.name)
-    return AnswerOrigin(name, choice.model_id, choice.config.kind, build_here(wanted) or UNKNOWN_BUILD, context)
+    return AnswerOrigin(name, choice.model_id, choice.config.kind, installed_build(wanted) or UNKNOWN_BUILD, context)
 
 
 def name_of(choice: EngineChoice, own: str) -> str:
@@ -120,7 +120,7 @@ async def _run(recipe: Recipe[T], request: RecipeRequest, opening: RecipeEngine,
                 watch=partial(_watched, engine.on_progress),
                 began_s=began_s,
                 exclusive=setup.planned is not None,
-                on_stage_end=_keeper(engine),
+                on_stage_end=_speed_recorder(engine),
             ),
         )
         value = await recipe(runner, log.info)
@@ -128,7 +128,7 @@ async def _run(recipe: Recipe[T], request: RecipeRequest, opening: RecipeEngine,
         return RecipeRun(value, runner.end, runner.spent, runner.origin, engine.load_s, seconds)
 
 
-def _keeper(engine: RecipeEngine) -> Callable[[RunReport], None]:
+def _speed_recorder(engine: RecipeEngine) -> Callable[[RunReport], None]:
     """Store the measured speed of each stage; a server behind a URL runs on an unknown machine."""
     setup = engine.setup
     if setup.planned is not None:
@@ -137,7 +137,7 @@ def _keeper(engine: RecipeEngine) -> Callable[[RunReport], None]:
         machine = find(setup.config.machine)
     else:
         return lambda _report: None
-    return keeper(setup.choice.state, machine, lambda: engine.origin)
+    return speed_recorder(setup.choice.state, machine, lambda: engine.origin)
 
 
 @contextmanager

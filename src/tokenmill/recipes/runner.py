@@ -163,6 +163,13 @@ def text_of(answer: Answered) -> str | None:
     return content if isinstance(content, str) else None
 
 
+def finish_reason(body: Mapping[str, Any] | None) -> str | None:
+    """The finish reason of a chat completion; None if it has none."""
+    choices = body.get("choices") if body else None
+    reason = choices[0].get("finish_reason") if choices else None
+    return reason if isinstance(reason, str) else None
+
+
 def line_bytes(line: Line) -> bytes:
     """Serialise a line. Equal lines give equal bytes, which identifies existing batches."""
     try:

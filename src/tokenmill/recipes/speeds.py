@@ -33,7 +33,7 @@ MAX_STAGES = 16  # newest stages used for a rate
 
 
 @dataclass(frozen=True, slots=True)
-class StagePace:
+class StageSpeed:
     """Measured speed of one stage, as stored in the measurement journal."""
 
     when: str  # ISO 8601, UTC
@@ -49,14 +49,14 @@ class StagePace:
     decode_tok_s: float  # total of all slots
 
 
-def stage_pace(report: RunReport, origin: AnswerOrigin, machine: Machine, when: datetime) -> StagePace | None:
+def stage_speed(report: RunReport, origin: AnswerOrigin, machine: Machine, when: datetime) -> StageSpeed | None:
     """The speed of a stage; None: too few tokens."""
     rates = report.rates
     tokens = report.tokens
     decode = rates.decode_at(1)  # a report has one rate, at its final number of slots
     if not rates.prefill_tok_s or not decode or min(tokens.computed, tokens.generated) < MIN_TOKENS:
         return None
-    return StagePace(
+    return StageSpeed(
         when.astimezone(UTC).isoformat(timespec="seconds"),
         machine_id(machine),
         origin.model_id,
@@ -71,38 +71,38 @@ def stage_pace(report: RunReport, origin: AnswerOrigin, machine: Machine, when: 
     )
 
 
-def keeper(state: Path, machine: Machine, origin: Callable[[], AnswerOrigin]) -> Callable[[RunReport], None]:
+def speed_recorder(state: Path, machine: Machine, origin: Callable[[], AnswerOrigin]) -> Callable[[RunReport], None]:
     """Return a function that stores the speed of a stage; a failed write does not end the recipe."""
 
     def keep(report: RunReport) -> None:
-        pace = stage_pace(report, origin(), machine, datetime.now(UTC))
-        if pace is not None:
+        speed = stage_speed(report, origin(), machine, datetime.now(UTC))
+        if speed is not None:
             with suppress(TokenmillError):
-                measurements.append(state, "stage", pace)
+                measurements.append(state, "stage", speed)
 
     return keep
 
 
-def paces(state: Path, *, machine: Machine, model_id: str, engine: str, build: str | None) -> list[StagePace]:
+def stage_speeds(state: Path, *, machine: Machine, model_id: str, engine: str, build: str | None) -> list[StageSpeed]:
     """Stages of a model with an engine on a machine, oldest first; `build` None: the most recent one."""
     place = {"machine_id": machine_id(machine), "model_id": model_id, "engine": engine}
-    found = list(measurements.read(state, "stage", StagePace, **place))
-    last = build if build is not None else next((pace.build for pace in reversed(found)), None)
-    return [pace for pace in found if pace.build == last]
+    found = list(measurements.read(state, "stage", StageSpeed, **place))
+    last = build if build is not None else next((speed.build for speed in reversed(found)), None)
+    return [speed for speed in found if speed.build == last]
 
 
-def speeds_of_paces(found: Sequence[StagePace]) -> EngineSpeeds | None:
+def speeds_of_stages(found: Sequence[StageSpeed]) -> EngineSpeeds | None:
     """Mean speeds of the newest stages; None: no stages."""
     newest = found[-MAX_STAGES:]
     if not newest:
         return None
-    computed = sum(pace.computed_tokens for pace in newest)
-    written = sum(pace.written_tokens for pace in newest)
-    prefill_s = sum(pace.computed_tokens / pace.prefill_tok_s for pace in newest)
-    decode_s = sum(pace.written_tokens / pace.decode_tok_s for pace in newest)
-    slots = max(1, round(sum(pace.lanes * pace.written_tokens for pace in newest) / written))
+    computed = sum(speed.computed_tokens for speed in newest)
+    written = sum(speed.written_tokens for speed in newest)
+    prefill_s = sum(speed.computed_tokens / speed.prefill_tok_s for speed in newest)
+    decode_s = sum(speed.written_tokens / speed.decode_tok_s for speed in newest)
+    slots = max(1, round(sum(speed.lanes * speed.written_tokens for speed in newest) / written))
     rate = written / decode_s
-    answers = number_of(sum(pace.answers for pace in newest), "answer")
+    answers = number_of(sum(speed.answers for speed in newest), "answer")
     source = f"measured by earlier recipes here: {answers} up to {newest[-1].when[:10]} with {newest[-1].build}"
     # A single slot is at least as fast as its share.
     points = ((1, rate),) if slots == 1 else ((1, rate / slots), (slots, rate))
@@ -123,7 +123,7 @@ def speeds_for(choice: EngineChoice, wanted: EnginePlan | None, machine: str) ->
         load_s = plan.forecast.load_cold_s
         recipe_speeds = None
         if found is None:
-            recipe_speeds = _of_paces(choice, plan.machine, build_here(wanted))
+            recipe_speeds = _of_stages(choice, plan.machine, installed_build(wanted))
             # For many more sequences than in earlier recipes the forecast is better, if there is one.
             found = (
                 recipe_speeds
@@ -133,12 +133,12 @@ def speeds_for(choice: EngineChoice, wanted: EnginePlan | None, machine: str) ->
         return lambda depth: _loading(found, load_s) or _predicted(plan, depth) or _loading(recipe_speeds, load_s)
     if choice.record is not None:
         here = find(machine)
-        measured = _of_history(choice, here, None) or _of_paces(choice, here, choice.record.build)
+        measured = _of_history(choice, here, None) or _of_stages(choice, here, choice.record.build)
         return lambda _depth: measured
     return lambda _depth: None
 
 
-def build_here(wanted: EnginePlan) -> str | None:
+def installed_build(wanted: EnginePlan) -> str | None:
     """The engine's build; None if it is only known after starting it."""
     from tokenmill.tuner.point_scope import build_of  # noqa: PLC0415  engines, which not every command needs
 
@@ -184,10 +184,12 @@ def _of_history(choice: EngineChoice, machine: Machine, width: int | None) -> En
     return speeds_of_history(found, width)
 
 
-def _of_paces(choice: EngineChoice, machine: Machine, build: str | None) -> EngineSpeeds | None:
+def _of_stages(choice: EngineChoice, machine: Machine, build: str | None) -> EngineSpeeds | None:
     """Speeds of earlier recipes here."""
     kind = choice.record.kind if choice.record is not None else choice.config.kind
-    return speeds_of_paces(paces(choice.state, machine=machine, model_id=choice.model_id, engine=kind, build=build))
+    return speeds_of_stages(
+        stage_speeds(choice.state, machine=machine, model_id=choice.model_id, engine=kind, build=build)
+    )
 
 
 def speeds_of_history(found: Iterable[SpeedRecord], width: int | None) -> EngineSpeeds | None:

@@ -125,7 +125,7 @@ def test_a_run_that_a_budget_ended_goes_on_and_is_never_paid_twice(smollm2_path:
         return runner, await runner.run("write", asked(THINGS, tokens=12))
 
     async def nights() -> None:
-        plan = plan_for(smollm2_path, sequences=1)  # with more, all may be under way and none done when it is used up
+        plan = plan_for(smollm2_path, sequences=1)  # with more, all may be in flight and none done when it is used up
         async with native(smollm2_path, tmp_path / "state", plan=plan) as engine:
             with Store(folder) as store:
                 runner, first = await night(store, Budget(tokens=ENOUGH_FOR_ONE), engine)

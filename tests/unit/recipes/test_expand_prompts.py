@@ -78,7 +78,7 @@ def test_a_file_of_ones_own_is_a_way(tmp_path: Path) -> None:
         ("harder", "## user\n{example}{language}", r"\{language\}", "{instruction}"),
         ("judge", "## user\n{example}{fields}", r"\{fields\}", "{original}"),
         ("harder", "## user\n{example}\n{*}", r"line 3: .*\{\*\}", "{instruction}"),
-        ("harder", "## user\n{example}\n{ x", "lone { in line 3", "{{"),
+        ("harder", "## user\n{example}\n{ x", "line 3", "{{"),
         ("harder", "## system\nx", "## user", "--write-prompts"),
         ("harder", "## user\n{example}\n## user\n{example}", "line 3: .*## user", ""),
         ("harder", "## user\nno example", "harder.md", "{example}"),

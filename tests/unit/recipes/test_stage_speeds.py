@@ -16,7 +16,7 @@ from tokenmill.jobs.worker.reuse import Misses
 from tokenmill.jobs.worker.throughput import RunTokens
 from tokenmill.measurements import read_json
 from tokenmill.recipes.runner import AnswerOrigin
-from tokenmill.recipes.speeds import MAX_STAGES, StagePace, keeper, paces, speeds_of_paces, stage_pace
+from tokenmill.recipes.speeds import MAX_STAGES, StageSpeed, speed_recorder, speeds_of_stages, stage_speed, stage_speeds
 
 MACHINE = find("epyc-9175f")
 ORIGIN = AnswerOrigin("tiny", "m", "native", "b2", 1024)
@@ -35,11 +35,13 @@ REPORT = RunReport(
     0,
     (),
 )
-PACE = StagePace("2026-11-02T03:04:05+00:00", machine_id(MACHINE), "m", "native", "b2", 40, 3.9, 2000, 200.0, 800, 80.0)
+PACE = StageSpeed(
+    "2026-11-02T03:04:05+00:00", machine_id(MACHINE), "m", "native", "b2", 40, 3.9, 2000, 200.0, 800, 80.0
+)
 
 
 def test_a_stage_tells_its_rates_at_its_width() -> None:
-    assert stage_pace(REPORT, ORIGIN, MACHINE, WHEN) == PACE
+    assert stage_speed(REPORT, ORIGIN, MACHINE, WHEN) == PACE
 
 
 @pytest.mark.parametrize(
@@ -52,24 +54,26 @@ def test_a_stage_tells_its_rates_at_its_width() -> None:
     ],
 )
 def test_too_little_is_not_kept(tmp_path: Path, report: RunReport) -> None:
-    keeper(tmp_path, MACHINE, lambda: ORIGIN)(report)
+    speed_recorder(tmp_path, MACHINE, lambda: ORIGIN)(report)
     assert read_json(tmp_path, "stage") == []
 
 
 def test_what_is_kept_is_of_one_place(tmp_path: Path) -> None:
     for origin in (ORIGIN, replace(ORIGIN, model_id="n"), replace(ORIGIN, engine="vllm"), replace(ORIGIN, build="b1")):
-        keeper(tmp_path, MACHINE, partial(replace, origin))(REPORT)
+        speed_recorder(tmp_path, MACHINE, partial(replace, origin))(REPORT)
 
     def found(build: str | None) -> list[str]:
-        return [pace.build for pace in paces(tmp_path, machine=MACHINE, model_id="m", engine="native", build=build)]
+        return [
+            pace.build for pace in stage_speeds(tmp_path, machine=MACHINE, model_id="m", engine="native", build=build)
+        ]
 
     assert (found("b2"), found("b3"), found(None)) == (["b2"], [], ["b1"])
-    assert paces(tmp_path, machine=find("this"), model_id="m", engine="native", build=None) == []
+    assert stage_speeds(tmp_path, machine=find("this"), model_id="m", engine="native", build=None) == []
 
 
 def test_a_folder_that_takes_nothing_ends_no_recipe(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file")
-    keeper(tmp_path / "state", MACHINE, lambda: ORIGIN)(REPORT)
+    speed_recorder(tmp_path / "state", MACHINE, lambda: ORIGIN)(REPORT)
 
 
 def test_stages_weigh_as_much_as_they_computed_and_wrote() -> None:
@@ -83,7 +87,7 @@ def test_stages_weigh_as_much_as_they_computed_and_wrote() -> None:
         computed_tokens=1000,
         prefill_tok_s=100.0,
     )
-    found = speeds_of_paces([PACE, short])
+    found = speeds_of_stages([PACE, short])
     assert found is not None
     assert found.rates.prefill_tok_s == pytest.approx(3000 / 20)
     assert [found.rates.decode_at(lanes) for lanes in (1, 3)] == pytest.approx([50 / 3, 50.0])
@@ -92,7 +96,7 @@ def test_stages_weigh_as_much_as_they_computed_and_wrote() -> None:
 
 
 def test_old_stages_do_not_count() -> None:
-    found = speeds_of_paces([replace(PACE, decode_tok_s=1.0), *[replace(PACE, lanes=1.2)] * MAX_STAGES])
+    found = speeds_of_stages([replace(PACE, decode_tok_s=1.0), *[replace(PACE, lanes=1.2)] * MAX_STAGES])
     assert found is not None
     assert found.rates.decode_at(1) == pytest.approx(80.0)
-    assert speeds_of_paces([]) is None
+    assert speeds_of_stages([]) is None

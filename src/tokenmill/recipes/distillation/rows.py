@@ -14,7 +14,7 @@ from typing import Any, Literal
 from tokenmill.errors import UsageError
 from tokenmill.recipes.distillation.prompts import TeacherPrompt
 from tokenmill.recipes.reasoning import SplitReasoning, has_reasoning, split_reasoning
-from tokenmill.recipes.runner import Answered, AnswerOrigin, Line, origin_of_answer
+from tokenmill.recipes.runner import Answered, AnswerOrigin, Line, finish_reason, origin_of_answer
 from tokenmill.storage.json_text import compact_json
 from tokenmill.storage.rows import parquet_metadata, read_rows, suffix_of
 
@@ -81,7 +81,7 @@ def row_of(
         "messages": list(prompt.messages),
         "answer": split.answer,
         "reasoning": split.reasoning,
-        "finish_reason": finish_of(body),
+        "finish_reason": finish_reason(body),
         "token_ids": tokens.ids,
         "logprobs": tokens.logprobs,
         "top_ids": tokens.top_ids,
@@ -97,13 +97,6 @@ def row_of(
         "seed": asked.get("seed"),
         "max_tokens": asked.get("max_tokens", asked.get("max_completion_tokens")),
     }
-
-
-def finish_of(body: Mapping[str, Any]) -> str | None:
-    """The finish reason of an answer."""
-    choices = body.get("choices") or [{}]
-    reason: str | None = choices[0].get("finish_reason")
-    return reason
 
 
 def split_answer(
@@ -122,7 +115,7 @@ def split_answer(
         return SplitReasoning(text.strip(), str(thought).strip())
     if tokens.text is not None and not has_reasoning(text) and has_reasoning(tokens.text):
         return _by_tokens(text, tokens.text)
-    return split_reasoning(text, cut=finish_of(body) == "length", opened=opened or thinking == "opened")
+    return split_reasoning(text, cut=finish_reason(body) == "length", opened=opened or thinking == "opened")
 
 
 def _by_tokens(text: str, written: str) -> SplitReasoning:

@@ -10,7 +10,7 @@ from tokenmill.recipes.expansion.prompts import PromptFile, shown, values_of
 from tokenmill.recipes.expansion.schema import answer_schema, document, response_format, schema_error
 from tokenmill.recipes.expansion.seeds import Example, Shape
 from tokenmill.recipes.expansion.transforms import INSTRUCTION, Variant
-from tokenmill.recipes.runner import Answered, Line, chat_line, text_of
+from tokenmill.recipes.runner import Answered, Line, chat_line, finish_reason, text_of
 from tokenmill.storage.json_text import compact_json
 
 Why = Literal["failed", "invalid", "near-duplicate", "too low"]
@@ -42,7 +42,7 @@ def _written(answer: Answered) -> str | Dropped:
     text = text_of(answer)
     if text is None:
         return Dropped("failed", answer.message or answer.code or "no answer")
-    if finish_of(answer) == "length":
+    if finish_reason(answer.body) == "length":
         return Dropped("invalid", CUT)
     text = _THINKING.sub("", text).strip()
     return text or Dropped("invalid", "empty")
@@ -61,13 +61,6 @@ def _from_json(text: str, wanted: Mapping[str, Any], old: Example, shape: Shape)
     if not shape.parts:
         return replace(old, answer=compact_json(value))
     return _of_parts(value, old)
-
-
-def finish_of(answer: Answered) -> str | None:
-    """The finish reason of an answer."""
-    choices = answer.body.get("choices") if answer.body else None
-    reason = choices[0].get("finish_reason") if choices else None
-    return reason if isinstance(reason, str) else None
 
 
 def _of_parts(value: Mapping[str, Any], old: Example) -> Example | Dropped:

@@ -15,7 +15,7 @@ from typing import Any
 from tokenmill.errors import UsageError
 from tokenmill.jobs.ingest.line import MAX_CUSTOM_ID_LENGTH
 from tokenmill.recipes.reasoning import split_reasoning
-from tokenmill.recipes.runner import Answered, Line, chat_line, text_of
+from tokenmill.recipes.runner import Answered, Line, chat_line, finish_reason, text_of
 from tokenmill.recipes.summarization.chunking import TokenCount, estimate, fits, groups, halved, split
 from tokenmill.recipes.summarization.documents import SourceDocument
 from tokenmill.recipes.summarization.prompts import KINDS, PromptKind, Prompts
@@ -140,7 +140,7 @@ class DocumentWork:
         if answered.body is None:
             self._refused(part, answered, limits)
             return
-        finish = finish_of(answered)
+        finish = finish_reason(answered.body)
         text = split_reasoning(text_of(answered) or "", cut=finish == "length", opened=opened).answer.strip()
         self._count(answered.body.get("usage") or {})
         if not text:
@@ -199,13 +199,6 @@ def line_of(name: str, part: SummaryPart, prompts: Prompts, sampling: Mapping[st
     system = {"role": "system", "content": prompts.system(part.kind)}
     messages = [system, {"role": "user", "content": part.message}]
     return chat_line(name, messages if system["content"] else messages[1:], **sampling)
-
-
-def finish_of(answered: Answered) -> str | None:
-    """The finish reason of an answer."""
-    choices = answered.body.get("choices") if answered.body else None
-    reason = choices[0].get("finish_reason") if choices else None
-    return reason if isinstance(reason, str) else None
 
 
 def _sum(name: str) -> str:
