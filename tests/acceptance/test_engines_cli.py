@@ -50,7 +50,7 @@ def test_a_native_engine_is_left_running_shown_and_stopped(smollm2_path: Path, t
     assert "night" in said(tmp_path, "engines").stdout
     again = said(tmp_path, "serve", "--engine-only", str(smollm2_path), *SMALL, "--detach", "--name", "night")
     assert again.returncode == 1
-    assert "already running" in again.stderr
+    assert "night" in again.stderr
     assert "llama" in said(tmp_path, "engines", "log", "night").stdout
     assert said(tmp_path, "engines", "stop", "night").returncode == 0
     assert json.loads(said(tmp_path, "engines", "--json").stdout) == []
@@ -69,8 +69,8 @@ def test_a_digest_is_kept_over_a_restart(smollm2_path: Path, tmp_path: Path) -> 
     assert len(list((tmp_path / "tokenmill" / "heads").iterdir())) == 1
     digest.write_text("You grind words into flour. " * 100)
     for path, reason in (
-        (digest, "601 tokens and does not fit the context of 512"),
-        (tmp_path / "absent.md", "cannot be read"),
+        (digest, "601 tokens"),
+        (tmp_path / "absent.md", str(tmp_path / "absent.md")),
     ):
         wrong = said(tmp_path, *words, "--digest", str(path))
         assert wrong.returncode == 2
@@ -107,7 +107,7 @@ def test_an_engine_to_be_left_running_is_not_left_when_its_start_is_broken_off(
             if line.startswith("prefixes"):
                 process.send_signal(signal.SIGINT)
                 break
-        assert "before it was ready" in process.stderr.read()
+        assert "error: left" in process.stderr.read()
         assert process.wait(LIMIT_S) == 1
     assert json.loads(said(tmp_path, "engines", "--json").stdout) == []
 
@@ -142,7 +142,7 @@ def test_an_engine_dies_with_a_serve_that_was_killed(smollm2_path: Path, tmp_pat
     ("words", "code", "reason"),
     [
         (("serve", "smollm2", "--detach"), 2, "--engine-only"),
-        (("serve", "--engine-only"), 2, "no model"),
+        (("serve", "--engine-only"), 2, "--engine-only requires a model"),
         (("serve", "--engine-only", "kimi-k2.5:Q4_K_S"), 2, "has not been downloaded"),
         (("serve", "--engine-only", "/nowhere.gguf"), 2, "/nowhere.gguf"),
         (("serve", "--engine-only", "smollm2", "--engine", "ollama"), 2, "native, llama-server, ik_llama, vllm"),

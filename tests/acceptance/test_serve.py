@@ -136,10 +136,10 @@ def test_wrong_use(said: Said, tmp_path: Path) -> None:
     for words, reason in (
         (("--detach",), "--detach requires --engine-only"),
         (("--port", 99999), "port must be 1-65535, or 0 to pick a free port (got 99999)"),
-        (("--config", config, "--context", 512), "the configuration lists engines"),
+        (("--config", config, "--context", 512), "engines of the configuration"),
         (("--engine-only", "smollm2", "--host", "::1"), "--host cannot be combined with --engine-only"),
-        (("--host", "203.0.113.1"), "can be reached by others"),
-        (("--port", 0, "--digest", tmp_path / "none.md"), "cannot be read"),
+        (("--host", "203.0.113.1"), "203.0.113.1"),
+        (("--port", 0, "--digest", tmp_path / "none.md"), f"{tmp_path / 'none.md'}"),
         (("--port", 0, "--engine", "nothing"), "unknown engine 'nothing'"),
     ):
         code, _, err = said("serve", *words)

@@ -71,7 +71,6 @@ def test_an_engine_that_dies_is_a_result_with_its_last_words(moe: Path, tmp_path
         out, _ = soak.communicate(timeout=LIMIT_S)
     assert soak.returncode == 1
     text = out.decode()
-    assert "the engine failed on the way to" in text
     assert "SIGKILL" in text
     [kept] = read_json(tmp_path / "tokenmill", "soak")
     assert kept["ended"] == "died"
