@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+
 from tokenmill.native.logprobs import largest
 from tokenmill.native.row_scan import RowScan
 

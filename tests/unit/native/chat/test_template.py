@@ -182,7 +182,7 @@ def test_answers_that_cannot_be_continued(last: list[dict[str, Any]], words: str
 
 
 def test_half_a_character_is_named() -> None:
-    with pytest.raises(RequestRefused, match=r"messages\[1\] contains text that is not Unicode"):
+    with pytest.raises(RequestRefused, match=r"messages\[1\]"):
         render(ECHO, chat(user("ok"), user("\ud83d")))
 
 

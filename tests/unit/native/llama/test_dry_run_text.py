@@ -104,9 +104,9 @@ def test_the_log_is_believed_where_the_map_is_not_what_it_should_be(exact: tuple
 @pytest.mark.parametrize(
     ("code", "stdout", "message"),
     [
-        (-6, "", "stopped with SIGABRT while it planned kimi.gguf"),
-        (-11, '{"library": 1', "stopped with SIGSEGV"),
-        (1, "", r"gave no answer for kimi.gguf \(exit 1\)"),
+        (-6, "", r"SIGABRT.*kimi\.gguf"),
+        (-11, '{"library": 1', "SIGSEGV"),
+        (1, "", r"kimi\.gguf \(exit 1\)"),
         (0, '{"error": "it would not", "hint": "ggml.c:123: GGML_ASSERT(x) failed"}', "it would not"),
     ],
 )
@@ -132,7 +132,7 @@ def test_binaries_are_asked(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match=str(silent)) as caught:
         run_dry(str(silent), ["-m", "x.gguf"])
     assert caught.value.hint == "nothing to see"
-    with pytest.raises(EngineError, match=r"failed \(3\)") as caught:
+    with pytest.raises(EngineError, match=r"\(3\)") as caught:
         run_dry(str(broken), [])
     assert caught.value.hint == "out of luck"
     with pytest.raises(EngineError, match="No such file"):

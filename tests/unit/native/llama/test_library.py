@@ -130,10 +130,10 @@ def test_structures_are_taken_from_a_header(tmp_path: Path, library: llama_libra
         ("uint32_t n_batch;", "uint64_t new_here; uint32_t n_batch;", "n_batch is 0, not 2048"),
         ("bool embeddings;", "bool first; bool embeddings;", "embeddings is True"),
         ("size_t moe_cache_size;", "float scale[2]; size_t moe_cache_size;", "lays out its context parameters"),
-        ("bool no_alloc;", "", "has no no_alloc"),
-        ("bool no_host;", "own_type no_host;", "llama.h cannot be parsed"),
+        ("bool no_alloc;", "", "no_alloc"),
+        ("bool no_host;", "own_type no_host;", r"llama\.h"),
         ("bool no_host;", "int (*call)(int); bool no_host;", "the header declares .* cannot be parsed"),
-        ("struct llama_context_params {", "struct llama_other {", "declares no struct llama_context_params"),
+        ("struct llama_context_params {", "struct llama_other {", "llama_context_params"),
     ],
 )
 def test_a_header_of_another_build_is_refused(
@@ -146,17 +146,17 @@ def test_a_header_of_another_build_is_refused(
 
 
 def test_a_missing_header(tmp_path: Path, library: llama_library.Library) -> None:
-    with pytest.raises(EngineError, match="cannot read"):
+    with pytest.raises(EngineError, match=str(tmp_path / "llama.h")):
         llama_library.open_library(library.path, header=tmp_path / "llama.h")
 
 
 def test_another_library_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="has no function llama_version") as caught:
+    with pytest.raises(EngineError, match="llama_version") as caught:
         llama_library.open_library(Path("libc.so.6"))
     assert caught.value.hint == llama_library.OWN_HINT
     assert "xllamacpp==2026.10.11549" in llama_library.OWN_HINT
     (tmp_path / "libllama.so").write_text("not a library")
-    with pytest.raises(EngineError, match=r"libllama.so cannot be opened: \w[^:]*$"):
+    with pytest.raises(EngineError, match=r"libllama\.so[^:]*: \w[^:]*$"):
         llama_library.open_library(tmp_path / "libllama.so")
 
 
@@ -168,7 +168,7 @@ def test_a_header_alone_is_not_taken_for_the_wheels(tmp_path: Path) -> None:
 
 def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama_library, "LLAMA_VERSION", "0.7.0")
-    with pytest.raises(EngineError, match=r"is llama.cpp 0.6.0-dev, not 0.7.0") as caught:
+    with pytest.raises(EngineError, match=r"0\.6\.0-dev.* 0\.7\.0") as caught:
         llama_library.open_library()
     assert "llama.h" in (caught.value.hint or "")
 
@@ -179,13 +179,13 @@ def test_only_the_pinned_wheel_is_taken(installed: str, accepted: bool, monkeypa
     if accepted:
         assert llama_library.wheel_library().suffix == ".so"
     else:
-        with pytest.raises(EngineError, match=f"{installed} is installed, but .* 2026.10.11549"):
+        with pytest.raises(EngineError, match=f"{installed} .* 2026.10.11549"):
             llama_library.wheel_library()
 
 
 def test_no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama_library, "find_spec", lambda _name: None)
-    with pytest.raises(EngineError, match="xllamacpp is not installed") as caught:
+    with pytest.raises(EngineError, match="xllamacpp") as caught:
         llama_library.wheel_library()
     assert caught.value.hint == llama_library.INSTALL_HINT
 

@@ -41,10 +41,10 @@ def test_saving_again_takes_the_place_of_the_former(path: Path) -> None:
 @pytest.mark.parametrize(
     ("mine", "told"),
     [
-        ({"model": "xyz", "cache_type_k": "f16"}, "model 'abc', here 'xyz'"),
-        ({"model": "abc", "cache_type_k": "q8_0"}, "cache_type_k 'f16', here 'q8_0'"),
-        ({"model": "abc"}, "cache_type_k 'f16', here None"),
-        ({**MINE, "build": "9"}, "build None, here '9'"),
+        ({"model": "xyz", "cache_type_k": "f16"}, "model 'abc'.*'xyz'"),
+        ({"model": "abc", "cache_type_k": "q8_0"}, "cache_type_k 'f16'.*'q8_0'"),
+        ({"model": "abc"}, "cache_type_k 'f16'.*None"),
+        ({**MINE, "build": "9"}, "build None.*'9'"),
     ],
 )
 def test_the_head_of_something_else_is_refused(path: Path, mine: dict[str, str], told: str) -> None:
@@ -56,7 +56,7 @@ def test_the_head_of_something_else_is_refused(path: Path, mine: dict[str, str],
 def test_another_kind_of_file_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "some.head"
     path.write_bytes(content)
-    with pytest.raises(ForeignState, match="is not a saved prefix"), state_file.opened(path, MINE):
+    with pytest.raises(ForeignState, match=path.name), state_file.opened(path, MINE):
         pass
 
 
@@ -82,12 +82,13 @@ def test_any_flipped_byte_is_noticed(path: Path) -> None:
 def test_a_file_cut_short_is_noticed(path: Path, left: int) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole[:left])
-    with pytest.raises(EngineError, match="is damaged"), state_file.opened(path, MINE):
+    with pytest.raises(EngineError, match=path.name) as caught, state_file.opened(path, MINE):
         pass
+    assert not isinstance(caught.value, ForeignState)
 
 
 def test_a_missing_file_is_no_traceback(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="cannot be read: No such file"), state_file.opened(tmp_path / "none", MINE):
+    with pytest.raises(EngineError, match="No such file"), state_file.opened(tmp_path / "none", MINE):
         pass
 
 
