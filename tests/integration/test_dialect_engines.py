@@ -1,4 +1,4 @@
-"""Real programs judge what is spelled: llama.cpp's own argument parser, a shell, engines asked for their flags."""
+"""Command lines checked by real programs: llama.cpp's argument parser, a shell, and engines' --help."""
 
 import os
 import re

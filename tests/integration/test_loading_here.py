@@ -1,4 +1,4 @@
-"""A real llama.cpp server is watched while it loads on this machine, and its plan held against what it took."""
+"""A real llama.cpp server is watched while it loads, and its memory compared with its plan."""
 
 import os
 import time
@@ -31,7 +31,7 @@ def planned(model: Path, *, mmap: bool) -> Plan:
 
 
 def forget(path: Path) -> None:
-    """Drop a file's pages, so that it has to be read."""
+    """Evict a file from the page cache."""
     file = os.open(path, os.O_RDONLY)
     os.fsync(file)
     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -39,7 +39,7 @@ def forget(path: Path) -> None:
 
 
 def load(plan: Plan, model: Path, log: Path) -> tuple[list[LoadProgress], Reconciliation]:
-    """Every look at a load, and what came of it."""
+    """All progress reports of a load, and its reconciliation."""
     looks, end = [], time.monotonic() + LIMIT_S
     with logged_server(plan, model, log, warmup=False) as server:
         os.setpriority(os.PRIO_PROCESS, server.pid, 4)  # who watches goes before who loads, however few the processors
@@ -65,7 +65,7 @@ def rows(found: Reconciliation) -> dict[str, ReconciledItem]:
 
 
 def close(row: ReconciledItem, predicted: int | None = None) -> bool:
-    """Within a twentieth, and the hundredths of MiB that logs are rounded to."""
+    """Equal within 5 % and the rounding of logs to hundredths of MiB."""
     assert row.measured_bytes is not None
     gap = abs((row.predicted_bytes if predicted is None else predicted) - row.measured_bytes)
     return gap <= 0.05 * row.measured_bytes + MIB / 100

@@ -1,4 +1,4 @@
-"""The kernel's own page cache: what it says of real files, and that filling fills it."""
+"""The kernel's page cache: residency of real files, and filling."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ SIZE = 40 * MIB
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A file on a disk, none of it in memory."""
+    """A file on disk that is not cached."""
     path = tmp_path / "model.gguf"
     path.write_bytes(os.urandom(MIB) * (SIZE // MIB))
     forget(path)
@@ -32,7 +32,7 @@ def forget(path: Path, offset: int = 0, size: int = 0) -> None:
 
 
 def touch(path: Path, offset: int, size: int) -> None:
-    """Bring exactly this part into memory, without read-ahead."""
+    """Cache exactly this part of a file, without read-ahead."""
     with path.open("rb") as opened:
         os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
         os.pread(opened.fileno(), size, offset)
@@ -93,12 +93,12 @@ def test_splits_are_filled_in_order_and_to_the_room_there_is(tmp_path: Path) -> 
     for split in splits:
         split.write_bytes(os.urandom(MIB) * 4)
         forget(split)
-        touch(split, 0, 4096)  # one page of each is there already
+        touch(split, 0, 4096)  # one page of each is already cached
     done = fill(splits, available_bytes=6 * MIB + 3 * 4096, parallel=1)
     assert done.read_bytes == 6 * MIB
     assert "only 6.0 MiB fit" in done.notes[0]
     assert resident(splits[0]).cold_bytes == 0
-    # the kernel may read a little ahead of what it is asked for
+    # the kernel may read ahead
     assert (resident(splits[1]).bytes or 0) >= 2 * MIB
     assert resident(splits[2]).bytes == 4096
 
@@ -158,7 +158,7 @@ def test_a_missing_file_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_of_another_users_file_the_kernel_does_not_tell() -> None:
-    """Of root's shell, asked by nobody in particular: mincore would call every page resident."""
+    """Of root's shell, as another user: mincore would report every page as resident."""
     script = (
         "import os; from pathlib import Path\n"
         "from tokenmill.engine import residency\n"
@@ -174,7 +174,7 @@ def test_of_another_users_file_the_kernel_does_not_tell() -> None:
 
 
 def test_a_big_file_takes_a_moment(tmp_path: Path) -> None:
-    """Half a terabyte of data in blocks: the cost is the kernel's walk, which has nothing to walk here."""
+    """A sparse file of half a terabyte: measures the overhead per block."""
     with (tmp_path / "big.bin").open("wb+") as opened:
         opened.truncate(500 << 30)
         blocks = list(residency._blocks(opened.fileno(), [(0, 500 << 30)]))

@@ -17,7 +17,7 @@ from tokenmill.engine.fit_params import Buffer
 from tokenmill.engine.loading.process import ProcessMemory
 from tokenmill.engine.logs.ik_llama import SPLIT
 from tokenmill.engine.logs.parsed import EngineLog, RequestedContext
-from tokenmill.engine.reconcile_why import compute_as_asked, why_engine, why_process
+from tokenmill.engine.reconcile_why import predict_compute, why_engine, why_process
 from tokenmill.launch.binding import HOST_TIERS
 from tokenmill.launch.dialect import device_names
 from tokenmill.model.profile import TensorClass
@@ -50,7 +50,7 @@ class ObservedMemory:
     mapped: bool | None = None
     output_bytes: int | None = None
     prompt_cache_bytes: int | None = None
-    asked: RequestedContext = field(default_factory=RequestedContext)
+    requested: RequestedContext = field(default_factory=RequestedContext)
     memory: ProcessMemory = field(default_factory=ProcessMemory)
     vram_bytes: Mapping[int, int] | None = None  # of the engine's processes, by GPU index
     build: str | None = None
@@ -113,7 +113,7 @@ def observed(
         log.mapped,
         log.output_bytes,
         log.prompt_cache_bytes,
-        log.asked,
+        log.requested,
         memory or ProcessMemory(),
         vram_bytes,
         log.build,
@@ -140,10 +140,10 @@ def _engine_rows(plan: Plan, seen: ObservedMemory) -> Iterator[ReconciledItem]:
             if plan.settings.engine == "vllm" and not measured:
                 yield ReconciledItem(tier, item, predicted, None, "engine")  # not in its log on CPUs
                 continue
-            asked = compute_as_asked(plan, tier, seen.asked) if item == "compute" else None
-            why = why_engine(plan, tier, item, seen.asked, asked, predicted, measured, mapped=seen.mapped)
+            as_requested = predict_compute(plan, tier, seen.requested) if item == "compute" else None
+            why = why_engine(plan, tier, item, seen.requested, as_requested, predicted, measured, mapped=seen.mapped)
             explanation = why if differs(predicted, measured) else None
-            yield ReconciledItem(tier, item, predicted, measured, "engine", asked, explanation)
+            yield ReconciledItem(tier, item, predicted, measured, "engine", as_requested, explanation)
     if seen.output_bytes is not None:
         predicted = output_bytes(plan.profile, context_of(plan.settings))
         yield ReconciledItem(HOST, "output", predicted, seen.output_bytes, "engine")

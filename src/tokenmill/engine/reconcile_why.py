@@ -20,12 +20,12 @@ from tokenmill.units import format_bytes
 HOST = "host"
 
 
-def compute_as_asked(plan: Plan, tier: str, asked: RequestedContext) -> int | None:
+def predict_compute(plan: Plan, tier: str, requested: RequestedContext) -> int | None:
     """Predict the compute buffer for the logged context settings; None if it cannot be predicted.
 
     Supported for the current llama.cpp if all layers are on the same kind of device.
     """
-    if plan.settings.engine != "llama.cpp" or asked.outputs is None:
+    if plan.settings.engine != "llama.cpp" or requested.outputs is None:
         return None
     device = "dram" if tier == HOST else tier
     devices = {*plan.placement.layers, plan.placement.head}
@@ -37,7 +37,7 @@ def compute_as_asked(plan: Plan, tier: str, asked: RequestedContext) -> int | No
     on_host = all(name in HOST_TIERS for name in devices)
     if not on_host and (devices | homes != {device}):
         return None
-    context = context_of(plan.settings, unified=asked.unified is not False, outputs=asked.outputs)
+    context = context_of(plan.settings, unified=requested.unified is not False, outputs=requested.outputs)
     sketch = build_graph(plan.profile, largest_batch(plan.profile, context), embed=on_host, head=True)
     return buffer_bytes(sketch.steps)
 
@@ -46,18 +46,18 @@ def why_engine(
     plan: Plan,
     tier: str,
     item: str,
-    asked: RequestedContext,
-    as_asked: int | None,
+    requested: RequestedContext,
+    as_requested: int | None,
     predicted: int,
     measured: int,
     *,
     mapped: bool | None,
 ) -> str | None:
     """Likely cause of a difference in an engine's buffer; None if unknown."""
-    if asked.tokens is not None and item in ("kv", "compute") and asked.tokens < plan.settings.cells:
-        return f"the engine's context has {asked.tokens} tokens, the plan's has {plan.settings.cells}"
+    if requested.tokens is not None and item in ("kv", "compute") and requested.tokens < plan.settings.cells:
+        return f"the engine's context has {requested.tokens} tokens, the plan's has {plan.settings.cells}"
     if item == "compute":
-        return _compute(plan, asked, as_asked)
+        return _compute(plan, requested, as_requested)
     if item == "weights" and tier == HOST:
         return _host_weights(plan, predicted, measured, mapped=mapped)
     if item == "repack" and measured < predicted:
@@ -76,12 +76,12 @@ def _host_weights(plan: Plan, predicted: int, measured: int, *, mapped: bool | N
     return None
 
 
-def _compute(plan: Plan, asked: RequestedContext, as_asked: int | None) -> str | None:
+def _compute(plan: Plan, requested: RequestedContext, as_requested: int | None) -> str | None:
     rows = largest_batch(plan.profile, context_of(plan.settings)).outputs
-    if asked.outputs is None or rows is None or asked.outputs >= rows:
+    if requested.outputs is None or rows is None or requested.outputs >= rows:
         return None
-    known = "" if as_asked is None else f"; the prediction for that is {format_bytes(as_asked)}"
-    return f"the engine keeps the logits of {asked.outputs} tokens per batch, the plan counts {rows}{known}"
+    known = "" if as_requested is None else f"; the prediction for that is {format_bytes(as_requested)}"
+    return f"the engine keeps the logits of {requested.outputs} tokens per batch, the plan counts {rows}{known}"
 
 
 def why_process(

@@ -6,7 +6,8 @@ kind of engine to start is decided in `native.launching`.
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -127,13 +128,14 @@ async def start_server(
         afterwards=prepared.afterwards,
         on_note=starting(progress),
     )
-    client = client_for(f"http://{config.host}:{port}")
+    address = f"http://{config.host}:{port}"
+    client = client_for(address)
     record = registry.Record(
         name=name,
         kind=prepared.kind,
         engine=process.pid,
         minder=process.supervisor,
-        address=f"http://{config.host}:{port}",
+        address=address,
         model=plan.profile.name,
         model_id=model_id,
         build=prepared.build or prepared.kind,
@@ -146,12 +148,8 @@ async def start_server(
     try:
         registry.write(state, record)  # before it is ready, because this process may exit during the load
         watch = _watch(process, plan, model_path, prepared.kind)
-        diagnosis = asyncio.create_task(_diagnose(watch, plan, slow)) if slow is not None else None
-        try:
+        with _diagnosing(watch, plan, slow):
             await _until_ready(process, client, prepared.kind, watch, progress)
-        finally:
-            if diagnosis is not None:
-                diagnosis.cancel()
         if not prepared.contained:
             _check_port_owner(process, port)
         identity, api = await discover(client, _known(plan, prepared, process, model_id))
@@ -175,6 +173,17 @@ def _watch(process: Process, plan: Plan, model: Path, kind: EngineKind) -> LoadW
         copied_bytes=copied_bytes(plan, vram=driver is not None),
         vram=None if driver is None else lambda pids: sum((driver(pids) or {}).values()) or None,
     )
+
+
+@contextmanager
+def _diagnosing(watch: LoadWatch, plan: Plan, slow: OnSlowLoad | None) -> Iterator[None]:
+    """Diagnose the load while the body runs."""
+    task = asyncio.create_task(_diagnose(watch, plan, slow)) if slow is not None else None
+    try:
+        yield
+    finally:
+        if task is not None:
+            task.cancel()
 
 
 async def _diagnose(watch: LoadWatch, plan: Plan, slow: OnSlowLoad) -> None:

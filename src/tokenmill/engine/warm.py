@@ -128,16 +128,16 @@ async def warm(
     folder, slots: folders of saved prefixes, see `pin_prefixes`.
     filled: result of `fill_ahead` if it ran before the start.
     """
-    tell: OnWarmProgress = progress or (lambda _: None)
+    on_progress: OnWarmProgress = progress or (lambda _: None)
     host = host or LocalHost()
     if filled is None:
-        filled = await fill_ahead(plan, paths, loaded=True, progress=tell, host=host)
-    tell(WarmProgress("first decode", "a first request"))
+        filled = await fill_ahead(plan, paths, loaded=True, progress=on_progress, host=host)
+    on_progress(WarmProgress("first decode", "a first request"))
     first = await _run(engine, FIRST)
-    tell(WarmProgress("first decode", "a second request"))
+    on_progress(WarmProgress("first decode", "a second request"))
     second = await _run(engine, SECOND)
     locked, notes = _locked(engine, plan, host)
-    pinned = await pin_with_progress(engine, plan, prefixes, folder, slots, tell)
+    pinned = await pin_with_progress(engine, plan, prefixes, folder, slots, on_progress)
     notes = [*(filled.notes if filled else ()), *notes, *pinned.notes]
     return WarmReport(filled, locked, first, second, pinned.prefixes, tuple(notes))
 
@@ -148,7 +148,7 @@ async def pin_with_progress(
     prefixes: Sequence[PinnedPrefix],
     folder: Path | None,
     slots: Path | None,
-    tell: OnWarmProgress,
+    on_progress: OnWarmProgress,
 ) -> PinReport:
     """Pin prefixes and report progress, with the forecast duration of each prefill."""
     speed = next(iter(plan.forecast.prefill), None)
@@ -157,7 +157,7 @@ async def pin_with_progress(
         tokens = prefix.tokens
         size = "" if tokens is None else f", {tokens:,} tokens"
         eta_s = tokens / speed.tok_s if tokens and speed and speed.tok_s > 0 else None
-        tell(WarmProgress("prefixes", prefix.name + size, number, len(prefixes), eta_s=eta_s))
+        on_progress(WarmProgress("prefixes", prefix.name + size, number, len(prefixes), eta_s=eta_s))
 
     return await pin_prefixes(engine, prefixes, folder, report, slots=slots)
 
@@ -180,7 +180,7 @@ async def fill_ahead(
     stop = threading.Event()
     loop = asyncio.get_running_loop()
 
-    def tell(state: FillProgress) -> None:
+    def on_progress(state: FillProgress) -> None:
         if progress is not None:
             loop.call_soon_threadsafe(progress, _fill_words(state))
 
@@ -190,7 +190,7 @@ async def fill_ahead(
             paths,
             available_bytes=cacheable_bytes(plan, host or LocalHost(), loaded=loaded),
             nodes=_spread(plan),
-            progress=tell,
+            progress=on_progress,
             stop=stop,
         )
     )

@@ -1,4 +1,4 @@
-"""One real Ray cluster for all tests of this folder: a head that does no work, and three nodes."""
+"""A real Ray cluster for all tests of this folder: a Ray head without engines, and three nodes."""
 
 import shutil
 import tempfile
@@ -12,7 +12,7 @@ from support.ray_cluster import RayCluster, ray_cluster
 
 @pytest.fixture(scope="session")
 def ray_home() -> Iterator[Path]:
-    """A short path, for Ray makes sockets in it and the kernel takes no long ones."""
+    """A short path, because Ray creates sockets in it and their paths are limited."""
     folder = Path(tempfile.mkdtemp(prefix="tm-ray-"))
     yield folder
     shutil.rmtree(folder)
@@ -20,6 +20,6 @@ def ray_home() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def cluster(ray_home: Path, smollm2_path: Path) -> Iterator[RayCluster]:
-    """Needs the model because every node would pull it for itself."""
+    """Depends on the model so that it is downloaded only once."""
     with ray_cluster(3, ray_home, ray_home / "state") as started:
         yield started

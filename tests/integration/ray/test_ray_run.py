@@ -23,7 +23,7 @@ LIMIT_S = 250.0
 
 
 def lines(each: int = EACH) -> list[dict[str, Any]]:
-    """Some jobs behind each of three digests, in turns: those that share one do not lie side by side."""
+    """Jobs with three shared prefixes, interleaved."""
     found = []
     for number in range(each):
         for house in HOUSES:
@@ -43,7 +43,7 @@ def lines(each: int = EACH) -> list[dict[str, Any]]:
 
 
 def answers(output: Path) -> list[dict[str, Any]]:
-    """Output lines without what every run has of its own: its name, the time, and how much of a prompt was there."""
+    """Output lines without the values that differ between runs: batch name, times and cached tokens."""
     found = read(output)
     for line in found:
         del line["id"], line["response"]["body"]["created"], line["response"]["body"]["usage"]["prompt_tokens_details"]
@@ -52,7 +52,7 @@ def answers(output: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def alone(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What the same jobs give without Ray."""
+    """The output of the same jobs without Ray."""
     home = tmp_path_factory.mktemp("alone")
     ran(home, write(home / "jobs.jsonl", lines()), "-o", home / "out.jsonl", *ONE_LANE)
     found = answers(home / "out.jsonl")
@@ -85,10 +85,10 @@ def test_through_rays_client_heads_are_computed_on_few_machines(
     assert answers(tmp_path / "out.jsonl") == alone
     nodes = found["nodes"]
     assert {node["name"] for node in nodes} <= set(names(cluster))
-    assert [node for node in nodes if node["lost"] or node["excluded"]] == []
+    assert [node for node in nodes if node["lost"] or node["left_out"]] == []
     assert sum(node["answers"] for node in nodes) == found["computed"] == found["succeeded"] == len(alone)
     assert sum(node["computed_prompt_tokens"] for node in nodes) == found["computed_prompt_tokens"]
-    # Each head once, and once more for every machine but the first at the most; the ends of prompts are short.
+    # Each prefix is computed once, and at most once more per additional node; the rest of the prompts is short.
     prompt = (found["computed_prompt_tokens"] + found["reused_tokens"]) / len(alone)
     most = (len(HOUSES) + len(cluster.nodes) - 1) * prompt + len(alone) * prompt / 5
     assert found["computed_prompt_tokens"] <= most
@@ -122,7 +122,7 @@ def test_a_machine_that_is_killed_costs_nothing_but_time(
     run = begun(tmp_path, jobs, "-o", output, "--on", cluster.address, "--json", *ONE_LANE)
     try:
         assert run.stderr is not None
-        # The first machine that is ready gets work at once, a whole head at least.
+        # The first ready node immediately gets the jobs of at least one prefix.
         first = next(found[1].decode() for text in run.stderr if (found := re.match(rb"(\S+) is ready", text)))
         until(lambda: last_batch(tmp_path / "tokenmill" / "batches")[0].done >= 1)
         cluster.kill(dict(zip(names(cluster), sorted(cluster.nodes), strict=True))[first])
@@ -143,6 +143,6 @@ def more_done(store: Path, than: int) -> bool:
 
 
 def names(cluster: RayCluster) -> list[str]:
-    """What nodes are called, in the order of their identities: this machine's name, and a number for all but one."""
+    """The names of the nodes, ordered by id: this machine's name, with a number except for the first."""
     name = socket.gethostname()
     return [name, *(f"{name}-{number}" for number in range(2, len(cluster.nodes) + 1))]

@@ -1,6 +1,6 @@
-"""Writes what the embedded llama-server answers into tests/data/http: python tests/integration/servers/capture.py MODEL.gguf
+"""Captures answers of the embedded llama-server: python tests/integration/servers/capture.py MODEL.gguf
 
-Each file holds one request and the answer to it, in the form of the vLLM ones beside them.
+Writes one file per request and answer to tests/data/http, in the format of those captured from vLLM.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The real llama-server of the wheel, started from a plan: everything an engine must do, and every way it may end."""
+"""The llama-server of the wheel, started from a plan: everything that an engine must support."""
 
 import json
 import math
@@ -29,7 +29,7 @@ def chat(text: str) -> Chat:
 
 @pytest.fixture(scope="module")
 def state(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Iterator[Path]:
-    """A folder with one engine that outlives whoever started it, for all tests that leave it alive."""
+    """A state folder with one detached engine, shared by all tests that do not stop it."""
     folder = tmp_path_factory.mktemp("state")
     looks: list[LoadProgress] = []
 

@@ -1,4 +1,4 @@
-"""Lives and deaths of the real llama-server of the wheel: killed, adopted, cancelled, failed; nothing is ever left."""
+"""Life cycle of the llama-server of the wheel: killed, adopted, cancelled, failed; no process is left behind."""
 
 import asyncio
 import os
@@ -83,7 +83,7 @@ asyncio.run(main())
 
 
 def started(model: Path, state: Path, how: str) -> registry.Record:
-    """An engine whose starter was killed."""
+    """An engine whose parent process was killed."""
     path = os.pathsep.join((str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")))
     with subprocess.Popen(
         [sys.executable, "-c", STARTER, str(model), str(state), how],

@@ -1,4 +1,4 @@
-"""The wheel's llama-server as a program: its flags mean what llama-server's mean, and others are refused."""
+"""The wheel's llama-server as a program: its flags have the same effect as llama-server's; others are refused."""
 
 import subprocess
 import sys

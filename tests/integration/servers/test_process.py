@@ -1,4 +1,4 @@
-"""Processes of ours: their end is noticed at once, nothing of them is left, they die with us unless told otherwise."""
+"""Supervised processes: exits are detected, descendants killed, and processes stopped with their parent unless detached."""
 
 import asyncio
 import ctypes

@@ -1,4 +1,4 @@
-"""Real engines that leave a core: every thread of theirs and of ours keeps to the others, and everybody can see it."""
+"""Real engines with a reserved core: no thread of the engine or of tokenmill uses it."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ def leaving_plan(model: Path) -> Plan:
 
 
 def allowed(*pids: int) -> set[frozenset[int]]:
-    """What the threads of processes may use, each set once."""
+    """The distinct affinities of the threads of processes."""
     tasks = [task for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()]
     return {frozenset(os.sched_getaffinity(int(task.name))) for task in tasks}
 

@@ -1,4 +1,4 @@
-"""A server that fails: every way of failing is one of our errors, and waiting ends where it should."""
+"""Failing servers: every failure raises one of tokenmill's errors, and timeouts apply."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -217,7 +217,9 @@ def test_vllm_without_cached_tokens_in_its_usage_is_asked_for_its_counters() -> 
             assert engine.api.guided
             assert (await whole(engine, HI)).usage.cached_tokens is None, "it was not known to be silent"
             assert (await whole(engine, HI)).usage.cached_tokens == 4
-            assert (await whole(engine, HI)).usage.cached_tokens is None, "somebody else's prompt was counted, too"
+            assert (await whole(engine, HI)).usage.cached_tokens is None, (
+                "the prompt of another client was counted, too"
+            )
             await engine.close()
 
     run(scene)

@@ -1,4 +1,4 @@
-"""Control groups, in a folder that looks as the kernel's does: which group is ours, what is written, what is removed."""
+"""Control groups in a folder with the kernel's layout: the group that is used, the files written, the groups removed."""
 
 import os
 from pathlib import Path

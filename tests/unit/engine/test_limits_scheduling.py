@@ -1,4 +1,4 @@
-"""Preparations: what a plan asks for, how it travels, and what the kernel makes of it in a process of its own."""
+"""Preparations: created from a plan, encoded, and applied by the kernel in a real process."""
 
 import errno
 import json
@@ -156,7 +156,7 @@ libc.capset((ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)())
 
 
 def applied(wanted: Preparation, *, before: str = "") -> dict[str, Any]:
-    """Apply it in a process without any right, exec another program there, and ask that one what it got."""
+    """Apply it in a process without capabilities, exec another program there, and return the settings it has."""
     look = (
         "import json, os, resource; print(json.dumps(dict(nice=os.getpriority(os.PRIO_PROCESS, 0), "
         "policy=os.sched_getscheduler(0), cpus=sorted(os.sched_getaffinity(0)), "

@@ -1,4 +1,4 @@
-"""Records of loads: what they hold, and that they read back as they were."""
+"""Records of loads: their values, and that they are read back unchanged."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone

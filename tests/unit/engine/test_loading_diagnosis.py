@@ -1,4 +1,4 @@
-"""A load is only slow beside something, and its reason comes with the command that helps."""
+"""Slow loads: compared with a forecast or the disk, with the cause and a command that helps."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Figures of /proc are read as Linux 6.1 writes them, and GPU memory as NVML gives it."""
+"""Parsers of /proc files as Linux 6.1 writes them, and GPU memory from NVML."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -93,7 +93,7 @@ def test_a_disk() -> None:
 
 
 class Refused(Exception):
-    """What NVML raises."""
+    """NVML's exception."""
 
 
 def nvml(compute: dict[int, list[tuple[int, int | None]]], graphics: dict[int, list[tuple[int, int | None]]]) -> Any:

@@ -1,4 +1,4 @@
-"""Progress is what the signs show: it never falls, never passes the total, and its rate and end follow from it."""
+"""Load progress never decreases and never exceeds the total; rate and remaining time follow from it."""
 
 from collections.abc import Sequence
 from itertools import pairwise

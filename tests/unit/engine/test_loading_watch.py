@@ -1,4 +1,4 @@
-"""A watch reads the processes, their children and the end of the log; nothing else is needed."""
+"""A watch samples the processes, their children and the end of the log."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Prefixes are taken off, whoever wrote them."""
+"""Prefixes of log lines are removed."""
 
 import pytest
 from hypothesis import given

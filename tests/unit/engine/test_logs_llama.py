@@ -1,4 +1,4 @@
-"""What llama.cpp and ik_llama.cpp say of themselves, in logs that they really wrote."""
+"""Parsers of llama.cpp and ik_llama.cpp logs, on captured logs."""
 
 from pathlib import Path
 
@@ -72,7 +72,7 @@ def test_a_split_buffer_stays_one_where_it_does_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "build", "asked", "output", "mapped"),
+    ("name", "build", "requested", "output", "mapped"),
     [
         ("llama.cpp-smollm2-v3", None, RequestedContext(), None, None),  # the wheel does not know its build
         ("llama.cpp-smollm2-v4", None, RequestedContext(2048, 2, 512, 2, False), 0.38, True),
@@ -82,10 +82,10 @@ def test_a_split_buffer_stays_one_where_it_does_not() -> None:
     ],
 )
 def test_context_and_build(
-    name: str, build: str | None, asked: RequestedContext, output: float | None, mapped: bool | None
+    name: str, build: str | None, requested: RequestedContext, output: float | None, mapped: bool | None
 ) -> None:
     found = log(name)
-    assert (found.build, found.asked, found.mapped) == (build, asked, mapped)
+    assert (found.build, found.requested, found.mapped) == (build, requested, mapped)
     assert found.output_bytes == (None if output is None else mib(output))
 
 

@@ -1,4 +1,4 @@
-"""What vLLM says of itself, in logs that it really wrote."""
+"""Parser of vLLM's logs, on captured logs."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def gib(size: float) -> int:
 
 def test_on_the_processor() -> None:
     found = log("vllm-cpu")
-    assert (found.build, found.kv_tokens, found.asked.tokens) == ("0.32.0", 65536, 4096)
+    assert (found.build, found.kv_tokens, found.requested.tokens) == ("0.32.0", 65536, 4096)
     assert found.buffers == (Buffer("CPU", 0, gib(0.06)),)
     assert (found.hint, found.faults) == (Hint("ready"), ())
 
@@ -30,7 +30,7 @@ def test_on_the_processor() -> None:
 def test_on_a_gpu() -> None:
     found = log("vllm-cuda")
     assert found.buffers == (Buffer("CUDA0", gib(2.0513), gib(33.31)),)
-    assert (found.kv_tokens, found.asked.tokens) == (1_587_648, 2048)
+    assert (found.kv_tokens, found.requested.tokens) == (1_587_648, 2048)
     assert found.hint == Hint("warming", 1.0, "CUDA graphs")
 
 

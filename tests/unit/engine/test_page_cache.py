@@ -1,4 +1,4 @@
-"""How a fill is cut into reads, how blocks are joined, and what is said of the result."""
+"""Filling the page cache: division into reads, merged blocks, and notes on the result."""
 
 import re
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Records of running engines: whole or not there, of living processes alone, one starter at a time."""
+"""Records of running engines: written atomically, removed when the process exits, one lock per name."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Addresses without a cluster, Ray's messages about lost nodes, and which nodes count."""
+"""Invalid and unreachable addresses, Ray's messages about lost nodes, and the nodes that are used."""
 
 import errno
 import os
@@ -89,7 +89,7 @@ def test_of_rays_page_the_line_that_says_why_is_kept(text: str, words: str) -> N
 
 
 def row(node: str, host: str = "mill", *, alive: bool = True, **resources: float) -> dict[str, Any]:
-    """As ray.nodes() has it, as far as it matters here."""
+    """A row of ray.nodes(), with the fields that are used."""
     return {
         "NodeID": node,
         "Alive": alive,

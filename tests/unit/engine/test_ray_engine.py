@@ -1,4 +1,4 @@
-"""The engine of a Ray node as its driver sees it."""
+"""The driver's view of an engine on a Ray node."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable

@@ -1,4 +1,4 @@
-"""One engine on every node that can run the model, while nodes come and go."""
+"""An engine on every node that fits the model, while nodes join and leave."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -17,7 +17,7 @@ LIMIT_S = 60.0
 
 
 class Events:
-    """The events that were reported."""
+    """The reported events."""
 
     def __init__(self) -> None:
         self.events: list[NodeEvent] = []

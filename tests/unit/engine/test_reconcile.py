@@ -1,4 +1,4 @@
-"""A plan beside what an engine took: compared item by item, flagged above a twentieth, explained where that is known."""
+"""A plan compared with measured memory, item by item: flagged above 5 %, explained if the cause is known."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -67,7 +67,7 @@ def test_a_real_log_agrees_with_its_plan(moe: Profile) -> None:
 
 
 def seen(plan: Plan, **changes: object) -> ObservedMemory:
-    """An engine that took what the plan said."""
+    """An engine whose memory is as planned."""
     host = Buffer("CPU_Mapped", spanned_bytes(plan) or of(plan, "dram", "weights"))
     parts = [
         host,
@@ -92,9 +92,9 @@ def test_an_engine_that_took_what_was_said(cards: int) -> None:
 def test_logits_of_fewer_rows_are_the_reason() -> None:
     plan = placed(KIMI, settings())
     measured = of(plan, "dram", "compute") - 300 * MIB
-    asked = RequestedContext(8192, 1, 512, outputs=1, unified=True)
+    requested = RequestedContext(8192, 1, 512, outputs=1, unified=True)
     buffers = (*seen(plan).buffers[:2], Buffer("CPU", 0, of(plan, "dram", "kv"), measured))
-    (row,) = reconcile(plan, seen(plan, buffers=buffers, asked=asked)).flagged
+    (row,) = reconcile(plan, seen(plan, buffers=buffers, requested=requested)).flagged
     assert (row.tier, row.item, row.difference_bytes) == ("host", "compute", 300 * MIB)
     assert "the logits of 1 tokens per batch, the plan counts 512; the prediction" in (row.explanation or "")
 
@@ -102,7 +102,7 @@ def test_logits_of_fewer_rows_are_the_reason() -> None:
 def test_a_smaller_context_is_the_reason() -> None:
     plan = placed(KIMI, settings())
     buffers = (*seen(plan).buffers[:2], Buffer("CPU", 0, of(plan, "dram", "kv") // 2, of(plan, "dram", "compute")))
-    (row,) = reconcile(plan, seen(plan, buffers=buffers, asked=RequestedContext(4096))).flagged
+    (row,) = reconcile(plan, seen(plan, buffers=buffers, requested=RequestedContext(4096))).flagged
     assert row.item == "kv"
     assert "4096 tokens" in (row.explanation or "")
     assert "8192" in (row.explanation or "")
@@ -123,7 +123,7 @@ def test_mapped_ranges_contain_tensors_of_the_gpu() -> None:
 
 
 def test_rewritten_tensors_are_not_in_the_mapped_buffer(moe: Profile) -> None:
-    """Sizes from llama.cpp's own words of this very file, to the hundredth of a MiB that it prints."""
+    """Sizes from llama.cpp's log of this file, which are rounded to hundredths of MiB."""
     plan = placed(moe, settings(1024, 2))
     log = logs.read("llama-server", (DATA / "llama.cpp-moe-mmap-v4.log").read_text(encoding="utf-8"))
     row = rows(reconcile(plan, observed(log)))["host", "weights"]

@@ -1,4 +1,4 @@
-"""An engine that dies is started again, waited for, and given up when it dies too often."""
+"""An engine that dies is restarted, and fails permanently after too many deaths."""
 
 import asyncio
 import inspect
@@ -27,7 +27,7 @@ from tokenmill.errors import EngineDied, EngineError, EngineTimeout
 
 
 class OneLife(Engine):
-    """An engine for faults alone: answers at once, or holds a stream until it dies."""
+    """A test engine: answers immediately, or holds a stream open until it dies."""
 
     def __init__(self, number: int = 0) -> None:
         self.number = number
@@ -64,7 +64,7 @@ class OneLife(Engine):
         self.ended.set_result(EngineDied(f"life {self.number} ended"))
 
 
-def at_once(*_: object) -> float | None:
+def no_delay(*_: object) -> float | None:
     return 0.0
 
 
@@ -84,7 +84,7 @@ def test_a_stream_dies_with_its_engine_and_the_next_finds_another() -> None:
             lives.append(OneLife(len(lives)))
             return lives[-1]
 
-        restarting = RestartingEngine(lives[0], again, delay=at_once)
+        restarting = RestartingEngine(lives[0], again, delay=no_delay)
         held = asyncio.create_task(answer(restarting, Request("hold")))
         await lives[0].streaming.wait()
         lives[0].die()
@@ -112,7 +112,7 @@ def test_while_it_restarts_requests_wait() -> None:
             return OneLife(1)
 
         first = OneLife()
-        restarting = RestartingEngine(first, again, delay=at_once)
+        restarting = RestartingEngine(first, again, delay=no_delay)
         first.die()
         await asked.wait()
         status = await restarting.status()
@@ -127,24 +127,24 @@ def test_while_it_restarts_requests_wait() -> None:
     run(scene)
 
 
-def test_it_gives_up() -> None:
+def test_it_fails_after_too_many_deaths() -> None:
     async def scene() -> None:
         tries = 0
 
         async def never() -> OneLife:
             nonlocal tries
             tries += 1
-            raise EngineError(f"no luck {tries}", hint="look")
+            raise EngineError(f"failed start {tries}", hint="look")
 
         first = OneLife()
         waits = iter([0.0, 0.0, 0.0, None])
         restarting = RestartingEngine(first, never, most_restarts=3, delay=lambda *_: next(waits))
         first.die()
         failure = await restarting.ended
-        assert "4 times within an hour: no luck 3" in str(failure)
+        assert "4 times within an hour: failed start 3" in str(failure)
         assert failure.hint == "look"
         assert tries == 3
-        with pytest.raises(EngineError, match="no luck 3"):
+        with pytest.raises(EngineError, match="failed start 3"):
             await answer(restarting, Request("x"))
         assert (await restarting.status()).state == "failed"
         await restarting.close()
@@ -162,7 +162,7 @@ def test_callers_see_a_restart_through_the_engine_interface() -> None:
             return OneLife(1)
 
         first = OneLife()
-        restarting = RestartingEngine(first, again, delay=at_once)
+        restarting = RestartingEngine(first, again, delay=no_delay)
         exited = restarting.exited
         assert (restarting.liveness, restarting.generation, restarting.last_error) == ("up", 0, None)
         assert restarting.capabilities.restarts
@@ -224,7 +224,7 @@ def test_closed_while_it_restarts() -> None:
             raise AssertionError
 
         first = OneLife()
-        restarting = RestartingEngine(first, forever, delay=at_once)
+        restarting = RestartingEngine(first, forever, delay=no_delay)
         first.die()
         await asked.wait()
         await restarting.close()

@@ -1,4 +1,4 @@
-"""Refusals of servers, captured or as published, become our errors."""
+"""Error responses of servers, captured or published, become tokenmill's errors."""
 
 import pytest
 

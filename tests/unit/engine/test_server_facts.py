@@ -1,4 +1,4 @@
-"""What a server says of itself, and addresses that are or are not ones."""
+"""Facts about running servers, valid and invalid URLs, and API keys."""
 
 from typing import Any
 

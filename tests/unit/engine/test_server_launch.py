@@ -1,4 +1,4 @@
-"""What exactly is run: the wheel's server, programs, containers as text, and which of vLLM's two ways."""
+"""Commands that start servers: the wheel's server, programs, containers, and both entry points of vLLM."""
 
 import stat
 import sys

@@ -1,4 +1,4 @@
-"""Metrics pages of real servers as counters, and what two looks at them prove."""
+"""Counters from metrics of real servers, and cached tokens from two readings."""
 
 import pytest
 

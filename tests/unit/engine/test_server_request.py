@@ -1,4 +1,4 @@
-"""Every part of a request is spelled as the server wants it, or refused: nothing is left out."""
+"""Every part of a request is sent in the server's format or refused; nothing is dropped."""
 
 import json
 import math

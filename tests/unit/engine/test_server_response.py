@@ -1,4 +1,4 @@
-"""Streams of real servers, and those that only a source shows, become pieces and one answer."""
+"""Streams of servers, captured or from their source code, become pieces and one answer."""
 
 from typing import Any
 

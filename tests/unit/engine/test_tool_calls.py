@@ -1,4 +1,4 @@
-"""Tool calls in a model's words: found in every known form, however the text is cut; text stays text."""
+"""Tool calls in generated text: parsed in every known format, however the stream is split; other text is unchanged."""
 
 import json
 from dataclasses import replace

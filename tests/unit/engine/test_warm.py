@@ -39,10 +39,10 @@ def test_a_head_is_announced_with_what_it_will_take() -> None:
     seen: list[WarmProgress] = []
     heads = (PinnedPrefix("digest", "text", 8000), PinnedPrefix("rules", "text"))
 
-    async def told() -> PinReport:
+    async def pin() -> PinReport:
         return await pin_with_progress(FakeEngine(), plan(), heads, None, None, seen.append)
 
-    held = asyncio.run(told())
+    held = asyncio.run(pin())
     assert [(head.name, head.how) for head in held.prefixes] == [("digest", "computed"), ("rules", "computed")]
     assert [(now.detail, now.done, now.total, now.eta_s) for now in seen] == [
         ("digest, 8,000 tokens", 0, 2, 200.0),
@@ -124,7 +124,7 @@ def test_filling_tells_its_progress_in_the_callers_loop(tmp_path: Path) -> None:
 
     async def filling() -> CacheFill | None:
         done = await fill_ahead(plan(), [path], progress=seen.append)
-        await asyncio.sleep(0)  # what the thread handed over is told in the next turn
+        await asyncio.sleep(0)  # lets callbacks from the thread run
         return done
 
     done = asyncio.run(filling())

@@ -1,4 +1,4 @@
-"""Commands as people publish them are read, costed and criticised."""
+"""Published command lines are parsed, and their problems found."""
 
 from collections import Counter
 from dataclasses import replace
@@ -27,7 +27,7 @@ def published(name: str) -> ReadCommand:
 
 
 def said(findings: tuple[Finding, ...], *words: str) -> Finding:
-    """The one finding that has all these words."""
+    """The only finding that contains all these words."""
     found = [finding for finding in findings if all(word in finding.text for word in words)]
     assert len(found) == 1, [finding.text for finding in findings]
     return found[0]

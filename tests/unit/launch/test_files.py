@@ -1,4 +1,4 @@
-"""Scripts, units and compose files: readable, quoted right, bound to the right processors, published on loopback."""
+"""Scripts, units and compose files: readable, correctly quoted, bound to the right CPUs, published on loopback."""
 
 import re
 import shlex
@@ -49,7 +49,7 @@ def on_cpu(**changes: Any) -> Plan:
 
 
 def unit_words(text: str, key: str) -> list[str]:
-    """Words of a command in a unit file, as systemd.syntax(7) and systemd.service(5) take them apart."""
+    """Arguments of a command in a unit file, split as in systemd.syntax(7) and systemd.service(5)."""
     found = re.search(rf"^{key}=((?:.*\\\n)*.*)$", text, re.MULTILINE)
     assert found is not None
     words: list[str] = []

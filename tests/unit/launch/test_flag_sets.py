@@ -1,4 +1,4 @@
-"""What an engine's --help tells: names, values, versions, and what took a lost flag's place."""
+"""Flags from an engine's --help: names, number of values, version, and replacements of missing flags."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""-ngl and -ts against llama.cpp's rule, written a second time in single precision."""
+"""-ngl and -ts compared with a second implementation of llama.cpp's rule, in single precision."""
 
 from bisect import bisect_right
 
@@ -13,7 +13,7 @@ from tokenmill.launch.layers import ALL_LAYERS, devices, gpu_order, layer_count,
 
 
 def rule(layers: int, ngl: int, split: list[float], gpus: int) -> list[int | None]:
-    """src/llama-model.cpp of b11549, load_tensors, line by line; all values are floats of 32 bits."""
+    """load_tensors in src/llama-model.cpp of b11549, line by line; all values are 32-bit floats."""
     splits = np.zeros(gpus, dtype=np.float32)
     total = np.float32(0)
     for index in range(gpus):
@@ -59,7 +59,7 @@ def test_the_output_counts_in_llama_cpp_and_not_in_its_fork(
 
 @st.composite
 def contiguous(draw: st.DrawFn) -> tuple[list[str], str]:
-    """Layers handed out in runs: the processors' first, then each GPU's, in any order of GPUs."""
+    """Contiguous ranges of layers: the CPU's first, then each GPU's, in any order of GPUs."""
     count = draw(st.integers(1, 70))
     order = draw(st.permutations(range(8)))
     cuts = sorted(draw(st.lists(st.integers(0, count), min_size=0, max_size=7)))

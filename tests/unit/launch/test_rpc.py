@@ -1,4 +1,4 @@
-"""What to run on every host: llama.cpp's RPC servers and its head, and vLLM on Ray."""
+"""Commands for every host: llama.cpp's RPC servers and main server, and vLLM on Ray."""
 
 import json
 import re
@@ -61,7 +61,7 @@ def value(command: HostCommand, flag: str) -> str:
 
 
 def homes_by_llama_cpp(plan: HostsPlan, head: HostCommand) -> list[str]:
-    """Where llama.cpp puts every tensor, by its own rule for -ngl, -ts and -ot, as HOST/TIER."""
+    """The placement of every tensor by llama.cpp's rule for -ngl, -ts and -ot, as HOST/TIER."""
     servers = value(head, "--rpc").split(",")
     names: dict[str, str] = {}
     buffers = {"CPU": f"{plan.fleet.head.name}/dram"}

@@ -1,4 +1,4 @@
-"""A plan is spelled for the engine version that will run, or not at all."""
+"""Command lines of plans: only flags of the engine version are used; anything else is an error."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,7 +18,7 @@ from tokenmill.units import GIB, MIB
 
 
 def pairs(command: Command) -> dict[str, str | None]:
-    """Flags and what follows them."""
+    """Flags and their values."""
     found: dict[str, str | None] = {}
     for word, following in zip(command.argv, (*command.argv[1:], "--"), strict=True):
         if word.startswith("-"):

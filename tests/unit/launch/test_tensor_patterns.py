@@ -1,4 +1,4 @@
-"""Patterns say exactly what a placement says, in few words."""
+"""Tensor patterns reproduce a placement exactly, with few clauses."""
 
 import re
 
@@ -39,7 +39,7 @@ def test_numbers_are_readable(numbers: range | list[int], regex: str) -> None:
 
 @st.composite
 def placements(draw: st.DrawFn) -> tuple[Profile, Placement]:
-    """Layers in runs as -ts can hand them out; tensors anywhere."""
+    """Contiguous ranges of layers, as -ts allows, and any placement of tensors."""
     count, mtp = draw(st.integers(1, 24)), draw(st.integers(0, 1))
     profile = small_profile(count, dense=draw(st.integers(0, 2)), mtp=mtp)
     host, cut = draw(st.integers(0, count)), draw(st.integers(0, count))

@@ -27,16 +27,16 @@ _CLOSE = 0.02  # the listed shares are estimates
 def read(text: str) -> EngineLog:
     """Parse the last run in a log."""
     log = llama_cpp.read(text)
-    said = llama_cpp.last_run(list(lines(text)))
-    return replace(log, buffers=divide_split_buffers(log.buffers, said))
+    log_lines = llama_cpp.last_run(list(lines(text)))
+    return replace(log, buffers=divide_split_buffers(log.buffers, log_lines))
 
 
-def divide_split_buffers(buffers: tuple[Buffer, ...], said: Sequence[LogLine]) -> tuple[Buffer, ...]:
+def divide_split_buffers(buffers: tuple[Buffer, ...], log_lines: Sequence[LogLine]) -> tuple[Buffer, ...]:
     """Divide split buffers between their GPUs if the log lists the shares."""
     whole = {buffer.name: buffer for buffer in buffers}
     for column, regex in _LISTS.items():
         split = whole.get(SPLIT)
-        shares = _shares(said, regex)
+        shares = _shares(log_lines, regex)
         total = getattr(split, column) if split else 0
         if split is None or not total or abs(sum(shares.values()) - total) > _CLOSE * total:
             continue
@@ -49,11 +49,11 @@ def divide_split_buffers(buffers: tuple[Buffer, ...], said: Sequence[LogLine]) -
     return tuple(buffer for buffer in whole.values() if buffer.name != SPLIT or any(_sizes(buffer)))
 
 
-def _shares(said: Sequence[LogLine], regex: re.Pattern[str]) -> dict[int, int]:
+def _shares(log_lines: Sequence[LogLine], regex: re.Pattern[str]) -> dict[int, int]:
     shares: dict[int, int] = {}
-    for index, line in enumerate(said):
+    for index, line in enumerate(log_lines):
         if regex.search(line.text):
-            for following in said[index + 1 :]:
+            for following in log_lines[index + 1 :]:
                 match = _DEVICE.match(following.text)
                 if match is None:
                     break

@@ -42,7 +42,7 @@ _DOTS = re.compile(r"^\.{2,}$")  # one dot per percent
 _MODEL_BUFFER = re.compile(r"load_tensors: +(\S+) +(?:model )?buffer size = +([\d.,]+) MiB")
 _STATE = re.compile(r"^(\w+:\s+\w+ )(?:\w+ )*state (buffer size)")
 _COMMA = re.compile(r"(\d),(\d+ MiB)")
-_ASKED = re.compile(r"^llama(?:_context|_new_context_with_model|_init_from_model): (\w+) += (\w+)")
+_REQUESTED = re.compile(r"^llama(?:_context|_new_context_with_model|_init_from_model): (\w+) += (\w+)")
 _SLOT = re.compile(r"\bid +(\d+) \| task (\d+)|id_slot=(\d+) id_task=(\d+)")
 _RATE = r"(?: *\( *[\d.]+ ms per token, +([\d.]+) tokens per second)?"
 _PROMPT = re.compile(r"prompt eval time += +([\d.]+) ms / +(\d+) tokens" + _RATE)
@@ -55,27 +55,27 @@ _MAPPED = re.compile(r"\b(?:mmap = (true|false)|load_mode = (\S+?)\))")
 
 def read(text: str) -> EngineLog:
     """Parse the last run in a log."""
-    said = last_run(list(lines(text)))
-    buffers = fit_params.parse_log(normalized(said))
-    asked = _asked(said)
+    log_lines = last_run(list(lines(text)))
+    buffers = fit_params.parse_log(normalized(log_lines))
+    requested = _requested(log_lines)
     return EngineLog(
-        build=_build(said),
+        build=_build(log_lines),
         buffers=buffers,
-        output_bytes=fit_params.parse_output(normalized(said)) if _has_output_buffer(said) else None,
-        prompt_cache_bytes=_prompt_cache(said),
-        kv_tokens=asked.tokens,
-        asked=asked,
-        hint=latest(map(hint, said)),
-        faults=tuple(problems(said)),
-        timings=tuple(timings(said)),
-        mapped=_mapped(said),
+        output_bytes=fit_params.parse_output(normalized(log_lines)) if _has_output_buffer(log_lines) else None,
+        prompt_cache_bytes=_prompt_cache(log_lines),
+        kv_tokens=requested.tokens,
+        requested=requested,
+        hint=latest(map(hint, log_lines)),
+        faults=tuple(problems(log_lines)),
+        timings=tuple(timings(log_lines)),
+        mapped=_mapped(log_lines),
     )
 
 
-def last_run(said: Sequence[LogLine]) -> Sequence[LogLine]:
+def last_run(log_lines: Sequence[LogLine]) -> Sequence[LogLine]:
     """The lines since the engine last started."""
-    starts = [index for index, line in enumerate(said) if _START.search(line.text)]
-    return said[starts[-1] :] if starts else said
+    starts = [index for index, line in enumerate(log_lines) if _START.search(line.text)]
+    return log_lines[starts[-1] :] if starts else log_lines
 
 
 def hint(line: LogLine) -> Hint | None:
@@ -88,10 +88,10 @@ def hint(line: LogLine) -> Hint | None:
     return next((Hint(phase, None, detail) for regex, phase, detail in _PHASES if regex.search(line.text)), None)
 
 
-def problems(said: Sequence[LogLine]) -> Iterator[LogFault]:
+def problems(log_lines: Sequence[LogLine]) -> Iterator[LogFault]:
     """The errors, the cause first."""
-    copies = any("pipeline parallelism enabled (n_copies=4)" in line.text for line in said)
-    for fault in faults.found(said, faults.GGML):
+    copies = any("pipeline parallelism enabled (n_copies=4)" in line.text for line in log_lines)
+    for fault in faults.found(log_lines, faults.GGML):
         if fault.kind == "vram" and copies:
             why = "buffers are allocated four times for pipeline parallelism: build with -DGGML_SCHED_MAX_COPIES=1"
             yield LogFault(
@@ -107,13 +107,13 @@ def problems(said: Sequence[LogLine]) -> Iterator[LogFault]:
             yield fault
 
 
-def timings(said: Iterable[LogLine]) -> Iterator[Timing]:
+def timings(log_lines: Iterable[LogLine]) -> Iterator[Timing]:
     """Timings of the answered requests, with cached tokens if the log has them."""
     slot = None
     task = None
     prompt: re.Match[str] | None = None
     cached: dict[int, int] = {}
-    for line in said:
+    for line in log_lines:
         if _TOTALS.search(line.text):
             continue
         if ids := _SLOT.search(line.text):
@@ -145,28 +145,28 @@ def _number(text: str | None) -> float | None:
     return float(text) if text else None
 
 
-def normalized(said: Iterable[LogLine]) -> str:
+def normalized(log_lines: Iterable[LogLine]) -> str:
     """Buffer lines in the format that `fit_params` parses: decimal points, and compressed states as recurrent ones."""
-    sizes = (line.text for line in said if "buffer size" in line.text)
+    sizes = (line.text for line in log_lines if "buffer size" in line.text)
     return "\n".join(_COMMA.sub(r"\1.\2", _STATE.sub(r"\1RS \2", text)) for text in sizes)
 
 
-def _has_output_buffer(said: Iterable[LogLine]) -> bool:
-    return any("output buffer size" in line.text for line in said)
+def _has_output_buffer(log_lines: Iterable[LogLine]) -> bool:
+    return any("output buffer size" in line.text for line in log_lines)
 
 
-def _build(said: Iterable[LogLine]) -> str | None:
-    for line in said:
+def _build(log_lines: Iterable[LogLine]) -> str | None:
+    for line in log_lines:
         for regex in _BUILDS:
             if (match := regex.search(line.text)) and match[1] != "0":
                 return f"b{match[1]} ({match[2]})"
     return None
 
 
-def _asked(said: Iterable[LogLine]) -> RequestedContext:
+def _requested(log_lines: Iterable[LogLine]) -> RequestedContext:
     values: dict[str, str] = {}
-    for line in said:
-        if match := _ASKED.match(line.text):
+    for line in log_lines:
+        if match := _REQUESTED.match(line.text):
             values.setdefault(match[1], match[2])  # a draft model's context comes second
 
     def number(name: str) -> int | None:
@@ -183,13 +183,13 @@ def _asked(said: Iterable[LogLine]) -> RequestedContext:
     )
 
 
-def _prompt_cache(said: Iterable[LogLine]) -> int | None:
-    sizes = [match[1] for line in said if (match := _PROMPT_CACHE.search(line.text))]
+def _prompt_cache(log_lines: Iterable[LogLine]) -> int | None:
+    sizes = [match[1] for line in log_lines if (match := _PROMPT_CACHE.search(line.text))]
     return round(float(sizes[-1]) * MIB) if sizes else None
 
 
-def _mapped(said: Iterable[LogLine]) -> bool | None:
-    for line in said:
+def _mapped(log_lines: Iterable[LogLine]) -> bool | None:
+    for line in log_lines:
         if "load_tensors: loading" in line.text and (match := _MAPPED.search(line.text)):
             return match[1] == "true" if match[1] else "mmap" in match[2]
     return None

@@ -85,7 +85,7 @@ class EngineLog:
     output_bytes: int | None = None  # logits, in host memory
     prompt_cache_bytes: int | None = None  # used size of the host prompt cache
     kv_tokens: int | None = None  # capacity, total of all sequences
-    asked: RequestedContext = RequestedContext()
+    requested: RequestedContext = RequestedContext()
     hint: Hint | None = None  # the latest
     faults: tuple[LogFault, ...] = ()
     timings: tuple[Timing, ...] = ()

@@ -152,27 +152,27 @@ PATTERNS: tuple[Pattern, ...] = (
 
 def read(text: str) -> EngineLog:
     """Parse the last run in a log."""
-    said = last_run(list(lines(text)))
-    tokens = [match[2] for line in said if (match := _TOKENS.search(line.text))]
-    most = next((match for line in said if (match := _MAXIMUM.search(line.text))), None)
+    log_lines = last_run(list(lines(text)))
+    tokens = [match[2] for line in log_lines if (match := _TOKENS.search(line.text))]
+    most = next((match for line in log_lines if (match := _MAXIMUM.search(line.text))), None)
     kv_tokens = int(tokens[-1].replace(",", "")) if tokens else None
     if kv_tokens is None and most:
         kv_tokens = round(float(most[2]) * int(most[1].replace(",", "")))
     context = int(most[1].replace(",", "")) if most else None
     return EngineLog(
-        build=_build(said),
-        buffers=tuple(_buffers(said)),
+        build=_build(log_lines),
+        buffers=tuple(_buffers(log_lines)),
         kv_tokens=kv_tokens,
-        asked=RequestedContext(tokens=context),
-        hint=latest(map(hint, said)),
-        faults=tuple(problems(said)),
+        requested=RequestedContext(tokens=context),
+        hint=latest(map(hint, log_lines)),
+        faults=tuple(problems(log_lines)),
     )
 
 
-def last_run(said: Sequence[LogLine]) -> Sequence[LogLine]:
+def last_run(log_lines: Sequence[LogLine]) -> Sequence[LogLine]:
     """The lines since vLLM last started."""
-    starts = [index for index, line in enumerate(said) if _START.search(line.text)]
-    return said[starts[-1] :] if starts else said
+    starts = [index for index, line in enumerate(log_lines) if _START.search(line.text)]
+    return log_lines[starts[-1] :] if starts else log_lines
 
 
 def hint(line: LogLine) -> Hint | None:
@@ -184,17 +184,17 @@ def hint(line: LogLine) -> Hint | None:
     return next((Hint(phase, None, detail) for regex, phase, detail in _PHASES if regex.search(line.text)), None)
 
 
-def problems(said: Sequence[LogLine]) -> Iterator[LogFault]:
+def problems(log_lines: Sequence[LogLine]) -> Iterator[LogFault]:
     """The errors, the cause first."""
-    return faults.found(said, PATTERNS)
+    return faults.found(log_lines, PATTERNS)
 
 
-def _build(said: Iterable[LogLine]) -> str | None:
-    return next((match[1] for line in said if (match := _BUILD.search(line.text))), None)
+def _build(log_lines: Iterable[LogLine]) -> str | None:
+    return next((match[1] for line in log_lines if (match := _BUILD.search(line.text))), None)
 
 
-def _buffers(said: Sequence[LogLine]) -> Iterator[Buffer]:
-    on_cpu = any(_CPU.search(line.text) for line in said)
+def _buffers(log_lines: Sequence[LogLine]) -> Iterator[Buffer]:
+    on_cpu = any(_CPU.search(line.text) for line in log_lines)
     found: dict[str, Buffer] = {}
 
     def put(line: LogLine, column: str, gib: str) -> None:
@@ -204,7 +204,7 @@ def _buffers(said: Sequence[LogLine]) -> Iterator[Buffer]:
         size: dict[str, Any] = {column: max(0, round(float(gib) * GIB))}
         found[name] = replace(buffer, **size)
 
-    for line in said:
+    for line in log_lines:
         if match := _WEIGHTS.search(line.text):
             put(line, "model_bytes", match[1])
         if match := _AVAILABLE.search(line.text):
