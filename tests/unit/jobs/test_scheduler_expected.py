@@ -153,7 +153,8 @@ def test_a_job_takes_its_share_of_the_engine_and_a_slot_for_longer() -> None:
     assert costs.seconds(Pending(1, HEAD, 4000, 90.0, max_tokens=90), 4) == (1.5, 3.0)
     assert costs.seconds(Pending(1, HEAD, 4000), 4) is None
     assert EngineCosts(EngineShape("shares", 4), AnswerLengths()).seconds(Pending(1, HEAD, 4000, 90.0), 4) is None
-    assert costs.cells(4000, [Pending(1, HEAD, 4000, 90.0), Pending(2, HEAD, 4000)]) == 1090
+    assert costs.tokens(4000) == 1000
+    assert [costs.output(Pending(1, HEAD, 4000, 90.0)), costs.output(Pending(2, HEAD, 4000))] == [90.0, None]
 
 
 def capabilities(

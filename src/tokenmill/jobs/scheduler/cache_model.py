@@ -64,7 +64,7 @@ class PrefixIndex:
         return record.prompt_bytes - self.best(record)[0]
 
 
-_MAX_PROMPTS = 512  # per engine
+_MAX_PROMPTS = 512  # per engine, in addition to those of running jobs
 
 
 class CacheModel:
@@ -144,7 +144,7 @@ class CacheModel:
         """Add a prompt, and evict the least recently used ones that exceed the engine's capacity."""
         self._cached.add(record)
         cells = self._shape.cells_total or inf
-        while len(self._cached) > _MAX_PROMPTS or self._tokens(self._cached.bytes) > cells:
+        while len(self._cached) > _MAX_PROMPTS + len(self.running) or self._tokens(self._cached.bytes) > cells:
             oldest = self._cached.oldest(excluding=self.running)
             if oldest is None:
                 return

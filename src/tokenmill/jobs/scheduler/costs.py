@@ -3,8 +3,6 @@
 Costs are estimated from expected answer lengths and measured rates; the result is None if they are unknown.
 """
 
-from collections.abc import Iterable
-
 from tokenmill.jobs.scheduler.estimates import AnswerLengths, MeasuredRates
 from tokenmill.jobs.scheduler.prefix_groups import Pending
 from tokenmill.jobs.scheduler.prefix_tree import PrefixNode
@@ -44,10 +42,6 @@ class EngineCosts:
         """Expected output tokens of a job; None if unknown."""
         expected = self._lengths.expect(record.prefix_key, record.max_tokens)
         return record.output_tokens if expected is None else expected
-
-    def cells(self, prompt_bytes: int, records: Iterable[Pending]) -> int:
-        """KV cells needed by a number of prompt bytes and the answers of some jobs; unknown lengths count as zero."""
-        return self.tokens(prompt_bytes) + int(sum(self.output(record) or 0.0 for record in records))
 
     def seconds(self, record: Pending, slots: int) -> tuple[float, float] | None:
         """Engine seconds that a job takes, and seconds until its answer is complete; None if unknown."""

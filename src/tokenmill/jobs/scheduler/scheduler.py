@@ -61,6 +61,8 @@ class Scheduler:
         self._width = shape.width
         self._interactive = 0
         self._engine_up = True
+        # Prompt bytes and expected output tokens of the jobs in flight, during one call of `decide`.
+        self._in_flight_need: tuple[int, float] | None = None
         self._notes: dict[str, str] = {}  # by topic; the first note of each is kept
 
     @property
@@ -184,6 +186,7 @@ class Scheduler:
     def decide(self) -> tuple[ScheduleDecision, ...]:
         """Return one or more decisions; the caller must carry out all of them."""
         decisions: list[ScheduleDecision] = []
+        self._in_flight_need = None
         if self._more and not self._fetching and len(self._backlog) <= self._window // 2:
             self._fetching = True
             decisions.append(Fetch(self._window - len(self._backlog)))
@@ -252,17 +255,21 @@ class Scheduler:
         total = self.shape.cells_total
         if total is None or not self._in_flight:
             return True
-        together = [*(attempt.record for attempt in self._in_flight.values()), record]
+        if self._in_flight_need is None:
+            records = [attempt.record for attempt in self._in_flight.values()]
+            outputs = sum(self._costs.output(each) or 0.0 for each in records)
+            self._in_flight_need = (sum(each.prompt_bytes for each in records), outputs)
+        prompt_bytes, outputs = self._in_flight_need
         if self.shape.reuse in ("shares", "prefix cache"):
             prompt_bytes = self._cache.running.bytes + self._cache.running.extra_bytes(record)
         else:
-            prompt_bytes = sum(each.prompt_bytes for each in together)
-        needed = self._costs.cells(prompt_bytes, together)
+            prompt_bytes += record.prompt_bytes
+        needed = self._costs.tokens(prompt_bytes) + int(outputs + (self._costs.output(record) or 0.0))
         if needed > total and len(self._in_flight) < self.width:
             self._notes.setdefault(
                 "cells",
-                f"fewer than {self._width} jobs in flight while prompts are long: {len(together)} jobs would need "
-                f"about {needed} of {total} KV cells and evict prefixes in use",
+                f"fewer than {self._width} jobs in flight while prompts are long: {len(self._in_flight) + 1} jobs "
+                f"would need about {needed} of {total} KV cells and evict prefixes in use",
             )
         return needed <= total
 
@@ -288,6 +295,10 @@ class Scheduler:
         )
         self._backlog.take(record.job)
         self._in_flight[record.job] = _InFlight(record, sent)
+        if self._in_flight_need is not None:
+            prompt_bytes, outputs = self._in_flight_need
+            outputs += self._costs.output(record) or 0.0
+            self._in_flight_need = (prompt_bytes + record.prompt_bytes, outputs)
         self._cache.sent(record)
         if pick.slot is not None:
             self._slots[pick.slot].running = record
