@@ -15,6 +15,7 @@ from tokenmill.recipes.summarization.manifest import (
     Manifest,
     ManifestEntry,
     SummaryInputs,
+    change_of,
     file_names,
     is_below,
     locked,
@@ -23,7 +24,6 @@ from tokenmill.recipes.summarization.manifest import (
     remove,
     sha256_of,
     sha256_of_file,
-    verdict,
 )
 
 RECIPE = SummaryInputs("d1", "p1", "m1", {"max_tokens": 64, "temperature": 0.0})
@@ -70,8 +70,8 @@ def test_verdicts(
     manifest = Manifest(tmp_path, {"a.md": entry} if entry else {})
     if content is not None:
         (tmp_path / "a.md.md").write_bytes(content)
-    assert verdict(DOCUMENT, "a.md.md", manifest, recipe, force=False) == expected
-    forced = verdict(DOCUMENT, "a.md.md", manifest, recipe, force=True)
+    assert change_of(DOCUMENT, "a.md.md", manifest, recipe, force=False) == expected
+    forced = change_of(DOCUMENT, "a.md.md", manifest, recipe, force=True)
     assert forced == ("to do" if expected == "edited" else expected)
 
 

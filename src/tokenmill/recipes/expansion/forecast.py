@@ -60,13 +60,13 @@ def _lines(request: ExpandRequest, of_round: int) -> int:
     if not of_round:
         return 0
     if request.target is None:
-        return of_round * int(request.most_rounds)
+        return of_round * int(request.max_rounds)
     needed = _needed(request.target)
     asked = 0
     rounds = 0
-    while asked < needed and rounds < request.most_rounds:
+    while asked < needed and rounds < request.max_rounds:
         if part_lines(asked, of_round) == of_round:  # all later parts are whole rounds, because parts grow
-            return asked + of_round * int(min(ceil((needed - asked) / of_round), request.most_rounds - rounds))
+            return asked + of_round * int(min(ceil((needed - asked) / of_round), request.max_rounds - rounds))
         left = of_round
         while left and asked < needed:
             part = part_lines(asked, left)

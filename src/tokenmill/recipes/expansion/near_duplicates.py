@@ -56,7 +56,7 @@ class NearDuplicates:
         self._minhashes: dict[tuple[ShingleKind, str], Any] = {}
 
     def find(self, text: str) -> SimilarText | None:
-        """The most similar added text with at least the threshold, the first of equal ones; None: there is none."""
+        """The most similar added text with at least the threshold, the first of equal ones; None: no such text."""
         best: SimilarText | None = None
         for kind, shingles in kinds_of(text):
             if kind not in self._indexes:

@@ -15,7 +15,7 @@ from tokenmill.recipes.expansion.lines import MIN_PART, ExpansionJob, jobs_of, p
 from tokenmill.recipes.expansion.near_duplicates import NearDuplicates, SimilarText
 from tokenmill.recipes.expansion.prompts import PromptFile
 from tokenmill.recipes.expansion.request import Expanded, ExpandRequest, LineTally
-from tokenmill.recipes.expansion.rows import NewExample, Rejected, rows_there, write_expanded, write_rejected
+from tokenmill.recipes.expansion.rows import NewExample, Rejected, existing_rows, write_expanded, write_rejected
 from tokenmill.recipes.expansion.seeds import Parent
 from tokenmill.recipes.expansion.transforms import INSTRUCTION
 from tokenmill.recipes.runner import Answered, BatchRunner, Line, RecipeEnd, origin_of_answer
@@ -29,33 +29,33 @@ async def expand(runner: BatchRunner, request: ExpandRequest, tell: Callable[[st
 
     An interrupted run keeps an earlier table that has more rows, with its rejects.
     """
-    growth = _Growth(request, runner)
-    end, why = await growth.run(tell)
+    expansion = _Expansion(request, runner)
+    end, why = await expansion.run(tell)
     prompts = request.prompts
-    rows = len(growth.kept) + (len(request.seeds.parents) if request.keep_seeds else 0)
-    there = 0 if end == "finished" else rows_there(request.output)
-    replaced = there <= rows
+    rows = len(expansion.kept) + (len(request.seeds.parents) if request.keep_seeds else 0)
+    existing = 0 if end == "finished" else existing_rows(request.output)
+    replaced = existing <= rows
     if replaced:
-        write_expanded(request.output, request.seeds, growth.kept, prompts, keep_seeds=request.keep_seeds)
+        write_expanded(request.output, request.seeds, expansion.kept, prompts, keep_seeds=request.keep_seeds)
     if request.rejected is not None and (replaced or not request.rejected.exists()):
-        write_rejected(request.rejected, request.seeds, growth.rejected, prompts)
+        write_rejected(request.rejected, request.seeds, expansion.rejected, prompts)
     return Expanded(
         request.output,
-        max(rows, there),
-        len(growth.kept),
-        growth.ways,
-        growth.round,
+        max(rows, existing),
+        len(expansion.kept),
+        expansion.ways,
+        expansion.round,
         end,
         why,
-        growth.waiting,
-        growth.surplus,
-        growth.cut,
-        dict(growth.failures.most_common()),
+        expansion.waiting,
+        expansion.surplus,
+        expansion.cut,
+        dict(expansion.failures.most_common()),
         replaced,
     )
 
 
-class _Growth:
+class _Expansion:
     """One run of the recipe."""
 
     def __init__(self, request: ExpandRequest, runner: BatchRunner) -> None:
@@ -66,9 +66,9 @@ class _Growth:
         self.ways = {variant.label: LineTally() for variant in request.variants}
         self.failures: Counter[str] = Counter()
         self.round = self.waiting = self.surplus = self.cut = 0
-        self._stage = self._asked = self._seen = 0
-        self._looked = (0, 0, 0)  # rounds, lines and rows at the last check of the yield
-        self._whole = NearDuplicates(request.near)
+        self._stage = self._submitted = self._answered = 0
+        self._last_check = (0, 0, 0)  # rounds, lines and rows at the last check of the yield
+        self._texts = NearDuplicates(request.near)
         self._tasks = (
             NearDuplicates(request.near) if any(variant.way == INSTRUCTION for variant in request.variants) else None
         )
@@ -79,11 +79,11 @@ class _Growth:
         """Run rounds until one ends the recipe; return how and why."""
         request = self._request
         parents: tuple[Parent, ...] = request.seeds.parents
-        while self.round < request.most_rounds:
+        while self.round < request.max_rounds:
             before = 0 if request.evolve else self.round
             jobs = list(jobs_of(parents, request.variants, request.per_seed, before))
             if not jobs:
-                why = f"the last round kept no new rows{self._short()}"
+                why = f"the last round kept no new rows{self._missed_target()}"
                 return "finished", why if self.round else "no way applies to any seed"
             self.round += 1
             kept = len(self.kept)
@@ -92,39 +92,39 @@ class _Growth:
                 return end, _ENDS[end]
             if request.target is not None and len(self.kept) >= request.target:
                 return "finished", "the target is reached"
-            if self.round < request.most_rounds and (little := self._too_little()) is not None:
-                return "finished", little
+            if self.round < request.max_rounds and (low_yield := self._low_yield()) is not None:
+                return "finished", low_yield
             if request.evolve:
                 parents = tuple(made.parent for made in self.kept[kept:])
         done = number_of(self.round, "round")
         short = "" if request.target is None else f" and did not reach the target of {request.target:,}"
         return "finished", f"{done} finished{short}"
 
-    def _too_little(self) -> str | None:
+    def _low_yield(self) -> str | None:
         """Why no further round is worthwhile; None: it is, or too few lines were written to tell."""
-        rounds, asked, rows = self._looked
-        least = self._request.least_yield
-        lines = self._asked - asked
+        rounds, submitted, rows = self._last_check
+        minimum = self._request.least_yield
+        lines = self._submitted - submitted
         new = len(self.kept) - rows
         if lines < MIN_PART:
             return None
-        self._looked = (self.round, self._asked, len(self.kept))
-        if new >= least * lines:
+        self._last_check = (self.round, self._submitted, len(self.kept))
+        if new >= minimum * lines:
             return None
         which = f"round {self.round}" if rounds + 1 == self.round else f"rounds {rounds + 1} to {self.round}"
         kept = f"{number_of(new, 'new row')} of {number_of(lines, 'line')}"
-        return f"{which} kept {kept}, less than {least:.0%}{self._short()}"
+        return f"{which} kept {kept}, less than {minimum:.0%}{self._missed_target()}"
 
-    def _short(self) -> str:
+    def _missed_target(self) -> str:
         """A clause with advice if the target was missed; empty without a target."""
         target = self._request.target
         return "" if target is None else f"; the target of {target:,} was not reached: {_MORE}"
 
     async def _work_round(self, jobs: list[ExpansionJob], tell: Callable[[str], None]) -> RecipeEnd:
-        """Process the jobs of a round, or as many as the target needs."""
+        """Run the jobs of a round in parts, until the target is reached."""
         at = 0
         end: RecipeEnd = "finished"
-        while at < len(jobs) and not self._enough():
+        while at < len(jobs) and not self._target_reached():
             part = jobs[at : at + self._part(len(jobs) - at)]
             at += len(part)
             self._stage += 1
@@ -138,15 +138,15 @@ class _Growth:
                 break
         return end
 
-    def _enough(self) -> bool:
+    def _target_reached(self) -> bool:
         return self._request.target is not None and len(self.kept) >= self._request.target
 
     def _part(self, left: int) -> int:
         """Number of lines to write next."""
-        return left if self._request.target is None else part_lines(self._asked, left)
+        return left if self._request.target is None else part_lines(self._submitted, left)
 
     async def _work_part(self, jobs: list[ExpansionJob]) -> RecipeEnd:
-        """Write, compare, judge, keep."""
+        """Run a part: write, compare, judge, keep."""
         request = self._request
         named = dict[str, ExpansionJob]()
 
@@ -156,11 +156,11 @@ class _Growth:
                 named[str(line["custom_id"])] = job
                 yield line
 
-        self._asked += len(jobs)
+        self._submitted += len(jobs)
         ran = await self._runner.run(f"write {self._stage}", lines())
-        self._seen = 0
+        self._answered = 0
         new = list(self._new(ran.answers(), named))
-        self.waiting += len(jobs) - self._seen
+        self.waiting += len(jobs) - self._answered
         if request.judge is None:
             for made in new:
                 self._keep(made)
@@ -175,7 +175,7 @@ class _Growth:
         request = self._request
         here = self._runner.origin
         for answer in answers:
-            self._seen += 1
+            self._answered += 1
             job = jobs[answer.custom_id]
             self.ways[job.variant.label].made += 1
             example = example_of(answer, job, request.seeds.shape, request.prompts.schema)
@@ -227,7 +227,7 @@ class _Growth:
         return ran.end
 
     def _keep(self, made: NewExample) -> None:
-        if self._enough():
+        if self._target_reached():
             self.surplus += 1
             return
         self.kept.append(made)
@@ -242,10 +242,10 @@ class _Growth:
         """An earlier near-duplicate of a new example; for the way `instruction` only the tasks are compared."""
         if made.job.variant.way == INSTRUCTION and self._tasks is not None:
             return self._tasks.find(compared(made.example, task_alone=True))
-        return self._whole.find(compared(made.example, task_alone=False))
+        return self._texts.find(compared(made.example, task_alone=False))
 
     def _remember(self, parent: Parent) -> None:
-        self._whole.add(parent.id, compared(parent.example, task_alone=False))
+        self._texts.add(parent.id, compared(parent.example, task_alone=False))
         task = compared(parent.example, task_alone=True)
         if self._tasks is not None and task:
             self._tasks.add(parent.id, task)

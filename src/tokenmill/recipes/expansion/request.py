@@ -47,7 +47,7 @@ class ExpandRequest:
             raise UsageError(f"--least-score must be 1 to {MAX_SCORE} (got {self.least_score})")
 
     @property
-    def most_rounds(self) -> float:
+    def max_rounds(self) -> float:
         """Maximum rounds; a low yield may end them earlier."""
         return self.rounds or (1 if self.target is None else inf)
 

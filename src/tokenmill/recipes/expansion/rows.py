@@ -171,8 +171,8 @@ def check_targets(output: Path, seeds: Path, rejected: Path | None) -> None:
         raise UsageError("--output and --rejected are the same file", hint="use two files")
 
 
-def rows_there(path: Path) -> int:
-    """Number of rows of an earlier table of this recipe; 0 if there is none."""
+def existing_rows(path: Path) -> int:
+    """Number of rows of an earlier table of this recipe; 0 without one."""
     try:
         return sum(1 for _ in read_rows(path)) if path.exists() and _is_ours(path) else 0
     except UsageError:

@@ -8,7 +8,7 @@ from tokenmill.recipes.reasoning import split_reasoning
 from tokenmill.recipes.runner import Answered, Line, Prospect, StageProspect, text_of
 from tokenmill.recipes.summarization.chunking import BYTES_PER_TOKEN, TokenCount, groups
 from tokenmill.recipes.summarization.manifest import Manifest, read_manifest
-from tokenmill.recipes.summarization.recipe import SummarizeRequest, judge, prunable, stage_name, works_of
+from tokenmill.recipes.summarization.recipe import SummarizeRequest, find_changes, prunable, stage_name, start_all
 from tokenmill.recipes.summarization.work import MAX_LEVELS, NUMBER_TOKENS, DocumentWork, TokenLimits, line_of
 from tokenmill.units import number_of
 
@@ -27,20 +27,20 @@ def prospect(
 ) -> Prospect:
     """The stages to run; reads the manifest and existing summaries."""
     manifest = read_manifest(request.out)
-    judged = judge(request, manifest, model_id)
-    unchanged = len(judged.of("unchanged"))
-    edited = len(judged.of("edited"))
+    changes = find_changes(request, manifest, model_id)
+    unchanged = len(changes.of("unchanged"))
+    edited = len(changes.of("edited"))
     notes = [f"{number_of(unchanged, 'document')} unchanged"] if unchanged else []
     if edited:
         notes.append(f"{number_of(edited, 'summary', 'summaries')} edited by hand and kept")
     if request.found.skipped:
         notes.append(f"{number_of(len(request.found.skipped), 'file or row', 'files or rows')} skipped")
-    if request.prune and judged.vanished:
-        notes += _pruning(manifest, judged.vanished)
-    if not judged.of("to do"):
+    if request.prune and changes.vanished:
+        notes += _pruning(manifest, changes.vanished)
+    if not changes.of("to do"):
         return Prospect((), 0, tuple(notes))
     limits = request.token_limits(context, tokens)
-    works = works_of(request, judged, manifest, limits)
+    works = start_all(request, changes, manifest, limits)
     split = [work for work in works if len(work.parts) > 1]
     if split:
         pieces = sum(len(work.parts) for work in split)

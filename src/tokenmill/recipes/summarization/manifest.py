@@ -134,7 +134,7 @@ def is_below(name: str) -> bool:
     return bool(name) and not name.startswith("/") and not {"..", "", "."} & set(name.split("/")) and "\0" not in name
 
 
-def verdict(
+def change_of(
     document: SourceDocument, file: str, manifest: Manifest, recipe: SummaryInputs, *, force: bool
 ) -> DocumentChange:
     """What to do with a document; reads its summary file."""

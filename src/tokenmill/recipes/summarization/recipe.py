@@ -20,6 +20,7 @@ from tokenmill.recipes.summarization.manifest import (
     ManifestEntry,
     ManifestState,
     SummaryInputs,
+    change_of,
     file_names,
     locked,
     put,
@@ -27,7 +28,6 @@ from tokenmill.recipes.summarization.manifest import (
     remove,
     sha256_of,
     sha256_of_file,
-    verdict,
 )
 from tokenmill.recipes.summarization.prompts import Prompts
 from tokenmill.recipes.summarization.work import (
@@ -68,16 +68,16 @@ class SummarizeRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class DocumentChanges:
     """What to do with each document."""
 
-    verdicts: Mapping[str, DocumentChange]
+    by_document: Mapping[str, DocumentChange]
     files: Mapping[str, str]
     vanished: tuple[str, ...]  # documents of the manifest that no longer exist
 
-    def of(self, verdict: DocumentChange) -> list[str]:
-        """The names of the documents with this verdict."""
-        return [name for name, each in self.verdicts.items() if each == verdict]
+    def of(self, change: DocumentChange) -> list[str]:
+        """The names of the documents with this change."""
+        return [name for name, each in self.by_document.items() if each == change]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,19 +99,19 @@ class Summarized:
     cut: tuple[str, ...] = ()  # summaries cut at --max-tokens
 
 
-def judge(request: SummarizeRequest, manifest: Manifest, model_id: str) -> Judged:
-    """Decide what to do per document; reads summaries, changes nothing."""
+def find_changes(request: SummarizeRequest, manifest: Manifest, model_id: str) -> DocumentChanges:
+    """Decide what to do with each document; reads summaries, writes nothing."""
     known = {name: entry.summary for name, entry in manifest.entries.items()}
     files = file_names(request.found.documents, known)
     recipe = request.recipe(model_id)
-    verdicts = {
-        document.name: verdict(document, files[document.name], manifest, recipe, force=request.force)
+    by_document = {
+        document.name: change_of(document, files[document.name], manifest, recipe, force=request.force)
         for document in request.found.documents
     }
     # Unreadable documents are not deleted ones; neither are rows of unreadable tables.
     unread = {skipped.name for skipped in request.found.skipped}
-    gone = (name for name in manifest.entries if name not in verdicts and unread.isdisjoint(_with_folders(name)))
-    return Judged(verdicts, files, tuple(gone))
+    gone = (name for name in manifest.entries if name not in by_document and unread.isdisjoint(_with_folders(name)))
+    return DocumentChanges(by_document, files, tuple(gone))
 
 
 def _with_folders(name: str) -> list[str]:
@@ -121,10 +121,10 @@ def _with_folders(name: str) -> list[str]:
 
 def nothing_to_do(request: SummarizeRequest, manifest: Manifest, model_id: str) -> Summarized | None:
     """The result if there is no work; None: a runner is needed."""
-    judged = judge(request, manifest, model_id)
-    if judged.of("to do") or (request.prune and judged.vanished):
+    changes = find_changes(request, manifest, model_id)
+    if changes.of("to do") or (request.prune and changes.vanished):
         return None
-    return _summarized(request, judged, "finished", [], manifest, 0)
+    return _summarized(request, changes, "finished", [], manifest, 0)
 
 
 async def summarize(
@@ -137,18 +137,18 @@ async def summarize(
     """Summarize new or changed documents; `tokens` counts with the model's tokenizer, None: 4 bytes per token."""
     with locked(request.out):
         manifest = read_manifest(request.out)
-        judged = judge(request, manifest, runner.origin.model_id)
+        changes = find_changes(request, manifest, runner.origin.model_id)
         works = list[DocumentWork]()
         end: RecipeEnd = "finished"
-        if judged.of("to do"):
+        if changes.of("to do"):
             limits = request.token_limits(runner.origin.context, tokens)
-            works = works_of(request, judged, manifest, limits)
+            works = start_all(request, changes, manifest, limits)
             end = await _stages(
                 runner, works, limits, request, lambda over: _write(manifest, over, request, runner.origin)
             )
-        pruned = _prune(manifest, judged.vanished, tell) if request.prune else 0
+        pruned = _prune(manifest, changes.vanished, tell) if request.prune else 0
         manifest.save()
-        return _summarized(request, judged, end, works, manifest, pruned)
+        return _summarized(request, changes, end, works, manifest, pruned)
 
 
 def stage_name(number: int) -> str:
@@ -156,11 +156,13 @@ def stage_name(number: int) -> str:
     return "read" if number == 1 else f"reduce {number - 1}"
 
 
-def works_of(request: SummarizeRequest, judged: Judged, manifest: Manifest, limits: TokenLimits) -> list[DocumentWork]:
+def start_all(
+    request: SummarizeRequest, changes: DocumentChanges, manifest: Manifest, limits: TokenLimits
+) -> list[DocumentWork]:
     """Start the work on every document that needs a summary."""
     failures = {name: entry.failures for name, entry in manifest.entries.items()}
-    wanted = (each for each in request.found.documents if judged.verdicts[each.name] == "to do")
-    return [start_work(each, judged.files[each.name], failures.get(each.name, 0), limits) for each in wanted]
+    wanted = (each for each in request.found.documents if changes.by_document[each.name] == "to do")
+    return [start_work(each, changes.files[each.name], failures.get(each.name, 0), limits) for each in wanted]
 
 
 async def _stages(
@@ -195,45 +197,16 @@ async def _stages(
 
 def _write(manifest: Manifest, works: Sequence[DocumentWork], request: SummarizeRequest, origin: AnswerOrigin) -> None:
     """Write finished documents: the manifest, then the summaries. Edited files are kept, with the state `edited`."""
-    recipe = request.recipe(origin.model_id)
+    inputs = request.recipe(origin.model_id)
     files = list[tuple[Path, bytes]]()
     for work in works:
         name = work.document.name
         old = manifest.entries.get(name)
-        path = manifest.folder / work.file
-        entry = ManifestEntry(
-            name,
-            work.document.source,
-            work.document.sha256,
-            recipe.digest_sha256,
-            recipe.prompts_sha256,
-            recipe.model_id,
-            recipe.sampling,
-            recipe.overlap,
-            "done",
-            work.file,
-            model=origin.model,
-            engine=origin.engine,
-            build=origin.build,
-            pieces=work.pieces,
-            levels=work.level,
-            prompt_tokens=work.prompt_tokens,
-            cached_tokens=work.cached_tokens,
-            completion_tokens=work.completion_tokens,
-            finish_reason=work.finish_reason,
-        )
+        entry = _entry(work, inputs, origin)
         if work.failure is not None or work.summary is None:
-            failure = work.failure or DocumentFailure("failed", "no answer")
-            manifest.entries[name] = replace(
-                entry,
-                state="failed",
-                code=failure.code,
-                message=failure.message,
-                failures=1 + (old.failures if old else 0),
-                summary_sha256=old.summary_sha256 if old else None,
-                before_sha256=old.before_sha256 if old else None,
-            )
+            manifest.entries[name] = _failed(entry, work.failure or DocumentFailure("failed", "no answer"), old)
             continue
+        path = manifest.folder / work.file
         data = work.summary.encode() + b"\n"
         new = sha256_of(data)
         here = sha256_of_file(path)
@@ -247,6 +220,43 @@ def _write(manifest: Manifest, works: Sequence[DocumentWork], request: Summarize
     manifest.save()
     for path, data in files:
         put(path, data)
+
+
+def _entry(work: DocumentWork, inputs: SummaryInputs, origin: AnswerOrigin) -> ManifestEntry:
+    return ManifestEntry(
+        work.document.name,
+        work.document.source,
+        work.document.sha256,
+        inputs.digest_sha256,
+        inputs.prompts_sha256,
+        inputs.model_id,
+        inputs.sampling,
+        inputs.overlap,
+        "done",
+        work.file,
+        model=origin.model,
+        engine=origin.engine,
+        build=origin.build,
+        pieces=work.pieces,
+        levels=work.level,
+        prompt_tokens=work.prompt_tokens,
+        cached_tokens=work.cached_tokens,
+        completion_tokens=work.completion_tokens,
+        finish_reason=work.finish_reason,
+    )
+
+
+def _failed(entry: ManifestEntry, failure: DocumentFailure, old: ManifestEntry | None) -> ManifestEntry:
+    """The entry of a document that failed; keeps the hashes of an existing summary."""
+    return replace(
+        entry,
+        state="failed",
+        code=failure.code,
+        message=failure.message,
+        failures=1 + (old.failures if old else 0),
+        summary_sha256=old.summary_sha256 if old else None,
+        before_sha256=old.before_sha256 if old else None,
+    )
 
 
 def prunable(manifest: Manifest, name: str) -> bool:
@@ -272,7 +282,7 @@ def _prune(manifest: Manifest, vanished: Sequence[str], tell: Callable[[str], No
 
 def _summarized(
     request: SummarizeRequest,
-    judged: Judged,
+    changes: DocumentChanges,
     end: RecipeEnd,
     works: Sequence[DocumentWork],
     manifest: Manifest,
@@ -283,14 +293,14 @@ def _summarized(
     kept = [work.document.name for work in over if manifest.entries[work.document.name].state == "edited"]
     return Summarized(
         end=end,
-        documents=len(judged.verdicts),
+        documents=len(changes.by_document),
         done=len(done),
-        unchanged=len(judged.of("unchanged")),
-        edited=(*judged.of("edited"), *kept),
+        unchanged=len(changes.of("unchanged")),
+        edited=(*changes.of("edited"), *kept),
         failed=tuple((work.document.name, work.failure) for work in over if work.failure is not None),
         left=len(works) - len(over),
         skipped=request.found.skipped,
-        vanished=judged.vanished,
+        vanished=changes.vanished,
         pruned=pruned,
         pieces=sum(work.pieces for work in done),
         reduced=sum(work.pieces > 1 for work in done),
