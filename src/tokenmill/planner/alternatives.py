@@ -16,7 +16,7 @@ from tokenmill.planner.draft import PlanDraft, make_draft
 from tokenmill.planner.goal import Goal
 from tokenmill.planner.plan import Change, Ledger, Plan, Settings
 from tokenmill.planner.speed.forecast import decode_speed
-from tokenmill.units import format_bytes
+from tokenmill.units import format_bytes, format_tok_s
 
 MAX_CHANGES = 3
 MIN_CONTEXT = 4096
@@ -113,7 +113,7 @@ def _joined(one: _Step, other: _Step) -> _Step:
 def _effect(machine: Machine, profile: Profile, draft: PlanDraft) -> str:
     speed = decode_speed(machine, profile, draft.settings, draft.placement, depth=0)
     words = f"weights {format_bytes(profile.bytes)}, KV {format_bytes(_item(draft.ledger, 'kv'))}"
-    return words if speed is None else f"{words}, {speed.tok_s:.3g} tok/s predicted"
+    return words if speed is None else f"{words}, {format_tok_s(speed.tok_s)} tok/s predicted"
 
 
 def _item(found: Ledger, item: str) -> int:

@@ -17,7 +17,7 @@ from tokenmill.planner.plan import Decision, Ledger, Placement, Settings, Shortf
 from tokenmill.planner.settings import choose_settings
 from tokenmill.planner.speed.offload import choose_min_batch, offloaded_decode
 from tokenmill.planner.split import Layer, split
-from tokenmill.units import format_bytes
+from tokenmill.units import format_bytes, format_tok_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def _offload_decision(
         yield Decision(
             "decoding",
             "experts copied to the GPU in every step",
-            f"{found.gpu_tok_s:.3g} tok/s predicted for {settings.sequences} sequences, "
+            f"{format_tok_s(found.gpu_tok_s)} tok/s predicted for {settings.sequences} sequences, "
             f"{found.cpu_tok_s:.3g} if the CPU computes the experts",
         )
 

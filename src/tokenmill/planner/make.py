@@ -18,7 +18,7 @@ from tokenmill.planner.plan import Decision, Placement, Plan
 from tokenmill.planner.settings import DEFAULT_CONTEXT
 from tokenmill.planner.speed.calibration import Calibration
 from tokenmill.planner.speed.forecast import decode_speed, forecast, prefill_speed
-from tokenmill.units import format_bytes, format_gb_s
+from tokenmill.units import format_bytes, format_gb_s, format_tok_s
 
 UBATCHES = (512, 1024, 2048, 4096, 256, 128)  # candidates, in order of preference; 512 is the engines' default
 SEQUENCES = (1, 2, 4, 8, 16)  # candidates; with more, engines start to copy host experts to the GPU in every step
@@ -142,7 +142,9 @@ def _sequences(
         chosen, rates[count] = count, speed.tok_s
     if not rates:
         return 1, (Decision("sequences", "1", "no decode forecast to compare others; set it with --sequences"),)
-    why = f"{rates[chosen]:.3g} tok/s in total" + (f", {rates[1]:.3g} with one sequence" if chosen > 1 else "")
+    why = f"{format_tok_s(rates[chosen])} tok/s in total"
+    if chosen > 1:
+        why += f", {format_tok_s(rates[1])} with one sequence"
     if chosen < SEQUENCES[-1]:
         why += f"; {2 * chosen} add less than 10 % or do not fit"
     return chosen, (Decision("sequences", str(chosen), why),)

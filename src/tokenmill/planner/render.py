@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from tokenmill.planner.plan import Plan
-from tokenmill.units import format_bytes
+from tokenmill.units import format_bytes, format_tok_s
 
 _COLUMNS = ("memory", "weights", "KV", "compute", "other", "used", "of")
 
@@ -73,11 +73,12 @@ def _speeds(plan: Plan) -> Iterator[tuple[str, str]]:
     if not plan.fits:
         return
     if forecast.decode_tok_s is not None:
-        yield "decode", f"{forecast.decode_tok_s:.3g} tok/s for one sequence (predicted)"
+        yield "decode", f"{format_tok_s(forecast.decode_tok_s)} tok/s for one sequence (predicted)"
     if plan.batch_tok_s is not None and plan.settings.sequences > 1:
-        yield "batch", f"{plan.batch_tok_s:.3g} tok/s for {plan.settings.sequences} sequences together (predicted)"
+        sequences = plan.settings.sequences
+        yield "batch", f"{format_tok_s(plan.batch_tok_s)} tok/s for {sequences} sequences together (predicted)"
     if forecast.prefill_tok_s is not None:
-        yield "prefill", f"{forecast.prefill_tok_s:.3g} tok/s (predicted)"
+        yield "prefill", f"{format_tok_s(forecast.prefill_tok_s)} tok/s (predicted)"
     if forecast.decode_tok_s is None:
         yield "speed", "unknown; tokenmill probe --measure measures the memory bandwidth of this machine"
 

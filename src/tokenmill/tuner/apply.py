@@ -24,7 +24,7 @@ from tokenmill.tuner import history
 from tokenmill.tuner.calibrate import calibration, main_family
 from tokenmill.tuner.point import OperatingPoint
 from tokenmill.tuner.point_store import find, has_points
-from tokenmill.units import number_of
+from tokenmill.units import format_tok_s, number_of
 
 _OTHER = (
     "cpu_only",
@@ -148,7 +148,9 @@ def overlay(goal: Goal, point: OperatingPoint, *, cores: int | None = None) -> O
         return Overlaid(goal)
     figures = point.figures
     best = figures.jobs_tok_s if figures.jobs_tok_s is not None else figures.decode_tok_s
-    measured = f", measured {best:.3g} tok/s" if best is not None and taken.keys() >= {"threads", "sequences"} else ""
+    measured = ""
+    if best is not None and taken.keys() >= {"threads", "sequences"}:
+        measured = f", measured {format_tok_s(best)} tok/s"
     reason = f"operating point of {point.when[:10]}{measured}"
     decisions = tuple(Decision(name, value, reason) for name, value in _decided(taken))
     words = f"operating point of {point.when[:10]}: {in_words(taken)}{measured}; use --no-point to ignore it"

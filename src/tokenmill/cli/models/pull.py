@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tokenmill.cli.output import Common, byte_report, say, show, show_json
 from tokenmill.model import pull as pulling
 from tokenmill.model.pull.store import check_space
-from tokenmill.units import format_bytes, format_count
+from tokenmill.units import format_bytes, format_count, format_tok_s
 
 if TYPE_CHECKING:
     from tokenmill.api.download_outlook import DownloadOutlook
@@ -124,7 +124,8 @@ def _planned(plan: "Plan") -> str:
         return f"{words}: does not fit, {lacking}"
     if not plan.forecast.decode:
         return f"{words}: fits; no speed forecast before tokenmill probe --measure"
-    return f"{words}: fits, about {plan.forecast.decode[0].tok_s:.3g} tok/s ({plan.forecast.decode[0].confidence})"
+    speed = plan.forecast.decode[0]
+    return f"{words}: fits, about {format_tok_s(speed.tok_s)} tok/s ({speed.confidence})"
 
 
 def _offer_json(offer: pulling.Offer, outlook: "DownloadOutlook") -> dict[str, Any]:

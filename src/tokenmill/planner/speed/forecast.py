@@ -18,6 +18,7 @@ from tokenmill.planner.speed.load_time import load_time
 from tokenmill.planner.speed.rates import RateConstants, standard
 from tokenmill.planner.speed.step_time import Missing, decode_terms, offload_threshold, prefill_terms
 from tokenmill.planner.speed.work import StepWork, work
+from tokenmill.units import format_tok_s
 
 __all__ = ["Calibration", "Correction", "decode_speed", "forecast", "prefill_speed"]
 
@@ -225,7 +226,7 @@ def _cliff(given: _Given, decode: Sequence[Speed]) -> list[str]:
     if best is None or over is None or over.tok_s >= best.tok_s:
         return []
     return [
-        f"from {threshold} sequences the engine copies experts over PCIe in every step: {over.tok_s:.3g} tok/s with "
-        f"{over.sequences} sequences, {best.tok_s:.3g} with {best.sequences}; "
+        f"from {threshold} sequences the engine copies experts over PCIe in every step: {format_tok_s(over.tok_s)} "
+        f"tok/s with {over.sequences} sequences, {format_tok_s(best.tok_s)} with {best.sequences}; "
         "GGML_OP_OFFLOAD_MIN_BATCH=128 raises that limit"
     ]

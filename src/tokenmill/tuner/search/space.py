@@ -16,6 +16,7 @@ from tokenmill.planner.plan import Plan, Settings
 from tokenmill.planner.speed.offload import effective_min_batch, offloaded_decode
 from tokenmill.tuner.point import Aim, TrialSettings
 from tokenmill.tuner.search.forecasts import fits, forecaster, settings_at
+from tokenmill.units import format_tok_s
 
 ORDERED = ("sequences", "threads", "ubatch", "threads_batch", "context")
 KINDS = ("cache_types", "flash_attention")
@@ -335,5 +336,5 @@ def _with_reloads(plan: Plan, aim: Aim, space: Space) -> Space:
         other = best(turned)
         if own is not None and other is not None and other > own * (1 + NOISE) and fits(plan, turned):
             space = replace(space, **{name: (setting(start, name), value)})
-            reasons.append(f"{name} {value}: forecast of {other:.3g} tok/s instead of {own:.3g}")
+            reasons.append(f"{name} {value}: forecast of {format_tok_s(other)} tok/s instead of {format_tok_s(own)}")
     return replace(space, reasons=tuple(reasons))
