@@ -146,7 +146,7 @@ def test_a_server_that_ignores_ranges_begins_again(pulling: Pulling) -> None:
 
 
 def test_files_too_large_for_one_answer_come_in_pieces(pulling: Pulling, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "LARGEST_ANSWER_BYTES", 100_000)
+    monkeypatch.setattr(hub, "MAX_RESPONSE_BYTES", 100_000)
     monkeypatch.setattr(hub, "PIECE_BYTES", 80_000)
     size = len(FILES[SPLITS[0]])
     pulling.shelf.faults[resolved(SPLITS[0])] = ["", "cut:30000"]

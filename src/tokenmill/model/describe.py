@@ -9,9 +9,9 @@ from tokenmill.model.gguf import GgufHeader, LongArray, MetadataValue
 from tokenmill.model.kv_layout import layout
 from tokenmill.model.profile import Experts, ModelFile, ModelFormat, Profile, Tensor, TensorClass, Tokenizer
 
-MOST_LAYERS = 4096
-LONGEST_NAME = 256  # limit of displayed names
-FILE_TYPES = {  # general.file_type, as the `gguf` package numbers them; importing that takes a quarter of a second
+MAX_LAYERS = 4096
+MAX_NAME_CHARS = 256  # longer names are shortened for display
+FILE_TYPES = {  # general.file_type as in the `gguf` package, whose import takes a quarter of a second
     0: "ALL_F32",
     1: "F16",
     2: "Q4_0",
@@ -52,22 +52,25 @@ FILE_TYPES = {  # general.file_type, as the `gguf` package numbers them; importi
 
 
 def describe(headers: Sequence[GgufHeader], *, format: ModelFormat = "gguf") -> Profile:
-    """Build the profile of a model from the headers of all its files."""
+    """Build the profile of a model from the headers of all its files.
+
+    Raises `ModelError` for files that are not a model, `CorruptModel` for contradictory headers.
+    """
     first = headers[0]
     architecture = first.text("general.architecture")
     if not architecture:
         raise ModelError(
-            f"{first.source} does not say its architecture", hint="this may be a LoRA or a vocabulary file"
+            f"{first.source} has no key general.architecture", hint="it may be a LoRA or a vocabulary file"
         )
     if not any(header.tensors for header in headers):
-        raise ModelError(f"{first.source} holds no tensors", hint="this may be a vocabulary file")
-    if len(architecture) > LONGEST_NAME:
-        raise CorruptModel(f"{first.source}: its architecture is a text of {len(architecture)} letters")
+        raise ModelError(f"{first.source} has no tensors", hint="it may be a vocabulary file")
+    if len(architecture) > MAX_NAME_CHARS:
+        raise CorruptModel(f"{first.source}: general.architecture has {len(architecture)} characters")
     numbers = _Numbers(first.keys, architecture)
     entries = [(index, header, entry) for index, header in enumerate(headers) for entry in header.tensors]
     names = [entry.name for _, _, entry in entries]
     if len(set(names)) != len(names):
-        raise CorruptModel(f"{first.source}: two of its files hold the same tensor")
+        raise CorruptModel(f"{first.source}: two of its files contain the same tensor")
     layers, guesses = _layers(numbers, names, first.source)
     experts, expert_guesses = _experts(numbers, [(entry.name, entry.shape) for _, _, entry in entries], first.source)
     cache = layout(first.keys, architecture, layers)
@@ -108,7 +111,7 @@ def describe(headers: Sequence[GgufHeader], *, format: ModelFormat = "gguf") -> 
 
 
 class _Numbers:
-    """Integer keys of one architecture; an array (one value per layer) counts as its largest."""
+    """Integer keys of one architecture; an array (one value per layer) counts as its largest value."""
 
     def __init__(self, keys: Mapping[str, MetadataValue], architecture: str) -> None:
         self._keys = keys
@@ -122,15 +125,15 @@ class _Numbers:
 
 
 def _layers(numbers: _Numbers, names: Sequence[str], source: str) -> tuple[int, list[str]]:
-    """Number of decoding layers; the last few may only predict further tokens and are excluded."""
+    """Number of decoding layers, without those for multi-token prediction, and guesses."""
     count = numbers.largest("block_count")
     guesses = []
     present = 1 + max((layer for name in names if (layer := layer_of(name)) is not None), default=-1)
     if count is None:
         count = present
-        guesses.append("block_count is missing: the layers are counted from the tensor names")
-    if count > MOST_LAYERS or present > MOST_LAYERS:
-        raise CorruptModel(f"{source} claims more than {MOST_LAYERS} layers")
+        guesses.append("block_count is missing, so the layers are counted by tensor names")
+    if count > MAX_LAYERS or present > MAX_LAYERS:
+        raise CorruptModel(f"{source} claims more than {MAX_LAYERS} layers")
     return max(0, count - (numbers.largest("nextn_predict_layers") or 0)), guesses
 
 
@@ -144,7 +147,7 @@ def _experts(
             raise CorruptModel(f"{source} claims to use {used} of {count} experts")
         return Experts(count, used, numbers.largest("expert_shared_count")), []
     if any(classify(name, shape) is TensorClass.ROUTED_EXPERTS for name, shape in tensors):
-        return None, ["the file does not say how many experts it uses: all of them are counted as read for every token"]
+        return None, ["the number of experts per token is unknown, so every token counts as reading all experts"]
     return None, []
 
 
@@ -159,10 +162,10 @@ def _tokenizer(header: GgufHeader) -> Tokenizer:
 
 
 def _short(text: str | None) -> str | None:
-    return text if text is None or len(text) <= LONGEST_NAME else f"{text[:LONGEST_NAME]}..."
+    return text if text is None or len(text) <= MAX_NAME_CHARS else f"{text[:MAX_NAME_CHARS]}..."
 
 
 def _quantisation(header: GgufHeader) -> str | None:
-    """llama.cpp's name of the file's mix; None for ik_llama.cpp's own numbers."""
+    """llama.cpp's name of the file's mix; None for the additional numbers of ik_llama.cpp."""
     number = header.integer("general.file_type")
     return FILE_TYPES.get(number) if number is not None else None

@@ -1,7 +1,7 @@
 """Reads GGUF headers (keys and tensor table) from one file, from splits, or from a URL.
 
-Tensor data is never read or mapped. Long arrays (vocabularies, merges) are skipped and represented by type and
-count. All counts and lengths are checked against limits before they are used.
+Tensor data is never read. Long arrays (vocabularies, merges) are skipped and represented by type and count. All counts
+and lengths are checked against limits before use.
 """
 
 import re
@@ -15,14 +15,14 @@ from tokenmill.model.sources import U64, ByteSource, FileSource, HeaderCursor
 from tokenmill.model.tensor_types import BY_NUMBER, BlockType
 from tokenmill.units import format_bytes
 
-MOST_KEYS = 4096
-MOST_TENSORS = 1 << 17
-MOST_STRINGS = 1 << 21  # in all arrays; the largest vocabularies and merges have a few hundred thousand
-LONGEST_KEY_BYTES = 65535  # the format's own limit
-LONGEST_TENSOR_NAME_BYTES = 1024
-MOST_DIMENSIONS = 4
-KEPT_ARRAY_ITEMS = 1024  # enough for one value per layer
-MOST_KEPT_ITEMS = 1 << 16  # in all stored arrays; further ones are skipped like long arrays
+MAX_KEYS = 4096
+MAX_TENSORS = 1 << 17
+MAX_STRINGS = 1 << 21  # total of all arrays; the largest vocabularies and merges have a few hundred thousand
+MAX_KEY_BYTES = 65535  # limit of the format
+MAX_TENSOR_NAME_BYTES = 1024
+MAX_DIMENSIONS = 4
+MAX_KEPT_ARRAY_ITEMS = 1024  # longer arrays are skipped; enough for one value per layer
+MAX_KEPT_ITEMS = 1 << 16  # total of all arrays; further ones are skipped
 DEFAULT_ALIGNMENT = 32
 
 _SCALARS = {
@@ -40,7 +40,7 @@ _SCALARS = {
 }
 _STRING = 8
 _ARRAY = 9
-_DAMAGED = "the file is damaged, or something else under this name: fetch it again"
+_DAMAGED = "the file is damaged or not a model: download it again"
 _SPLIT_NAME = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf(?:$|[?#]))")
 
 Scalar = int | float | bool | str
@@ -61,7 +61,7 @@ MetadataValue = Scalar | tuple[Scalar, ...] | LongArray
 
 @dataclass(frozen=True, slots=True)
 class KeyBytes:
-    """Position of one key's whole entry (name, type, value) in the file."""
+    """Position of one key's entry (name, type, value) in the file."""
 
     offset: int
     bytes: int
@@ -80,13 +80,13 @@ class TensorEntry:
 
     @property
     def elements(self) -> int:
-        """Parameters it holds."""
+        """Number of elements."""
         return prod(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """One GGUF file's header."""
+    """The header of one GGUF file."""
 
     source: str
     file_bytes: int
@@ -110,7 +110,7 @@ class GgufHeader:
 
 
 def read_headers(where: str | Path, headers: dict[str, str] | None = None) -> tuple[GgufHeader, ...]:
-    """Read the header of every file of a model, given any one of them; `headers` go with HTTP requests."""
+    """Read the headers of all files of a model, given any one of them; `headers` are sent with HTTP requests."""
     first = read_header(where, headers)
     count = first.integer("split.count") or 1
     if count <= 1:
@@ -120,8 +120,8 @@ def read_headers(where: str | Path, headers: dict[str, str] | None = None) -> tu
     match = _SPLIT_NAME.search(str(where))
     if match is None:
         raise MissingSplit(
-            f"{where} is part of a model in {count} files, but its name does not end in -0000N-of-{count:05}.gguf",
-            hint="give the files their original names",
+            f"{where} is one of {count} splits, but its name does not end in -0000N-of-{count:05}.gguf",
+            hint="rename the files to their original names",
         )
     found = []
     for number in range(1, count + 1):
@@ -129,22 +129,22 @@ def read_headers(where: str | Path, headers: dict[str, str] | None = None) -> tu
         header = first if name == str(where) else _read_split(name, headers)
         if header.integer("split.no") != number - 1:
             raise CorruptModel(
-                f"{name} says that it is split {header.keys.get('split.no')}, not {number - 1}",
-                hint="files of two models may be mixed in this folder",
+                f"{name} has split.no {header.keys.get('split.no')}, not {number - 1}",
+                hint="the folder may contain files of two models",
             )
         found.append(header)
     promised = first.integer("split.tensors.count")
     present = sum(len(header.tensors) for header in found)
     if promised is not None and promised != present:
         raise CorruptModel(
-            f"{where}: the splits hold {present} tensors, {promised} were promised",
-            hint="files of two models may be mixed in this folder",
+            f"{where}: the splits contain {present} tensors instead of {promised}",
+            hint="the folder may contain files of two models",
         )
     return tuple(found)
 
 
 def _read_split(name: str, headers: dict[str, str] | None) -> GgufHeader:
-    hint = "the model needs all its files: finish the download"
+    hint = "complete the download: the model needs all its files"
     try:
         return read_header(name, headers)
     except UnknownModel as error:
@@ -156,7 +156,10 @@ def _read_split(name: str, headers: dict[str, str] | None) -> GgufHeader:
 
 
 def read_header(where: str | Path, headers: dict[str, str] | None = None) -> GgufHeader:
-    """Read one file's header and check it against the file's length."""
+    """Read one file's header and check it against the file's length.
+
+    Raises `CorruptModel` for damaged files and other errors of `tokenmill.errors.ModelError`.
+    """
     with HeaderCursor(open_source(where, headers)) as cursor:
         try:
             return _parse(cursor)
@@ -166,16 +169,16 @@ def read_header(where: str | Path, headers: dict[str, str] | None = None) -> Ggu
 
 
 def open_source(where: str | Path, headers: dict[str, str] | None = None) -> ByteSource:
-    """A source for a path or an http(s) address."""
+    """Open a path or an http(s) URL."""
     if is_url(where):
-        from tokenmill.model.remote import UrlSource  # noqa: PLC0415  an HTTP client costs a tenth of a second
+        from tokenmill.model.remote import UrlSource  # noqa: PLC0415  importing an HTTP client takes 0.1 s
 
         return UrlSource(str(where), headers)
     return FileSource(Path(where))
 
 
 def is_url(where: str | Path) -> bool:
-    """Whether this is an http(s) address and not a path."""
+    """Whether this is an http(s) URL."""
     return str(where).lower().startswith(("http://", "https://"))
 
 
@@ -183,25 +186,25 @@ def _parse(cursor: HeaderCursor) -> GgufHeader:
     name = cursor.source.name
     size = cursor.source.size
     if size == 0:
-        raise CorruptModel(f"{name} is empty", hint="fetch the file again")
+        raise CorruptModel(f"{name} is empty", hint="download it again")
     _check_magic(cursor.take(min(size, 64), "the first bytes"), name)
     cursor.position = 4
     version = _version(cursor)
     tensor_count = int(cursor.number(U64, "the tensor count"))
     key_count = int(cursor.number(U64, "the key count"))
-    # The smallest key is 14 bytes, the smallest tensor entry 33; counts beyond that cannot be true.
-    if key_count > min(MOST_KEYS, cursor.left // 14):
-        raise CorruptModel(f"{name}: {key_count} keys cannot be true of a file of {format_bytes(size)}")
-    if tensor_count > min(MOST_TENSORS, cursor.left // 33):
-        raise CorruptModel(f"{name}: {tensor_count} tensors cannot be true of a file of {format_bytes(size)}")
+    # the smallest key has 14 bytes, the smallest tensor entry 33
+    if key_count > min(MAX_KEYS, cursor.left // 14):
+        raise CorruptModel(f"{name}: {key_count} keys are impossible in a file of {format_bytes(size)}")
+    if tensor_count > min(MAX_TENSORS, cursor.left // 33):
+        raise CorruptModel(f"{name}: {tensor_count} tensors are impossible in a file of {format_bytes(size)}")
 
     keys: dict[str, MetadataValue] = {}
     key_bytes: dict[str, KeyBytes] = {}
     for index in range(key_count):
         start = cursor.position
-        key = cursor.string(f"key {index}", LONGEST_KEY_BYTES)
+        key = cursor.string(f"key {index}", MAX_KEY_BYTES)
         if not key or key in keys:
-            raise CorruptModel(f"{name}: key {index} is {f'there twice: {key[:80]}' if key else 'empty'}")
+            raise CorruptModel(f"{name}: key {index} is {f'a duplicate: {key[:80]}' if key else 'empty'}")
         keys[key] = _value(cursor, key)
         key_bytes[key] = KeyBytes(start, cursor.position - start)
     alignment = _alignment(keys.get("general.alignment", DEFAULT_ALIGNMENT), name)
@@ -218,15 +221,15 @@ def _check_magic(first: bytes, name: str) -> None:
         return
     hint = None
     if first.startswith(b"version https://git-lfs"):
-        hint = "this is a Git LFS pointer, not the model: run git lfs pull"
+        hint = "it is a Git LFS pointer: run git lfs pull"
     elif first[8:9] == b"{":
-        hint = "this looks like safetensors: give the folder that also holds its config.json"
+        hint = "it looks like safetensors: give the folder with its config.json"
     elif first.lstrip().lower().startswith((b"<!doctype", b"<html")):
-        hint = "this is a web page: the download needs a token or another address"
+        hint = "it is a web page: the download needs a token or another URL"
     elif first[:4] in (b"lmgg", b"tjgg", b"fmgg", b"algg"):
-        hint = "this is a GGML file from before GGUF: get the model again as GGUF"
+        hint = "it is a GGML file, the format before GGUF: download the model as GGUF"
     elif first[:2] == b"PK":
-        hint = "this is a zip archive (a wheel or a PyTorch file), not a GGUF"
+        hint = "it is a zip archive, such as a wheel or a PyTorch file"
     raise CorruptModel(f"{name} is not a GGUF file", hint=hint)
 
 
@@ -236,10 +239,12 @@ def _version(cursor: HeaderCursor) -> int:
         return version
     name = cursor.source.name
     if version & 0xFFFF == 0 and version:
-        raise ModelError(f"{name} is a big-endian GGUF", hint="get the little-endian file; nothing here runs this one")
+        raise ModelError(f"{name} is a big-endian GGUF", hint="use the little-endian file")
     if version == 1:
         raise ModelError(f"{name} is a GGUF of version 1 (August 2023)", hint="convert the model again")
-    raise ModelError(f"{name} is a GGUF of version {version}; 2 and 3 are known", hint="a newer tokenmill may read it")
+    raise ModelError(
+        f"{name} is a GGUF of version {version}, but only 2 and 3 are supported", hint="a newer tokenmill may read it"
+    )
 
 
 def _value(cursor: HeaderCursor, key: str) -> MetadataValue:
@@ -249,7 +254,7 @@ def _value(cursor: HeaderCursor, key: str) -> MetadataValue:
     if kind == _ARRAY:
         return _array(cursor, key)
     if kind not in _SCALARS:
-        raise CorruptModel(f"{cursor.source.name}: {key} has the unknown type {kind}")
+        raise CorruptModel(f"{cursor.source.name}: {key} has an unknown type, {kind}")
     return cursor.number(_SCALARS[kind], key)
 
 
@@ -260,17 +265,17 @@ def _array(cursor: HeaderCursor, key: str) -> MetadataValue:
     start = cursor.position
     if element in _SCALARS:
         layout = _SCALARS[element]
-        if count <= KEPT_ARRAY_ITEMS and cursor.items_kept + count <= MOST_KEPT_ITEMS:
+        if count <= MAX_KEPT_ARRAY_ITEMS and cursor.items_kept + count <= MAX_KEPT_ITEMS:
             cursor.items_kept += count
             raw = cursor.take(count * layout.size, key)
             return tuple(value for (value,) in layout.iter_unpack(raw))
         cursor.skip(count * layout.size, key)
     elif element == _STRING:
-        if count > min(MOST_STRINGS - cursor.strings_skipped, cursor.left // 8):
+        if count > min(MAX_STRINGS - cursor.strings_skipped, cursor.left // 8):
             raise CorruptModel(f"{name}: {key} claims {count} strings")
         cursor.skip_strings(count, key)
     else:
-        what = "an array of arrays" if element == _ARRAY else f"an array of the unknown type {element}"
+        what = "an array of arrays" if element == _ARRAY else f"an array of unknown type {element}"
         raise CorruptModel(f"{name}: {key} is {what}")
     return LongArray(element, count, start, cursor.position - start)
 
@@ -286,13 +291,13 @@ _Entry = tuple[str, tuple[int, ...], int, int]  # name, shape, type number, offs
 
 def _entry(cursor: HeaderCursor, index: int, alignment: int) -> _Entry:
     file = cursor.source.name
-    name = cursor.string(f"the name of tensor {index}", LONGEST_TENSOR_NAME_BYTES)
+    name = cursor.string(f"the name of tensor {index}", MAX_TENSOR_NAME_BYTES)
     dimensions = int(cursor.number(_SCALARS[4], f"tensor {name}"))
-    if not name or not 1 <= dimensions <= MOST_DIMENSIONS:
+    if not name or not 1 <= dimensions <= MAX_DIMENSIONS:
         raise CorruptModel(f"{file}: tensor {index} ({name!r}) has {dimensions} dimensions")
     shape = struct.unpack(f"<{dimensions}Q", cursor.take(8 * dimensions, f"tensor {name}"))
     if min(shape) == 0 or prod(shape) >= 1 << 62:
-        raise CorruptModel(f"{file}: tensor {name} has the impossible shape {'x'.join(map(str, shape))}")
+        raise CorruptModel(f"{file}: tensor {name} has an impossible shape, {'x'.join(map(str, shape))}")
     kind = int(cursor.number(_SCALARS[4], f"tensor {name}"))
     offset = int(cursor.number(U64, f"tensor {name}"))
     if offset % alignment:
@@ -303,7 +308,7 @@ def _entry(cursor: HeaderCursor, index: int, alignment: int) -> _Entry:
 def _sizes(
     entries: list[_Entry], data_bytes: int, alignment: int, file: str
 ) -> tuple[tuple[TensorEntry, ...], tuple[str, ...]]:
-    """Compute every tensor's bytes from its type or, for unknown types, from the space up to the next tensor."""
+    """Compute the bytes of all tensors by type or, for unknown types, by the distance to the next tensor."""
     order = sorted(range(len(entries)), key=lambda index: entries[index][3])
     ends = [*(entries[index][3] for index in order[1:]), data_bytes]
     tensors: list[TensorEntry | None] = [None] * len(entries)
@@ -316,19 +321,19 @@ def _sizes(
         size = _known_bytes(kind, shape, name, file) if kind else max(room, prod(shape) // 16)
         if kind and kind.ik and not is_last and not 0 <= room - size < alignment:
             size = room
-            guesses.append(f"tensors of type {kind.name} are sized by the room they have in the file")
+            guesses.append(f"the size of {kind.name} tensors is the distance to the next tensor in the file")
         elif kind is None:
             guesses.append(
-                f"tensor type {number} is not known: its tensors are sized by the room they have in the file"
+                f"tensor type {number} is unknown, so the size of its tensors is the distance to the next tensor"
             )
         if size > room and offset + size > data_bytes:
             missing = format_bytes(offset + size - data_bytes)
             raise CorruptModel(
-                f"{file} is truncated: tensor {name} ends {missing} past its end",
-                hint="the download is not complete: fetch it again",
+                f"{file} is truncated: tensor {name} needs {missing} more",
+                hint="the download is incomplete: download it again",
             )
         if size > room or room <= 0:
-            raise CorruptModel(f"{file}: tensor {name} overlaps the one after it")
+            raise CorruptModel(f"{file}: tensor {name} overlaps the next one")
         tensors[index] = TensorEntry(name, shape, kind.name if kind else f"type {number}", number, offset, size)
     return tuple(tensor for tensor in tensors if tensor), tuple(dict.fromkeys(guesses))
 

@@ -1,7 +1,7 @@
-"""Encodes a GGUF header (keys and tensor table) and returns what a reader will find in it.
+"""Encodes a GGUF header (keys and tensor table) and returns it together with its parsed form.
 
-Python types map to GGUF types: bool, str, int to u32, float to f32, lists of strings, of ints (i32) and of floats
-(f32), as convert_hf_to_gguf.py does for every key in the catalogue.
+Types are those that convert_hf_to_gguf.py uses for the keys in the catalogue: int becomes u32, float f32, and lists
+of ints i32.
 """
 
 import struct
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tokenmill.model.gguf import (
     DEFAULT_ALIGNMENT,
-    KEPT_ARRAY_ITEMS,
+    MAX_KEPT_ARRAY_ITEMS,
     GgufHeader,
     KeyBytes,
     LongArray,
@@ -34,14 +34,14 @@ _ARRAY = 9
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A file's bytes up to its first tensor, and the header that reading them gives."""
+    """A file's bytes up to its first tensor, and the header as `gguf.read_header` returns it."""
 
     raw: bytes
     header: GgufHeader
 
 
 def encode(keys: Mapping[str, Plain], rows: Iterable[TensorRow], source: str) -> Encoded:
-    """Encode the header of a file whose tensors follow one another, each padded to the alignment."""
+    """Encode the header of a file with consecutive tensors, each padded to the alignment."""
     parts: list[bytes] = []
     values: dict[str, MetadataValue] = {}
     places: dict[str, KeyBytes] = {}
@@ -72,7 +72,7 @@ def assemble(key_count: int, keys: bytes, tensors: Sequence[TensorEntry], alignm
 
 
 def data_bytes(tensors: Sequence[TensorEntry], alignment: int) -> int:
-    """Length of the data section; the last tensor is padded, too."""
+    """Length of the data section, including the padding of the last tensor."""
     return max((padded(tensor.offset + tensor.bytes, alignment) for tensor in tensors), default=0)
 
 
@@ -121,7 +121,7 @@ def _encoded(value: Plain) -> bytes:
 
 
 def _as_read(value: Plain, offset: int, length: int) -> MetadataValue:
-    """The value as read back from `offset`: long arrays by reference, floats as f32."""
+    """The value as `gguf` reads it from `offset`: long arrays by reference, floats as f32."""
     if isinstance(value, float):
         return as_f32(value)
     if not isinstance(value, list):
@@ -129,6 +129,6 @@ def _as_read(value: Plain, offset: int, length: int) -> MetadataValue:
     before = 16  # type, element type and count come before an array's items
     if isinstance(value[0], str):
         return LongArray(_STRING, len(value), offset + before, length - before)
-    if len(value) > KEPT_ARRAY_ITEMS:
+    if len(value) > MAX_KEPT_ARRAY_ITEMS:
         return LongArray(_ELEMENTS[type(value[0])][0], len(value), offset + before, length - before)
     return tuple(as_f32(item) if isinstance(item, float) else item for item in value)

@@ -1,8 +1,8 @@
-"""Identifies a model by a short hash, without reading all its bytes.
+"""Identifies a model by a hash, without reading all its bytes.
 
-sha256 over every file's length and header, and over 64 blocks of 4 KiB spread evenly over all tensor data: a fine-tune
-with an equal header has other weights almost everywhere. A change outside all 64 blocks (a few rows of one tensor
-edited by hand) is not detected. Names of files and folders do not count; for safetensors, the config, tokenizer and
+The hash is sha256 over the length and header of every file and over 64 blocks of 4 KiB spread evenly over all tensor
+data, because a fine-tune with an equal header differs in almost all weights. A change outside these blocks, such as a
+few edited rows, is not detected. Names of files and folders do not matter; for safetensors, the config, tokenizer and
 chat template in the folder do.
 """
 
@@ -22,7 +22,7 @@ BLOCKS = 64
 BLOCK_BYTES = 4 * KIB
 _FORM = b"tokenmill model 1"
 _U64 = struct.Struct("<Q")
-_BESIDE = (
+_SAFETENSORS_EXTRAS = (
     "config.json",
     "hf_quant_config.json",
     "tokenizer.json",
@@ -38,7 +38,10 @@ _BESIDE = (
 
 
 def identity_of(path: str | Path) -> str:
-    """The identity of a GGUF (any split) or a folder of safetensors, as 64 hexadecimal digits."""
+    """The identity of a GGUF (any split) or a folder of safetensors, as 64 hexadecimal digits.
+
+    Raises `UnknownModel` for URLs and catalogue names.
+    """
     profile = None if is_url(path) else read(path)
     if profile is None or profile.format == "catalog":
         raise UnknownModel(f"{path} has not been downloaded", hint=f"tokenmill models pull {path}")
@@ -54,7 +57,7 @@ def identity_of(path: str | Path) -> str:
             total.update(block)
     if profile.format == "safetensors":
         folder = Path(profile.files[0].path).parent
-        for name in _BESIDE:
+        for name in _SAFETENSORS_EXTRAS:
             if (folder / name).is_file():
                 content = (folder / name).read_bytes()
                 total.update(name.encode() + _U64.pack(len(content)) + content)
@@ -67,7 +70,7 @@ def _data_offset(file: FileSource) -> int:
     if first[:4] == b"GGUF":
         return min(read_header(file.name).data_offset, file.size)
     if len(first) < 8:
-        raise CorruptModel(f"{file.name} is too short for a model", hint="fetch it again")
+        raise CorruptModel(f"{file.name} is too short for a model", hint="download it again")
     return min(8 + int(_U64.unpack(first)[0]), file.size)
 
 

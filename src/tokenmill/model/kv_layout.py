@@ -1,7 +1,7 @@
-"""The KV cache of each layer of an architecture, from the file's keys.
+"""Derives the KV cache of each layer from a GGUF file's keys.
 
 Ordinary attention, multi-head latent attention, sliding windows, chunks and recurrent state follow llama.cpp's
-interpretation of the keys. Unknown architectures are treated as ordinary attention and reported as a guess.
+interpretation of the keys. Unknown architectures are treated as ordinary attention, which is reported as a guess.
 """
 
 from collections.abc import Mapping
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from tokenmill.model.gguf import MetadataValue
 from tokenmill.model.profile import LayerCache
 
-# Architectures whose layers alternate: (full-attention layer every N, the full one first, window where no key says it).
-# llama.cpp sets these in its model loaders; a `sliding_window_pattern` in the file wins over them.
+# Architectures with sliding windows: (one layer in N has full attention, it is the first of them, default window).
+# From llama.cpp's model loaders; a `sliding_window_pattern` in the file overrides them.
 _WINDOWS: dict[str, tuple[int, bool, int | None]] = {
     "gpt-oss": (2, False, None),
     "gemma2": (2, False, 4096),
@@ -29,7 +29,7 @@ _WINDOWS: dict[str, tuple[int, bool, int | None]] = {
     "mellum": (4, False, None),
     "llama4": (4, False, 8192),
 }
-# The key is there but llama.cpp runs these with full attention.
+# llama.cpp ignores the key and uses full attention
 _WINDOW_IGNORED = frozenset({"phi3", "phimoe", "qwen2", "qwen3", "qwen2moe", "qwen3moe", "mistral3"})
 _RECURRENT = frozenset({"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"})
 _EVERY_FOURTH_FULL = frozenset({"qwen3next", "qwen35", "qwen35moe", "qwen4exp"})
@@ -93,14 +93,14 @@ _INDEXED = frozenset({"deepseek32", "glm-dsa"})
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
-    """The cache of every layer, and what had to be assumed for it."""
+    """The cache of every layer, and the assumptions behind it as sentences."""
 
     layers: tuple[LayerCache, ...]
     guesses: tuple[str, ...] = ()
 
 
 class _Keys:
-    """One architecture's keys, by their short names, with per-layer arrays spread out."""
+    """Integer keys of one architecture, for one layer; arrays have one value per layer."""
 
     def __init__(self, keys: Mapping[str, MetadataValue], architecture: str) -> None:
         self._keys = keys
@@ -117,7 +117,7 @@ class _Keys:
 
 
 def layout(keys: Mapping[str, MetadataValue], architecture: str, layers: int) -> CacheLayout:
-    """Read the cache layout of `layers` layers."""
+    """Derive the cache of `layers` layers."""
     values = _Keys(keys, architecture)
     guesses = []
     if not (
@@ -127,10 +127,10 @@ def layout(keys: Mapping[str, MetadataValue], architecture: str, layers: int) ->
         or architecture in _WINDOWS
         or architecture in _EVERY_FOURTH_FULL
     ):
-        guesses.append(f"architecture {architecture!r} is not known here: its cache is read off its keys alone")
+        guesses.append(f"architecture {architecture!r} is unknown, so its cache is derived from the keys alone")
     found = tuple(_layer(values, architecture, index) for index in range(layers))
     if any(layer is None for layer in found):
-        guesses.append("the keys do not say how large the KV cache is: it is taken as unknown and counted as nothing")
+        guesses.append("the keys do not determine the size of the KV cache, so it counts as 0")
     return CacheLayout(tuple(layer or LayerCache("none") for layer in found), tuple(guesses))
 
 
@@ -165,7 +165,7 @@ def _head_lengths(keys: _Keys, heads: int | None, *, windowed: bool) -> tuple[in
 
 
 def _span(keys: _Keys, architecture: str, index: int) -> int | None:
-    """Tokens this layer can see, where that is not all of them."""
+    """Number of tokens that the layer attends to; None: all."""
     every, full_first, default = _WINDOWS.get(architecture, (0, False, None))
     window = keys.number("attention.sliding_window")
     if window is None:
@@ -193,7 +193,7 @@ def _is_recurrent(keys: _Keys, architecture: str, index: int) -> bool:
 
 
 def _state_bytes(keys: _Keys) -> int:
-    """Bytes of one sequence's recurrent state in one layer; llama.cpp keeps it in 32-bit floats."""
+    """Bytes of one sequence's recurrent state in one layer, which llama.cpp stores in 32-bit floats."""
     embedding = keys.number("embedding_length") or 0
     heads = keys.number("attention.head_count") or 0
     if wkv := keys.number("wkv.head_size"):

@@ -19,7 +19,7 @@ class TensorClass(StrEnum):
     SHARED_EXPERTS = "shared_experts"
     NORM = "norm"
     OUTPUT = "output"
-    MTP = "mtp"  # multi-token prediction layers; idle in ordinary decoding
+    MTP = "mtp"  # multi-token prediction layers, which ordinary decoding does not use
     OTHER = "other"
 
 
@@ -30,16 +30,16 @@ class Tensor:
     name: str
     cls: TensorClass
     layer: int | None  # None: outside the layers
-    shape: tuple[int, ...]  # fastest dimension first, as GGUF has it
+    shape: tuple[int, ...]  # fastest dimension first, as in GGUF
     type: str  # Q4_K, F32, F8_E4M3, ...
     bytes: int
-    elements: int  # parameters it stands for; packed types hold several in one stored number
+    elements: int  # number of parameters; packed types store several in one number
     file: int = 0  # index into Profile.files
     offset: int = 0  # from the start of that file
 
     @property
     def experts(self) -> int | None:
-        """How many experts one routed tensor stacks (its slowest dimension)."""
+        """Number of experts in a routed tensor; None for other tensors."""
         return self.shape[-1] if self.cls is TensorClass.ROUTED_EXPERTS and len(self.shape) == 3 else None
 
 
@@ -57,7 +57,7 @@ class Experts:
 
 
 TOKEN_EMBEDDINGS = ("token_embd.weight", "embed_tokens.weight", "wte.weight", "word_embeddings.weight")
-"""Suffixes of the embedding table, which models without an output matrix multiply with."""
+"""Name suffixes of the embedding table, which is also the output matrix of models without one."""
 
 CacheKind = Literal["full", "latent", "window", "chunked", "recurrent", "none"]
 
@@ -66,10 +66,9 @@ CacheKind = Literal["full", "latent", "window", "chunked", "recurrent", "none"]
 class LayerCache:
     """Cache of one layer per token of context, in elements; bytes depend on the cache type.
 
-    latent: K holds the compressed state and V is a view of it. `v_elements` is the additional need of engines that
-    store V separately (older llama.cpp); current llama.cpp and vLLM need none.
-    window, chunked: attention looks at `span_tokens` at most; an engine may keep no more than that.
-    recurrent: `state_bytes` for each sequence, whatever its length.
+    latent: K is the compressed state and V a view of it; only older llama.cpp versions also store `v_elements`.
+    window, chunked: attention spans at most `span_tokens`, so an engine can drop older tokens.
+    recurrent: `state_bytes` per sequence of any length.
     """
 
     kind: CacheKind
@@ -80,12 +79,12 @@ class LayerCache:
     indexer_elements: int = 0  # sparse-attention index keys, in addition to K
 
     def bytes_per_token(self, type_k: str = "f16", type_v: str = "f16", *, latent_v: bool = False) -> float:
-        """Bytes per token of context; `latent_v` for engines that store V of a latent cache separately."""
+        """Bytes per token of context; `latent_v` is True for engines that store V of a latent cache separately."""
         v_elements = 0 if self.kind == "latent" and not latent_v else self.v_elements
         return cache_bytes(type_k, self.k_elements + self.indexer_elements) + cache_bytes(type_v, v_elements)
 
     def tokens_kept(self, context: int) -> int:
-        """Tokens kept of a sequence of `context` tokens, if the engine drops those out of range."""
+        """Tokens kept of a sequence of `context` tokens by an engine that drops those outside the span."""
         return context if self.span_tokens is None else min(context, self.span_tokens)
 
 
@@ -101,7 +100,7 @@ class Tokenizer:
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """One file that holds part of the model."""
+    """One file of the model."""
 
     path: str  # a path or a URL
     bytes: int
@@ -128,32 +127,32 @@ class Profile:
     training_context: int | None = None
     tokenizer: Tokenizer = field(default_factory=Tokenizer)
     quantisation: str | None = None  # common name: Q4_K_M, nvfp4; see by_type() for the actual mix
-    ghost: bool = False  # a real header without weights: sizes are true, data is missing
+    ghost: bool = False  # a real header without weights
     guesses: tuple[str, ...] = ()  # assumptions, as sentences
 
     @property
     def bytes(self) -> int:
-        """All tensors."""
+        """Bytes of all tensors."""
         return sum(tensor.bytes for tensor in self.tensors)
 
     @property
     def parameters(self) -> int:
-        """All parameters, embeddings and multi-token prediction included."""
+        """Number of parameters, including embeddings and multi-token prediction."""
         return sum(tensor.elements for tensor in self.tensors)
 
     @property
     def bits_per_weight(self) -> float:
-        """Over the whole file, as llama.cpp prints it."""
+        """Mean over all parameters, as llama.cpp prints it."""
         return 8 * self.bytes / self.parameters
 
     @property
     def active_parameters(self) -> int:
-        """Parameters used per token: the active share of experts, without unread embedding rows."""
+        """Parameters read per token, with the share of experts and the embedding row that a token uses."""
         return round(self._read(lambda tensor: tensor.elements, 1))
 
     @property
     def vocabulary(self) -> int | None:
-        """Rows of the output matrix, the size of the vocabulary."""
+        """Size of the vocabulary: rows of the output matrix, else the number of tokens in the file."""
         for cls in (TensorClass.OUTPUT, TensorClass.EMBEDDING):
             for tensor in self.of(cls):
                 if len(tensor.shape) == 2:
@@ -166,7 +165,7 @@ class Profile:
         return not any(tensor.cls is TensorClass.OUTPUT and len(tensor.shape) > 1 for tensor in self.tensors)
 
     def by_class(self) -> dict[TensorClass, int]:
-        """Bytes of each class that occurs, in the enum's order."""
+        """Bytes of each class, without empty ones, in the enum's order."""
         return {cls: sum(t.bytes for t in self.of(cls)) for cls in TensorClass if any(self.of(cls))}
 
     def by_layer(self) -> dict[int | None, dict[TensorClass, int]]:
@@ -178,7 +177,7 @@ class Profile:
         return table
 
     def by_type(self) -> dict[str, int]:
-        """Bytes of each tensor type, largest first: the quantisation mix as it really is."""
+        """Bytes of each tensor type, largest first: the actual quantisation mix."""
         mix: dict[str, int] = {}
         for tensor in self.tensors:
             mix[tensor.type] = mix.get(tensor.type, 0) + tensor.bytes
@@ -189,11 +188,11 @@ class Profile:
         return (tensor for tensor in self.tensors if tensor.cls in classes)
 
     def read_bytes(self, sequences: int = 1, *classes: TensorClass) -> float:
-        """Weight bytes read to decode one token for each of `sequences` sequences in one step; of some classes only."""
+        """Weight bytes read by one step that decodes `sequences` sequences; with `classes`, only theirs."""
         return self._read(lambda tensor: tensor.bytes if not classes or tensor.cls in classes else 0, sequences)
 
     def kv_bytes_per_token(self) -> dict[str, dict[str, float]]:
-        """Bytes one token takes over all layers, by cache type: K and V of one type, and V apart where it can be."""
+        """Cache bytes of one token in all layers by cache type, without and with a separate V of latent caches."""
         return {
             name: {
                 "per_token": sum(layer.bytes_per_token(name, name) for layer in self.cache),
@@ -205,9 +204,9 @@ class Profile:
         }
 
     def cache_bytes(self, context: int, type_k: str = "f16", type_v: str = "f16", *, latent_v: bool = False) -> int:
-        """Cache of one sequence of `context` tokens, recurrent state included, each layer as small as it can be.
+        """Minimum cache bytes of one sequence of `context` tokens, including recurrent state.
 
-        Engines round up to whole batches and pages, and some keep windows in full: their ledger knows.
+        Engines need more, because they round up and may keep windows in full; see `planner.memory.kv_cells`.
         """
         return round(
             sum(
@@ -219,7 +218,7 @@ class Profile:
 
     def _read(self, weight: Callable[[Tensor], int], tokens: int) -> float:
         share = self.experts.distinct(tokens) / self.experts.count if self.experts else 1.0
-        tied = self.tied_output  # asked once: it looks through all tensors
+        tied = self.tied_output  # computed once, because it iterates over all tensors
         total = 0.0
         for tensor in self.tensors:
             if tensor.cls is TensorClass.ROUTED_EXPERTS:
@@ -229,7 +228,7 @@ class Profile:
                 whole = tied and tensor.name.endswith(TOKEN_EMBEDDINGS)
                 total += weight(tensor) * (1.0 if whole else min(1.0, tokens / rows))
             elif tensor.cls is TensorClass.OTHER and tensor.layer is None:
-                continue  # vision towers, rope tables: not read for every token
+                continue  # vision towers and rope tables are not read for every token
             elif tensor.cls is not TensorClass.MTP:
                 total += weight(tensor)
         return total

@@ -1,8 +1,8 @@
-"""The type of each tensor in a named mix such as Q4_K_M.
+"""Chooses the type of each tensor in a named mix such as Q4_K_M.
 
-A mix is a recipe, not a type: llama-quantize (build b11549) chooses by a tensor's purpose and layer. Files made with
-per-tensor overrides (unsloth's UD-, ubergarm's) differ: the catalogue states those as ordered patterns, and a real
-file's own table always takes precedence. An importance matrix is assumed only where the mix requires one.
+The rules are those of llama-quantize (build b11549), which depend on a tensor's purpose and layer. Mixes with types
+set per tensor (unsloth's UD-, ubergarm's) are in the catalogue as patterns; real files have a tensor table instead. An
+importance matrix is assumed only for mixes that require one.
 """
 
 import re
@@ -22,7 +22,7 @@ class MixTraits:
     experts: int = 0
     queries_per_kv_head: int = 1
     tied_output: bool = False
-    llama_70b: bool = False  # llama.cpp singles out the 80-layer grouped-query llama
+    llama_70b: bool = False  # llama.cpp has a special rule for the 80-layer grouped-query llama
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +68,10 @@ FILE_TYPES: Mapping[str, tuple[int, str]] = {
     "IQ4_XS": (30, "IQ4_XS"),
     "MXFP4_MOE": (38, "MXFP4"),
 }
-"""Mix -> (its number in `general.file_type`, the type most tensors get)."""
+"""Mix -> (number in `general.file_type`, type of most tensors)."""
 
 _TINY = frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M"})
-_ROUNDER = {  # llama.cpp's substitute where a row is not a whole number of 256-element blocks
+_SMALL_BLOCK = {  # llama.cpp's substitute for rows that are not a multiple of 256 elements
     "Q2_K": "Q4_0",
     "Q3_K": "Q4_0",
     "Q4_K": "Q5_0",
@@ -109,7 +109,7 @@ def _middle(spot: _Spot) -> bool:
 
 
 def more_bits(nth: int, of: int) -> bool:
-    """Whether the _M mixes use more bits: the first and last eighth, and every third between."""
+    """Whether the _M mixes use more bits: in the first and last eighth, and in every third layer between."""
     return nth < of // 8 or nth >= 7 * of // 8 or (nth - of // 8) % 3 == 2
 
 
@@ -117,7 +117,7 @@ def _layer_more_bits(spot: _Spot) -> bool:
     return more_bits(spot.layer, spot.traits.layers)
 
 
-_Rule = tuple[str, Callable[[_Spot], bool], str]  # mixes, condition, type; the first that holds decides
+_Rule = tuple[str, Callable[[_Spot], bool], str]  # mixes, condition, type; the first match wins
 _TABLE: Mapping[str, Sequence[_Rule]] = {
     "attn_v": (
         ("IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ2_M", lambda s: _grouped(s) or s.traits.experts >= 4, "Q4_K"),
@@ -164,7 +164,7 @@ _TABLE: Mapping[str, Sequence[_Rule]] = {
 _RULES = {
     role: [(frozenset(mixes.split()), holds, kind) for mixes, holds, kind in rules] for role, rules in _TABLE.items()
 }
-# Eight experts is Mixtral to llama-quantize: its small attention tensors are spared.
+# llama-quantize treats models with eight experts as Mixtral, whose small attention tensors get more bits
 _MIXTRAL_OUTPUT = _TINY | {
     "Q2_K",
     "IQ3_XS",
@@ -181,9 +181,12 @@ _MIXTRAL_OUTPUT = _TINY | {
 
 
 def choose(mix: str, slots: Sequence[TensorSlot], traits: MixTraits, overrides: Mapping[str, str]) -> list[str]:
-    """The type of each tensor; `slots` must be in file order. Overrides are patterns, the first match decides."""
+    """The type of each tensor; `slots` must be in file order, and the first matching override wins.
+
+    Raises `UsageError` for an unknown mix.
+    """
     if mix not in FILE_TYPES:
-        raise UsageError(f"no such quantisation: {mix}", hint=f"known: {', '.join(FILE_TYPES)}")
+        raise UsageError(f"unknown quantisation {mix}", hint=f"use one of {', '.join(FILE_TYPES)}")
     patterns = [(re.compile(pattern), kind) for pattern, kind in overrides.items()]
     totals: dict[str, int] = {}
     for name, _ in slots:
@@ -203,7 +206,7 @@ def choose(mix: str, slots: Sequence[TensorSlot], traits: MixTraits, overrides: 
 
 
 def quantisable(name: str, shape: tuple[int, ...]) -> bool:
-    """Norms, biases, routers and vectors stay in F32 in every mix."""
+    """Whether mixes apply to a tensor; norms, biases, routers and vectors are always F32."""
     return len(shape) > 1 and name.endswith(".weight") and "_norm." not in name and "ffn_gate_inp." not in name
 
 
@@ -250,8 +253,8 @@ def _mixtral(mix: str, role: str, base: str) -> str:
 
 
 def fitting(kind: str, columns: int) -> str:
-    """A type whose blocks divide the row."""
+    """`kind`, or a substitute whose blocks divide a row of `columns` elements."""
     if columns % BY_NAME[kind].block == 0:
         return kind
-    rounder = _ROUNDER.get(kind, kind)
-    return rounder if columns % BY_NAME[rounder].block == 0 else "F16"
+    small = _SMALL_BLOCK.get(kind, kind)
+    return small if columns % BY_NAME[small].block == 0 else "F16"

@@ -1,4 +1,4 @@
-"""Reads a `Profile` from a path, an address or a catalogue name."""
+"""Reads a `Profile` from a path, a URL or a catalogue name."""
 
 from pathlib import Path
 
@@ -12,17 +12,18 @@ from tokenmill.model.sources import UNREADABLE
 
 
 def read(where: str | Path, *, headers: dict[str, str] | None = None) -> Profile:
-    """Read a GGUF (any split, or an http(s) address), a folder of safetensors, or a catalogue entry.
+    """Read a GGUF (any split, or an http(s) URL), a folder of safetensors, or a catalogue entry.
 
-    `headers` go with HTTP requests.
+    `headers` are sent with HTTP requests. Raises `UnknownModel` if there is no such model, and other errors of
+    `tokenmill.errors.ModelError` if it cannot be read.
     """
     if is_url(where):
         return describe(read_headers(where, headers))
     if not str(where) or "://" in str(where):
-        raise UnknownModel(f"{str(where)!r} is no model", hint="give a file, a folder, an http(s) address, or a name")
+        raise UnknownModel(f"{str(where)!r} is not a model", hint="give a file, a folder, an http(s) URL, or a name")
     try:
         return _read_path(Path(where), str(where))
-    except OSError as error:  # a folder on the way that may not be entered, a name too long
+    except OSError as error:  # a folder without permission, a name that is too long
         raise ModelError(f"cannot read {where}: {error.strerror}", hint=UNREADABLE) from error
 
 
@@ -41,9 +42,7 @@ def _read_directory(path: Path) -> Profile:
     if len(ggufs) == 1:
         return describe(read_headers(ggufs[0]))
     if len(ggufs) > 1:
-        raise UnknownModel(f"{path} holds {len(ggufs)} models", hint=f"name one of them, for example {ggufs[0]}")
+        raise UnknownModel(f"{path} contains {len(ggufs)} models", hint=f"give one of them, for example {ggufs[0]}")
     if any(path.glob("*.safetensors*")) or (path / "config.json").is_file():
         return read_folder(path)
-    raise UnknownModel(
-        f"{path} holds neither GGUF nor safetensors files", hint="give the model's file or its own folder"
-    )
+    raise UnknownModel(f"{path} contains no GGUF or safetensors files", hint="give the model's file or its folder")

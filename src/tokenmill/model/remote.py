@@ -7,11 +7,11 @@ from tokenmill.model.sources import FIRST_PIECE_BYTES
 
 
 class UrlSource:
-    """A file on a server that answers HTTP range requests."""
+    """A file on a server that supports HTTP range requests. Raises `RemoteError`."""
 
     def __init__(self, url: str, headers: dict[str, str] | None = None) -> None:
         self.name = url
-        # No transport of our own: httpx would then ignore HTTPS_PROXY.
+        # without an explicit transport, which would make httpx ignore HTTPS_PROXY
         self._client = httpx.Client(headers=headers, follow_redirects=True, timeout=30)
         self._first = b""
         try:
@@ -41,7 +41,7 @@ class UrlSource:
                 return self._body(got, length), self._total(got)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             reason = str(error) or type(error).__name__
-            raise RemoteError(f"cannot read {self.name}: {reason}", hint="check the address and the network") from error
+            raise RemoteError(f"cannot read {self.name}: {reason}", hint="check the URL and the network") from error
 
     def _body(self, response: httpx.Response, length: int) -> bytes:
         body = bytearray()
@@ -49,7 +49,7 @@ class UrlSource:
             body += piece
             if len(body) > length:
                 raise RemoteError(
-                    f"{self.name}: the server sent more than was asked for",
+                    f"{self.name}: the server sent more than the requested {length} bytes",
                     hint="download the file and inspect it locally",
                 )
         return bytes(body)
@@ -58,7 +58,7 @@ class UrlSource:
         total = response.headers.get("content-range", "").rpartition("/")[2]
         if not (total.isascii() and total.isdigit() and len(total) < 20):
             raise RemoteError(
-                f"{self.name}: the server does not say how long the file is",
+                f"{self.name}: the server does not send the length of the file",
                 hint="download the file and inspect it locally",
             )
         return int(total)
@@ -66,12 +66,12 @@ class UrlSource:
     def _refused(self, status: int) -> RemoteError:
         if status == 200:
             return RemoteError(
-                f"{self.name}: the server ignores range requests, so its header cannot be read alone",
+                f"{self.name}: the server does not support range requests, so its header cannot be read alone",
                 hint="download the file and inspect it locally",
             )
         hints = {
             401: "the file needs a token; for a Hugging Face repository: tokenmill models pull hf:REPO:QUANT --dry-run",
-            403: "access to this file is restricted; accept its licence on the site or use a token",
-            404: "check the address; for a split model give the first file",
+            403: "access is restricted: accept the licence on the site or use a token",
+            404: "check the URL; for a split model give the first file",
         }
         return RemoteError(f"{self.name}: the server answered {status}", hint=hints.get(status))

@@ -1,7 +1,7 @@
-"""Byte sources of model files, and a cursor over a header.
+"""Access to the bytes of model files, and a cursor that reads headers.
 
-Tensor data is never mapped or read; `HeaderCursor` reads a header in bounded pieces, so an invalid length is detected
-before anything is allocated.
+`HeaderCursor` reads a header in bounded pieces and checks every length before it allocates memory. Tensor data is never
+read.
 """
 
 import os
@@ -15,13 +15,13 @@ from tokenmill.errors import CorruptModel, ModelError, UnknownModel
 from tokenmill.units import KIB, MIB, format_bytes
 
 FIRST_PIECE_BYTES = 64 * KIB
-LARGEST_PIECE_BYTES = 4 * MIB
-LONGEST_STRING_BYTES = 32 * MIB  # the longest real ones are embedded tokenizer.json files of a few MB
-MOST_HEADER_BYTES = 64 * MIB  # total of stored bytes, without skipped arrays
-MOST_PASSED_BYTES = 256 * MIB  # in skipped strings; the largest vocabularies have a few
+MAX_PIECE_BYTES = 4 * MIB
+MAX_STRING_BYTES = 32 * MIB  # the longest known strings are embedded tokenizer.json files of a few MB
+MAX_HEADER_BYTES = 64 * MIB  # without skipped arrays
+MAX_SKIPPED_STRING_BYTES = 256 * MIB  # of skipped strings; the largest vocabularies have a few MiB
 
 
-UNREADABLE = "check the path and who may read it"
+UNREADABLE = "check the path and its permissions"
 
 
 class ByteSource(Protocol):
@@ -47,14 +47,14 @@ class FileSource:
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError as error:
-            raise UnknownModel(f"no such file: {path}", hint="tokenmill models list shows what is here") from error
+            raise UnknownModel(f"no such file: {path}", hint="tokenmill models list shows all models") from error
         except OSError as error:
             raise ModelError(f"cannot read {path}: {error.strerror}", hint=UNREADABLE) from error
         found = os.fstat(self._fd)
         self.size = found.st_size
         if not stat.S_ISREG(found.st_mode):  # a pipe has no length and cannot be read twice
             os.close(self._fd)
-            raise ModelError(f"{path} is not an ordinary file", hint="give a file, not a pipe or a device")
+            raise ModelError(f"{path} is not a regular file", hint="give a file, not a pipe or a device")
 
     def read(self, offset: int, length: int) -> bytes:
         """Read up to `length` bytes."""
@@ -69,7 +69,7 @@ class FileSource:
 
 
 class HeaderCursor:
-    """Reads a header forwards in growing pieces; every length is checked against the remaining bytes."""
+    """Reads a header sequentially in growing pieces; checks every length against the remaining bytes."""
 
     def __init__(self, source: ByteSource) -> None:
         self.source = source
@@ -97,8 +97,8 @@ class HeaderCursor:
         if length > self.left:
             raise self.truncated(what)
         self._taken += length
-        if self._taken > MOST_HEADER_BYTES:
-            raise CorruptModel(f"{self.source.name}: the header claims more than {format_bytes(MOST_HEADER_BYTES)}")
+        if self._taken > MAX_HEADER_BYTES:
+            raise CorruptModel(f"{self.source.name}: the header exceeds {format_bytes(MAX_HEADER_BYTES)}")
         start = self.position - self._piece_start
         if not 0 <= start <= len(self._piece) - length:
             self._fetch(length, what)
@@ -113,22 +113,22 @@ class HeaderCursor:
         self.position += length
 
     def number(self, layout: struct.Struct, what: str) -> int | float | bool:
-        """One number."""
+        """Read one number."""
         value: int | float | bool = layout.unpack(self.take(layout.size, what))[0]
         return value
 
-    def string(self, what: str, longest: int = LONGEST_STRING_BYTES) -> str:
-        """One length-prefixed string; bytes that are not UTF-8 are shown as replacement characters."""
+    def string(self, what: str, longest: int = MAX_STRING_BYTES) -> str:
+        """Read one length-prefixed string; invalid UTF-8 becomes replacement characters."""
         length = int(self.number(U64, what))
         if length > longest:
-            raise CorruptModel(f"{self.source.name}: {what} claims to be {format_bytes(length)} long")
+            raise CorruptModel(f"{self.source.name}: {what} has an impossible length of {format_bytes(length)}")
         return self.take(length, what).decode("utf-8", "replace")
 
     def skip_strings(self, count: int, what: str) -> None:
         """Skip `count` length-prefixed strings."""
         self.strings_skipped += count
-        # Every leap beyond the current piece reads another one: without an end to them, most of the file.
-        furthest = min(self.position + 8 * count + MOST_PASSED_BYTES, self.source.size)
+        # each skip beyond the current piece reads another one, so without a limit this could read most of the file
+        furthest = min(self.position + 8 * count + MAX_SKIPPED_STRING_BYTES, self.source.size)
         for _ in range(count):
             start = self.position - self._piece_start
             if 0 <= start <= len(self._piece) - 8:
@@ -141,21 +141,21 @@ class HeaderCursor:
                 raise self.truncated(what) if furthest == self.source.size else self.too_long(what)
 
     def too_long(self, what: str) -> CorruptModel:
-        """The error for strings that no vocabulary needs."""
-        return CorruptModel(f"{self.source.name}: {what} claims more than {format_bytes(MOST_PASSED_BYTES)} of text")
+        """The error for strings that are larger than any vocabulary."""
+        return CorruptModel(f"{self.source.name}: {what} exceeds {format_bytes(MAX_SKIPPED_STRING_BYTES)} of text")
 
     def truncated(self, what: str) -> CorruptModel:
         """The error for a file that ends inside `what`."""
         return CorruptModel(
             f"{self.source.name} ends inside {what} (the file has {self.source.size} bytes)",
-            hint="the file is damaged or its download is not complete: fetch it again",
+            hint="the file is damaged or its download is incomplete: download it again",
         )
 
     def _fetch(self, length: int, what: str) -> None:
         wanted = min(max(length, self._next_bytes), self.left)
         self._piece = self.source.read(self.position, wanted)
         self._piece_start = self.position
-        self._next_bytes = min(self._next_bytes * 4, LARGEST_PIECE_BYTES)
+        self._next_bytes = min(self._next_bytes * 4, MAX_PIECE_BYTES)
         if len(self._piece) < length:
             raise self.truncated(what)
 

@@ -1,8 +1,7 @@
 """Tensor types: elements and bytes per block.
 
-Mainline types equal those of the `gguf` package, which a test verifies: importing that package takes a quarter of a
-second. ik_llama.cpp's additional types in the same number space, some with a few bytes per row, come from its
-`ggml.c` and gguf constants (June 2026).
+A test verifies that mainline types equal those of the `gguf` package, whose import takes a quarter of a second.
+ik_llama.cpp's additional types, some with a few bytes per row, come from its `ggml.c` and gguf constants (June 2026).
 """
 
 from dataclasses import dataclass
@@ -17,10 +16,10 @@ class BlockType:
     block: int  # elements per block
     block_bytes: int
     row_bytes: int = 0  # additional bytes per row
-    ik: bool = False  # only ik_llama.cpp knows it
+    ik: bool = False  # ik_llama.cpp only
 
     def tensor_bytes(self, shape: tuple[int, ...]) -> int:
-        """Bytes of a tensor; ValueError when a row is not whole blocks."""
+        """Bytes of a tensor. Raises `ValueError` if a row is not a whole number of blocks."""
         if shape[0] % self.block:
             raise ValueError(f"a row of {shape[0]} is not a multiple of {self.name}'s block of {self.block}")
         return (shape[0] // self.block * self.block_bytes + self.row_bytes) * prod(shape[1:])
@@ -120,7 +119,7 @@ BY_NUMBER: dict[int, BlockType] = {number: BlockType(name, block, size) for numb
 BY_NAME: dict[str, BlockType] = {kind.name: kind for kind in BY_NUMBER.values()}
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q6_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl", "fp8")
-"""Types for K and V in the engines; q6_0 is ik_llama.cpp's, fp8 is vLLM's."""
+"""Types of K and V caches; only ik_llama.cpp has q6_0, only vLLM fp8."""
 
 
 def tensor_bytes(name: str, shape: tuple[int, ...]) -> int:
@@ -129,7 +128,7 @@ def tensor_bytes(name: str, shape: tuple[int, ...]) -> int:
 
 
 def cache_bytes(cache_type: str, elements: int) -> float:
-    """Bytes of `elements` cache elements; a float, for one token may be part of a block."""
+    """Bytes of `elements` cache elements; a float, because the elements may be a part of a block."""
     if cache_type == "fp8":
         return float(elements)
     kind = BY_NAME[cache_type.upper()]

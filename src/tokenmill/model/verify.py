@@ -1,9 +1,9 @@
-"""Compare the files of a model with their published hashes, and check that their structure is complete.
+"""Compares the files of a model with their published hashes and checks that their structure is complete.
 
-`files_of` finds the files, `published` finds what is known about their hashes, `verify` reads and compares them.
-Published hashes come from, in this order: the caller (a hash, or a Hugging Face repository), the hashes pinned in this
-package, the record that `tokenmill models pull` keeps next to a file, the names of files in the Hugging Face cache, and
-the hub's metadata for a file that was pulled without a hash. No file is ever changed or removed.
+`files_of` finds the files, `published` their hashes, `verify` reads and compares them. Published hashes come from, in
+this order: the caller (a hash, or a Hugging Face repository), the hashes pinned in this package, the record that
+`tokenmill models pull` keeps next to a file, the names of files in the Hugging Face cache, and the hub's metadata for
+a file that was pulled without a hash. Files are never changed or removed.
 """
 
 import errno
@@ -23,16 +23,16 @@ from tokenmill.model.pull.wheel import WHEELS
 
 VerifyVerdict = Literal["ok", "wrong", "unknown"]
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_REPORTED_BYTES = 16 << 20  # between two progress reports
+_REPORT_BYTES = 16 << 20  # between two progress reports
 _NOT_DAMAGE = frozenset((errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM))
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What is known about the hash of one file."""
+    """The published hashes of one file, or the reason why none is known."""
 
-    hashes: tuple[str, ...] = ()  # any of them is right; empty: no hash is known
-    source: str | None = None  # where they come from
+    hashes: tuple[str, ...] = ()  # the file must have one of them; empty: no hash is known
+    source: str | None = None
     reason: str | None = None  # why no hash is known
     official: bool = True  # False: recorded at download, but not published by the source
 
@@ -44,7 +44,7 @@ class CheckedFile:
     path: Path
     bytes: int | None  # None: the file is missing or unreadable
     verdict: VerifyVerdict
-    sha256: str | None  # None: it could not be read to its end
+    sha256: str | None  # None: the file could not be read to its end
     published_sha256: tuple[str, ...]
     source: str | None
     detail: str | None = None
@@ -55,11 +55,11 @@ class VerifiedModel:
     """The result for a model."""
 
     files: tuple[CheckedFile, ...]
-    structure: str | None  # what is wrong with the set of files; None: complete
+    structure: str | None  # the fault of the set of files; None: complete
 
     @property
     def verdict(self) -> VerifyVerdict:
-        """Wrong if any file or the set is; ok only if every file is."""
+        """`wrong` if a file or the set of files is wrong, `ok` only if every file is."""
         verdicts = {file.verdict for file in self.files}
         if self.structure is not None or "wrong" in verdicts:
             return "wrong"
@@ -67,12 +67,15 @@ class VerifiedModel:
 
 
 def files_of(where: Path) -> tuple[Path, ...]:
-    """All files of a model, given a GGUF (any split), a safetensors file or a folder; missing splits are included."""
+    """All files of a model, including missing splits; `where` is a GGUF (any split), a safetensors file or a folder.
+
+    Raises `UnknownModel` if there is no such model or the folder contains several.
+    """
     if where.is_dir():
         first_splits = [file for file in sorted(where.glob("*.gguf")) if split_of(file.name)[1] == 1]
         if len(first_splits) > 1:
             raise UnknownModel(
-                f"{where} holds {len(first_splits)} models", hint=f"name one of them, for example {first_splits[0]}"
+                f"{where} contains {len(first_splits)} models", hint=f"give one of them, for example {first_splits[0]}"
             )
         return files_of(first_splits[0]) if first_splits else tuple(shards_in(where, None))
     if not where.exists():
@@ -86,18 +89,18 @@ def files_of(where: Path) -> tuple[Path, ...]:
 
 
 def published(files: Sequence[Path], *, sha256: str | None = None, repo: str | None = None) -> dict[Path, Published]:
-    """What is known about the hash of each file.
+    """The published hashes of each file.
 
-    `sha256` is used for a single file, `repo` (OWNER/REPO) instead of everything recorded here; UsageError where they
-    cannot be used, PullError where the hub of a given `repo` cannot be asked.
+    `sha256` is the hash of a single file; `repo` (OWNER/REPO) replaces all recorded hashes. Raises `UsageError` if they
+    cannot be used and `PullError` if the hub does not answer for `repo`.
     """
     if sha256 is not None:
         if not _SHA256.fullmatch(sha256.lower()):
             raise UsageError(f"--sha256 must be 64 hexadecimal digits (got {sha256!r})")
         if len(files) != 1:
             raise UsageError(
-                f"--sha256 is for one file, and this model has {len(files)}",
-                hint="name one of its files, or compare all of them with --repo OWNER/REPO",
+                f"--sha256 applies to a single file, but this model has {len(files)}",
+                hint="give one of its files, or compare all of them with --repo OWNER/REPO",
             )
         return {files[0]: Published((sha256.lower(),), "--sha256")}
     if repo is not None:
@@ -106,7 +109,7 @@ def published(files: Sequence[Path], *, sha256: str | None = None, repo: str | N
 
 
 def _recorded(file: Path) -> Published:
-    """The hash that is known on this machine; the hub is asked only for a file that was pulled without one."""
+    """The hash recorded on this machine; queries the hub only for a file that was pulled without one."""
     note = read_note(file)
     pinned = WHEELS.get(note.name) if note is not None else None
     if pinned is not None:
@@ -114,14 +117,14 @@ def _recorded(file: Path) -> Published:
     if note is not None and note.sha256 is not None and note.published:
         return Published((note.sha256,), f"recorded when {note.name} was pulled")
     target = file.resolve()
-    if target.parent.name == "blobs" and _SHA256.fullmatch(target.name):  # the cache names LFS files by their hash
+    if target.parent.name == "blobs" and _SHA256.fullmatch(target.name):  # file names in the cache are hashes
         return Published((target.name,), "name of the file in the Hugging Face cache")
     if note is None or not note.name.startswith("hf:"):
         return Published(reason="no published hash is known for this file")
     try:
         found = _from_hub((file,), hub.parse(note.name).repo)[file]
     except (PullError, UsageError) as error:
-        found = Published(reason=f"no hash was published when it was pulled, and now: {error.message}")
+        found = Published(reason=f"it was pulled without a published hash, and the hub fails: {error.message}")
     if found.hashes or note.sha256 is None:
         return found
     return Published((note.sha256,), "computed when it was downloaded", found.reason, official=False)
@@ -132,7 +135,7 @@ def _from_hub(files: Sequence[Path], repo: str) -> dict[Path, Published]:
     found = {}
     for file in files:
         hashes = known.get(file.name, ())
-        reason = None if hashes else f"{repo} publishes no hash for a file of this name"
+        reason = None if hashes else f"{repo} has no published hash for a file of this name"
         found[file] = Published(hashes, f"metadata of hf:{repo}" if hashes else None, reason)
     return found
 
@@ -140,7 +143,7 @@ def _from_hub(files: Sequence[Path], repo: str) -> dict[Path, Published]:
 def verify(
     expected: Mapping[Path, Published], *, progress: DownloadProgress = lambda _done, _total: None
 ) -> VerifiedModel:
-    """Read every file to its end and compare it; `progress` is called with bytes read and bytes in total."""
+    """Read all files completely and compare their hashes; `progress` receives bytes read and total bytes."""
     sizes = {file: file.stat().st_size if file.is_file() else 0 for file in expected}
     total = sum(sizes.values())
     done = reported = 0
@@ -148,7 +151,7 @@ def verify(
     def read(count: int) -> None:
         nonlocal done, reported
         done += count
-        if done - reported >= _REPORTED_BYTES or done == total:
+        if done - reported >= _REPORT_BYTES or done == total:
             reported = done
             progress(done, total)
 
@@ -179,14 +182,14 @@ def _verdict(found: str, known: Published) -> tuple[VerifyVerdict, str | None]:
     if not known.hashes:
         return "unknown", known.reason
     if found not in known.hashes:
-        return "wrong", "its sha256 is not the published one" if known.official else "it changed since its download"
+        return "wrong", "sha256 differs from the published one" if known.official else "changed since its download"
     if not known.official:
         return "unknown", f"unchanged since its download, but {known.reason}"
     return "ok", None
 
 
 def _file_fault(file: Path) -> str | None:
-    """What is wrong with the structure of one file, such as tensors beyond its end."""
+    """The structural fault of one file, such as tensors beyond its end; None if there is none."""
     try:
         if file.suffix == ".safetensors":
             safetensors_header.read_header(file, split=True)
@@ -194,13 +197,13 @@ def _file_fault(file: Path) -> str | None:
             gguf.read_header(file)
     except (CorruptModel, MissingSplit) as error:
         return error.message
-    except ModelError:  # a version that is not known here says nothing about damage
+    except ModelError:  # an unsupported version does not mean damage
         return None
     return None
 
 
 def _set_fault(files: Sequence[Path]) -> str | None:
-    """What is wrong with the files together, such as splits of two models."""
+    """The fault of the set of files, such as splits of two models; None if there is none."""
     one_of_several = len(files) == 1 and split_of(files[0].name)[2] > 1
     if one_of_several or files[0].suffix == ".safetensors":
         return None

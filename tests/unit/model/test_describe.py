@@ -110,10 +110,10 @@ def test_splits_are_one_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"general.architecture": 3}, ModelError, "does not say its architecture"),
-        ({"llama.block_count": 4_000_000_000}, CorruptModel, "claims more than 4096 layers"),
-        ({"general.architecture": "a" * 300}, CorruptModel, "its architecture is a text of 300 letters"),
-        ({"llama.expert_count": 2, "llama.expert_used_count": 3}, CorruptModel, "claims to use 3 of 2 experts"),
+        ({"general.architecture": 3}, ModelError, "general.architecture"),
+        ({"llama.block_count": 4_000_000_000}, CorruptModel, "4096 layers"),
+        ({"general.architecture": "a" * 300}, CorruptModel, "300 characters"),
+        ({"llama.expert_count": 2, "llama.expert_used_count": 3}, CorruptModel, "3 of 2 experts"),
     ],
 )
 def test_wrong_keys(change: dict[str, Any], error: type[Exception], message: str, tmp_path: Path) -> None:
@@ -122,21 +122,21 @@ def test_wrong_keys(change: dict[str, Any], error: type[Exception], message: str
 
 
 def test_vocabulary_file_is_not_a_model(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="holds no tensors"):
+    with pytest.raises(ModelError, match="no tensors"):
         profile(tmp_path, TINY_KEYS, [])
 
 
-def test_guesses_are_said(tmp_path: Path) -> None:
+def test_guesses_are_reported(tmp_path: Path) -> None:
     keys = {"general.architecture": "novel"}
     found = profile(tmp_path, keys, MOE_TABLE)
     assert found.layers == 3
     assert found.bytes == profile(tmp_path, MOE_KEYS, MOE_TABLE).bytes
     text = " ".join(found.guesses)
     for words in (
-        "block_count is missing",
-        "'novel' is not known here",
-        "how many experts it uses",
-        "counted as nothing",
+        "block_count",
+        "'novel'",
+        "experts per token",
+        "size of the KV cache",
     ):
         assert words in text
 
@@ -162,7 +162,7 @@ def test_numbers_below_zero_are_not_believed(tmp_path: Path) -> None:
     keys = TINY_KEYS | {"llama.attention.head_count": value(-4, 5), "llama.attention.head_count_kv": value(-2, 5)}
     found = profile(tmp_path, keys, TINY_TABLE)
     assert found.cache_bytes(1000) == 0
-    assert any("do not say how large the KV cache is" in guess for guess in found.guesses)
+    assert any("size of the KV cache" in guess for guess in found.guesses)
 
 
 def test_many_embeddings_cost_no_more_than_many_other_tensors(tmp_path: Path) -> None:

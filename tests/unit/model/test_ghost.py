@@ -100,8 +100,8 @@ def test_a_filesystem_that_cannot_hold_the_size_is_said_and_nothing_is_left(tmp_
 def test_a_filesystem_without_holes_is_said_and_nothing_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ghost, "MOST_DISK_BYTES", -GIB)  # every file now looks fully allocated
-    with pytest.raises(TokenmillError, match="cannot make holes"):
+    monkeypatch.setattr(ghost, "MAX_DISK_BYTES", -GIB)  # every file now looks fully allocated
+    with pytest.raises(TokenmillError, match="sparse"):
         ghost.write("qwen3-32b:Q4_K_M", tmp_path / "ghost.gguf")
     assert list(tmp_path.iterdir()) == []
 

@@ -92,17 +92,18 @@ def test_no_space_gives_numbers_and_a_way_out(tmp_path: Path) -> None:
         check_space("m", tmp_path, 0, 1 << 60)
 
 
-def test_a_second_pull_waits_and_says_so(tmp_path: Path) -> None:
-    said = []
+def test_a_second_pull_waits_and_reports_it(tmp_path: Path) -> None:
+    lines: list[str] = []
     with (tmp_path / ".lock").open("w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
 
         def notify(text: str) -> None:
-            said.append(text)
+            lines.append(text)
             fcntl.flock(other, fcntl.LOCK_UN)
 
         with locked(tmp_path, "m", notify):
-            assert said == ["another tokenmill is pulling m; waiting for it"]
+            assert len(lines) == 1
+            assert "pulling m" in lines[0]
             with pytest.raises(BlockingIOError):
                 fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -163,25 +163,25 @@ def test_layers_of_known_families(case: str) -> None:
     layers = sum(count for count, _ in expected)
     assert runs(config, layers) == expected
     found = layout(ConfigReader(config), layers, Projections())
-    assert [guess for guess in found.guesses if "recurrent state is counted" not in guess] == []
+    assert [guess for guess in found.guesses if "recurrent state" not in guess] == []
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "words"),
     [
-        ({"model_type": "wobble", **WIDE}, "'wobble' is not known here"),
-        (dict(WIDE), "'unknown' is not known here"),
-        ({"model_type": "llama"}, "neither config nor tensors say"),
-        ({"model_type": "llama", **WIDE, "sliding_window": 4096}, "a sliding window but not its layers"),
-        (wide("llama", layer_types=["frob", "full_attention", "full_attention"]), "type frob are not known"),
+        ({"model_type": "wobble", **WIDE}, "'wobble'"),
+        (dict(WIDE), "'unknown'"),
+        ({"model_type": "llama"}, "size of the KV cache"),
+        ({"model_type": "llama", **WIDE, "sliding_window": 4096}, "sliding window"),
+        (wide("llama", layer_types=["frob", "full_attention", "full_attention"]), "type frob"),
         ({"model_type": "llama", **WIDE, "layer_types": ["full_attention"]}, "types of 1 of 3 layers"),
-        ({"model_type": "rwkv7", **WIDE}, "how large the recurrent state is"),
+        ({"model_type": "rwkv7", **WIDE}, "size of the recurrent state"),
         (wide("jamba", **JAMBA), "in 32-bit floats"),
     ],
 )
-def test_what_is_assumed_is_said(config: dict[str, Any], said: str) -> None:
+def test_assumptions_are_reported(config: dict[str, Any], words: str) -> None:
     guesses = layout(ConfigReader(config), 3, Projections()).guesses
-    assert [guess for guess in guesses if said in guess]
+    assert [guess for guess in guesses if words in guess]
 
 
 def test_rows_of_the_projections_win_over_the_config() -> None:

@@ -46,41 +46,41 @@ def test_fields_that_the_format_may_add_do_no_harm(tmp_path: Path) -> None:
 
 ROW = b'"t%d":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}'
 WRONG: list[tuple[str, Any, int, str]] = [
-    ("overlap", {"a": declared(), "b": declared(offsets=[1, 3])}, 3, "'b' overlaps another"),
-    ("gap", {"a": declared(), "b": declared(offsets=[3, 5])}, 5, "1 bytes before tensor 'b' belong to none"),
+    ("overlap", {"a": declared(), "b": declared(offsets=[1, 3])}, 3, "'b' overlaps"),
+    ("gap", {"a": declared(), "b": declared(offsets=[3, 5])}, 5, "1 bytes before tensor 'b'"),
     ("same place", {"a": declared(), "b": declared()}, 2, "overlaps"),
     ("late start", {"a": declared(offsets=[4, 6])}, 6, "4 bytes before"),
-    ("backwards", {"a": declared(offsets=[2, 0])}, 2, "'a' ends before it begins"),
+    ("backwards", {"a": declared(offsets=[2, 0])}, 2, "'a' ends before"),
     ("size", {"a": declared("F32")}, 2, "'a' is F32 [2] but takes 2 bytes"),
     ("huge shape", {"a": declared(shape=[1 << 62, 1 << 62])}, 2, "but takes 2 bytes"),
-    ("beyond numbers", {"a": declared(shape=[1 << 63])}, 2, "shape is not a short list"),
-    ("negative shape", {"a": declared(shape=[-2])}, 2, "shape is not a short list"),
-    ("shape of floats", {"a": declared(shape=[2.0])}, 2, "shape is not a short list"),
-    ("shape of truths", {"a": declared(shape=[True, True])}, 2, "shape is not a short list"),
-    ("shape of lists", {"a": declared(shape=[[2]])}, 2, "shape is not a short list"),
-    ("shape of words", {"a": declared(shape="2")}, 2, "shape is not a short list"),
-    ("long shape", {"a": declared(shape=[1] * 17)}, 2, "shape is not a short list"),
-    ("negative offset", {"a": declared(offsets=[-1, 1])}, 2, "not a pair of offsets"),
-    ("three offsets", {"a": declared(offsets=[0, 1, 2])}, 2, "not a pair of offsets"),
-    ("offset of words", {"a": declared(offsets=["0", "2"])}, 2, "not a pair of offsets"),
-    ("type of numbers", {"a": declared(3)}, 2, "type is not a name"),
-    ("type of nothing", {"a": declared("")}, 2, "type is not a name"),
-    ("long type", {"a": declared("F" * 33)}, 2, "type is not a name"),
-    ("control characters in a type", {"a": declared("\x1b[2J")}, 2, "type is not a name"),
-    ("no place", {"a": {"dtype": "U8", "shape": [2]}}, 2, "'a' lacks a type, a shape or a place"),
+    ("beyond numbers", {"a": declared(shape=[1 << 63])}, 2, "shape"),
+    ("negative shape", {"a": declared(shape=[-2])}, 2, "shape"),
+    ("shape of floats", {"a": declared(shape=[2.0])}, 2, "shape"),
+    ("shape of truths", {"a": declared(shape=[True, True])}, 2, "shape"),
+    ("shape of lists", {"a": declared(shape=[[2]])}, 2, "shape"),
+    ("shape of words", {"a": declared(shape="2")}, 2, "shape"),
+    ("long shape", {"a": declared(shape=[1] * 17)}, 2, "shape"),
+    ("negative offset", {"a": declared(offsets=[-1, 1])}, 2, "data_offsets"),
+    ("three offsets", {"a": declared(offsets=[0, 1, 2])}, 2, "data_offsets"),
+    ("offset of words", {"a": declared(offsets=["0", "2"])}, 2, "data_offsets"),
+    ("type of numbers", {"a": declared(3)}, 2, "dtype"),
+    ("type of nothing", {"a": declared("")}, 2, "dtype"),
+    ("long type", {"a": declared("F" * 33)}, 2, "dtype"),
+    ("control characters in a type", {"a": declared("\x1b[2J")}, 2, "dtype"),
+    ("no place", {"a": {"dtype": "U8", "shape": [2]}}, 2, "'a' lacks"),
     ("number for a tensor", {"a": 7}, 2, "'a' lacks"),
     ("nothing for a tensor", {"a": None}, 2, "'a' lacks"),
-    ("no name", {"": declared()}, 2, "no proper name"),
-    ("control characters", {"a\x1b[2J": declared()}, 2, "no proper name"),
-    ("half a character", b'{"\\ud800":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}', 2, "no proper name"),
-    ("long name", {"n" * 513: declared()}, 2, "no proper name"),
-    ("twice", b"{" + ROW % 0 + b"," + ROW % 0 + b"}", 2, "names the same thing twice"),
-    ("twice inside", b"{" + ROW.replace(b"[1]", b'[1],"shape":[1]') % 0 + b"}", 1, "names the same thing twice"),
-    ("cut JSON", b'{"a":{"dtype":"U8"', 2, "not valid JSON"),
-    ("not UTF-8", b'{"\xff":1}', 2, "not valid JSON"),
-    ("number with 5000 digits", b'{"a":' + b"9" * 5000 + b"}", 2, "not valid JSON"),
-    ("deep", b'{"a":' + b"[" * 100_000, 2, "not valid JSON"),
-    ("zero bytes", b"{" + b"\0" * 50, 2, "no table of tensors"),
+    ("no name", {"": declared()}, 2, "unprintable name"),
+    ("control characters", {"a\x1b[2J": declared()}, 2, "unprintable name"),
+    ("half a character", b'{"\\ud800":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}', 2, "unprintable name"),
+    ("long name", {"n" * 513: declared()}, 2, "unprintable name"),
+    ("twice", b"{" + ROW % 0 + b"," + ROW % 0 + b"}", 2, "duplicate"),
+    ("twice inside", b"{" + ROW.replace(b"[1]", b'[1],"shape":[1]') % 0 + b"}", 1, "duplicate"),
+    ("cut JSON", b'{"a":{"dtype":"U8"', 2, "JSON"),
+    ("not UTF-8", b'{"\xff":1}', 2, "JSON"),
+    ("number with 5000 digits", b'{"a":' + b"9" * 5000 + b"}", 2, "JSON"),
+    ("deep", b'{"a":' + b"[" * 100_000, 2, "JSON"),
+    ("zero bytes", b"{" + b"\0" * 50, 2, "not a table of tensors"),
     ("bytes after the last", {"a": declared()}, 9, "7 bytes after its last tensor"),
 ]
 
@@ -100,13 +100,13 @@ def test_what_breaks_the_format_is_refused(tmp_path: Path, content: Any, data: i
 def test_a_file_cut_off_anywhere(tmp_path: Path, cut: int, split: bool, error: type[ModelError]) -> None:
     path = write_file(tmp_path / "x.safetensors", {"a": ("BF16", [30, 30])})
     os.truncate(path, path.stat().st_size + cut if cut < 0 else cut)
-    with pytest.raises(error, match="cut off"):
+    with pytest.raises(error, match="truncated"):
         read_header(path, split=split)
 
 
 def test_no_length_is_believed_beyond_the_formats_limit(tmp_path: Path) -> None:
     for length in (100_000_001, (1 << 64) - 1):
-        with pytest.raises(CorruptModel, match="does not begin with a safetensors header"):
+        with pytest.raises(CorruptModel, match="safetensors header"):
             read_header(write_raw(tmp_path / "x.safetensors", b"{}", length=length))
 
 

@@ -142,32 +142,32 @@ def test_rows_that_a_type_does_not_divide_get_the_nearest_that_does(tmp_path: Pa
 @pytest.mark.parametrize(
     ("kind", "asked", "words"),
     [
-        ("dense", {"experts": 4}, "no experts"),
-        ("moe", {"dense_ff": 4}, "no dense-ff"),
-        ("moe-mla", {"kv_heads": 4}, "no kv-heads"),
-        ("moe", {"used": 17}, "--used is more than --experts"),
-        ("moe", {"heads": 8, "kv_heads": 3}, "not a multiple of --kv-heads"),
+        ("dense", {"experts": 4}, "--experts"),
+        ("moe", {"dense_ff": 4}, "--dense-ff"),
+        ("moe-mla", {"kv_heads": 4}, "--kv-heads"),
+        ("moe", {"used": 17}, "--used"),
+        ("moe", {"heads": 8, "kv_heads": 3}, "--heads"),
         ("moe", {"head_dim": 30}, "--head-dim"),
         ("moe", {"embed": 100}, "--embed"),
-        ("moe", {"vocab": 200}, "--vocab is less than 260"),
-        ("moe", {"layers": 0}, "not a size"),
-        ("moe-mla", {"layers": 1}, "--layers is less than 2"),
+        ("moe", {"vocab": 200}, "--vocab must be at least 260"),
+        ("moe", {"layers": 0}, "got 0"),
+        ("moe-mla", {"layers": 1}, "--layers must be at least 2"),
         ("moe-mla", {"layers": 27}, "DeepSeek-V2-Lite"),
-        ("dense", {"layers": 10**20}, "--layers 100000000000000000000 is too large"),
-        ("dense", {"vocab": 4_000_000_000}, "--vocab 4000000000 is too large"),
-        ("moe", {"experts": 1 << 32}, "--experts 4294967296 is too large"),
-        ("moe", {"context": 1 << 32}, "--context 4294967296 is too large"),
-        ("moe", {"expert_ff": 1 << 32}, "--expert-ff 4294967296 is too large"),
+        ("dense", {"layers": 10**20}, "--layers must be at most 512"),
+        ("dense", {"vocab": 4_000_000_000}, "--vocab must be at most"),
+        ("moe", {"experts": 1 << 32}, "--experts must be at most 1024"),
+        ("moe", {"context": 1 << 32}, "--context must be at most"),
+        ("moe", {"expert_ff": 1 << 32}, "--expert-ff must be at most"),
     ],
 )
-def test_sizes_that_cannot_be_are_refused(kind: SyntheticKind, asked: dict[str, int | None], words: str) -> None:
+def test_impossible_sizes_are_refused(kind: SyntheticKind, asked: dict[str, int | None], words: str) -> None:
     with pytest.raises(UsageError, match=words) as caught:
         generate.sizes(kind, asked)
     assert caught.value.hint
 
 
 def test_a_seed_below_zero_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="--seed -1"):
+    with pytest.raises(UsageError, match="--seed .*-1"):
         generate.write("dense", generate.sizes("dense", {}), tmp_path / "model.gguf", seed=-1)
 
 

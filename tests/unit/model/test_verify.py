@@ -148,7 +148,7 @@ def test_the_hugging_face_cache_names_files_by_their_hash(tmp_path: Path) -> Non
 
 
 def test_progress_counts_every_byte_of_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_REPORTED_BYTES", 1000)
+    monkeypatch.setattr(module, "_REPORT_BYTES", 1000)
     paths = splits(tmp_path)
     total = sum(path.stat().st_size for path in paths)
     told: list[tuple[int, int | None]] = []

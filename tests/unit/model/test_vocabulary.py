@@ -19,7 +19,7 @@ def test_the_alphabet_has_a_letter_for_each_byte() -> None:
     assert not any(letter.isspace() for letter in letters)
 
 
-@given(size=st.integers(vocabulary.smallest(SPECIAL), 30_000), speakable=st.booleans())
+@given(size=st.integers(vocabulary.min_size(SPECIAL), 30_000), speakable=st.booleans())
 def test_any_size_gives_distinct_tokens_and_merges_whose_halves_come_first(size: int, speakable: bool) -> None:
     made = vocabulary.build(size, SPECIAL, speakable=speakable)
     assert len(made.tokens) == len(made.types) == len(set(made.tokens)) == size

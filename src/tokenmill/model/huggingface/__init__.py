@@ -1,8 +1,9 @@
 """Checkpoints as vLLM and transformers load them, described by config.json and safetensors headers.
 
+safetensors         the entry point; reads a folder into a `Profile`
+safetensors_header  reads the header of one file
 config              the fields of config.json, and the size of recurrent state
 tensors             classes of tensors by name or shape; widths of keys and values
-kv_layout           what each layer keeps per token
-quantization        how the checkpoint was quantised
-safetensors_header  one file's header;  safetensors  the whole folder to a `ModelProfile`
+kv_layout           the KV cache of each layer
+quantization        the quantisation scheme, and the parameters of stored tensors
 """

@@ -1,7 +1,7 @@
 """Reads config.json and the small JSON files of a checkpoint.
 
-Values of a wrong type count as absent; callers record a guess in the profile if they need one. In multimodal configs
-the language model's section takes precedence over the surrounding one.
+Values of a wrong type count as missing; callers that need one add a guess to the profile. In multimodal configs the
+language model's section takes precedence over the surrounding one.
 """
 
 import json
@@ -21,40 +21,40 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "tekk
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Read one JSON object; raises ModelError naming the file."""
+    """Read one JSON object. Raises `ModelError` with the path."""
     try:
         info = path.stat()
         if not stat.S_ISREG(info.st_mode):
             raise CorruptModel(f"{path} is not a regular file")
         if info.st_size > MAX_JSON_BYTES:
-            raise CorruptModel(f"{path} has {info.st_size} bytes, too many for such a file")
+            raise CorruptModel(f"{path} has {info.st_size} bytes, but at most {MAX_JSON_BYTES} are allowed")
         raw = path.read_bytes()
     except OSError as error:
         raise ModelError(f"cannot read {path}: {error.strerror or error}") from error
     if raw.count(b",") + raw.count(b":") > _MAX_DELIMITERS:
-        raise CorruptModel(f"{path} has too many entries to be real")
+        raise CorruptModel(f"{path} has more than {_MAX_DELIMITERS} entries")
     try:
         value = json.loads(raw.decode("utf-8"))
     except (ValueError, RecursionError):
-        raise CorruptModel(f"{path} is not valid JSON", hint="fetch this file again") from None
+        raise CorruptModel(f"{path} is not valid JSON", hint="download this file again") from None
     if not isinstance(value, dict):
-        raise CorruptModel(f"{path} is not a JSON object", hint="fetch this file again")
+        raise CorruptModel(f"{path} is not a JSON object", hint="download this file again")
     return value
 
 
 def printable(value: object) -> str | None:
-    """A short text that is safe to show, or None."""
+    """`value` if it is a short printable text, else None."""
     return value if isinstance(value, str) and value.isprintable() and 0 < len(value) <= 200 else None
 
 
 class ConfigReader:
-    """Typed lookups in a configuration; a value of a wrong type counts as absent."""
+    """Typed lookups in a configuration; a value of a wrong type counts as missing."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = values
 
     def count(self, *keys: str) -> int | None:
-        """The first of these that is a positive integer; of a list (one per layer) the largest."""
+        """The first value that is a positive integer, or the largest of a list (one per layer)."""
         for key in keys:
             value = self.values.get(key)
             items = value if isinstance(value, list) else (value,)
@@ -63,13 +63,13 @@ class ConfigReader:
         return None
 
     def numbers(self, key: str) -> tuple[int, ...]:
-        """A list of integers; empty where it is anything else."""
+        """A list of integers; empty for any other value."""
         value = self.values.get(key)
         valid = isinstance(value, list) and all(type(item) is int and abs(item) <= _MAX_COUNT for item in value)
         return tuple(value) if valid and value else ()
 
     def words(self, *keys: str) -> tuple[str, ...]:
-        """The first of these that is a list of texts; empty where none is."""
+        """The first value that is a list of texts; empty if there is none."""
         for key in keys:
             value = self.values.get(key)
             if isinstance(value, list) and value and all(printable(item) for item in value):
@@ -77,22 +77,22 @@ class ConfigReader:
         return ()
 
     def word(self, *keys: str) -> str | None:
-        """The first of these that is a short text."""
+        """The first value that is a short text; None if there is none."""
         return next((text for key in keys if (text := printable(self.values.get(key)))), None)
 
     def flag(self, key: str) -> bool | None:
-        """True or False where the config says so."""
+        """A boolean; None for any other value."""
         value = self.values.get(key)
         return value if isinstance(value, bool) else None
 
     def part(self, key: str) -> "ConfigReader":
-        """A nested table; empty where there is none."""
+        """A nested table; empty if it is missing."""
         value = self.values.get(key)
         return ConfigReader(value if isinstance(value, Mapping) else {})
 
 
 def language_model(config: Mapping[str, Any]) -> ConfigReader:
-    """The language model's settings: its own part laid over what surrounds it."""
+    """The settings of the language model: its section merged over the surrounding ones."""
     merged = dict(config)
     inner = config
     for _ in _PARTS:
@@ -105,7 +105,7 @@ def language_model(config: Mapping[str, Any]) -> ConfigReader:
 
 
 def declared_layers(settings: ConfigReader) -> int | None:
-    """Layers that decode, as the config counts them."""
+    """Number of decoding layers in the config."""
     return settings.count("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
 
@@ -131,7 +131,7 @@ def declared_experts(settings: ConfigReader) -> tuple[int | None, int | None, in
 
 
 def declared_context(settings: ConfigReader) -> int | None:
-    """The longest context that the model was made for."""
+    """The longest context that the model was trained for."""
     return settings.count(
         "max_position_embeddings",
         "max_sequence_length",
@@ -144,17 +144,17 @@ def declared_context(settings: ConfigReader) -> int | None:
 
 
 def declared_heads(settings: ConfigReader) -> tuple[int | None, int | None]:
-    """Query heads, and key-value heads where the config names them."""
+    """Number of query heads, and of KV heads if the config has it."""
     inner = settings.part("attn_config")
     heads = settings.count("num_attention_heads", "n_head", "n_heads", "num_heads") or inner.count("n_heads")
     if settings.flag("multi_query") and not settings.flag("new_decoder_architecture"):
-        return heads, 1  # falcon and gpt_bigcode; falcon's num_kv_heads is meaningless then
+        return heads, 1  # falcon and gpt_bigcode, where num_kv_heads does not apply
     kv_heads = settings.count("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num")
     return heads, kv_heads or inner.count("kv_n_heads")
 
 
 def tokenizer_in(folder: Path, settings: ConfigReader) -> Tokenizer:
-    """What the folder carries to turn text into tokens and messages into text."""
+    """The tokenizer and chat template in a folder."""
     model = next((name for name in _TOKENIZER_FILES if (folder / name).is_file()), None)
     template = (folder / "chat_template.jinja").is_file()
     for name in ("tokenizer_config.json", "chat_template.json"):
@@ -164,15 +164,15 @@ def tokenizer_in(folder: Path, settings: ConfigReader) -> Tokenizer:
 
 
 def state_dtype(settings: ConfigReader) -> str | None:
-    """The type the config wants the state kept in, where it says."""
+    """The type of recurrent state in the config; None if it is missing."""
     return settings.word("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
 
 
 def state_bytes(settings: ConfigReader, family: str) -> int | None:
-    """Bytes of one sequence's recurrent state in one layer; None where the config does not say.
+    """Bytes of one sequence's recurrent state in one layer; None if the config does not contain its size.
 
-    The state proper is counted in 32-bit floats unless the config says 16, the convolution's tail in the
-    weights' 16 bits, as vLLM keeps them.
+    As in vLLM, the state is stored in 32-bit floats unless the config sets 16 bits, and the convolution's last inputs
+    in 16 bits like the weights.
     """
     state_size = 2 if (state_dtype(settings) or "").endswith("float16") else 4
     for rule in (_delta_net, _kimi_delta, _mamba2, _mamba1, _short):
@@ -182,7 +182,7 @@ def state_bytes(settings: ConfigReader, family: str) -> int | None:
     return None
 
 
-_Sizes = tuple[int, int] | None  # elements of state, elements of the convolution's tail
+_Sizes = tuple[int, int] | None  # elements of state, elements of the convolution's last inputs
 
 
 def _delta_net(settings: ConfigReader, _family: str) -> _Sizes:
@@ -207,7 +207,7 @@ def _kimi_delta(settings: ConfigReader, _family: str) -> _Sizes:
 
 
 def _mamba2(settings: ConfigReader, family: str) -> _Sizes:
-    # Plain names only where no attention could claim them.
+    # num_heads and head_dim mean attention heads in other families
     heads = settings.count("mamba_num_heads", "mamba_n_heads", "n_mamba_heads", *(["num_heads"] * (family == "mamba2")))
     dim = settings.count("mamba_head_dim", "mamba_d_head", "mamba_headdim", *(["head_dim"] * (family == "mamba2")))
     state = settings.count("ssm_state_size", "mamba_d_state", "state_size")
@@ -232,7 +232,7 @@ def _mamba1(settings: ConfigReader, family: str) -> _Sizes:
 
 
 def _short(settings: ConfigReader, family: str) -> _Sizes:
-    """Convolutions alone (lfm2), RecurrentGemma's linear unit, MiniMax's lightning attention."""
+    """lfm2's convolutions, RecurrentGemma's linear unit and MiniMax's lightning attention."""
     hidden = settings.count("hidden_size")
     if hidden and (cache := settings.count("conv_L_cache")):
         return 0, hidden * (cache - 1)

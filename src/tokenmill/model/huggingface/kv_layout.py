@@ -1,8 +1,8 @@
-"""What each layer of a Hugging Face model keeps per token, from config.json and the projections' shapes.
+"""Derives the KV cache of each layer of a Hugging Face model from config.json and the projections' shapes.
 
-Which layers attend to everything, to a window or chunk, or keep a recurrent state instead is what the config
-says; how wide K and V are is read off `k_proj` and `v_proj` where the table has them, so that layers may differ.
-A family that is not known here is read as ordinary attention and said to be a guess.
+The kind of each layer (full attention, window, chunk, recurrent) comes from the config. The widths of K and V are those
+of `k_proj` and `v_proj` if these exist, so that layers can differ. Unknown families are treated as ordinary attention,
+which is reported as a guess.
 """
 
 from collections.abc import Mapping
@@ -153,23 +153,23 @@ _NO_ATTENTION = frozenset({"mamba", "mamba2", "falcon_mamba", "rwkv", "rwkv7", "
 
 @dataclass(frozen=True, slots=True)
 class Projections:
-    """What the tensor table shows of attention: rows of `k_proj` and `v_proj` by layer."""
+    """Facts about attention from the tensor table, by layer."""
 
-    k_rows: Mapping[int, int] = field(default_factory=dict)
-    v_rows: Mapping[int, int] = field(default_factory=dict)
+    k_rows: Mapping[int, int] = field(default_factory=dict)  # rows of `k_proj`
+    v_rows: Mapping[int, int] = field(default_factory=dict)  # rows of `v_proj`
     query_only: frozenset[int] = frozenset()  # layers that project queries but no keys or values
     stateful: frozenset[int] = frozenset()  # layers with a recurrence or convolution and no projected queries or keys
-    attending: frozenset[int] = frozenset()  # layers with any tensor of attention or its like
+    attending: frozenset[int] = frozenset()  # layers with any tensor of class attention
 
 
 def layout(settings: ConfigReader, layers: int, seen: Projections) -> CacheLayout:
-    """The cache of every layer that decodes."""
+    """Derive the cache of all decoding layers."""
     family = (settings.word("model_type") or "").removesuffix("_text")
     guesses = []
     if family not in _KNOWN:
-        guesses.append(f"model type {family or 'unknown'!r} is not known here: its cache is read off its config alone")
+        guesses.append(f"model type {family or 'unknown'!r} is unknown, so its cache is derived from the config alone")
     kinds, doubt = _kinds(settings, family, layers)
-    shared = settings.count("num_kv_shared_layers") or 0  # the last ones use the keys and values of earlier layers
+    shared = settings.count("num_kv_shared_layers") or 0  # the last layers use keys and values of earlier ones
     for index in range(layers):
         if index >= layers - shared or (seen.attending and index not in seen.attending):
             kinds[index] = "none"
@@ -180,20 +180,20 @@ def layout(settings: ConfigReader, layers: int, seen: Projections) -> CacheLayou
         doubt += _state_doubts(settings, state)
     found = [_layer(settings, kind, index, seen, state or 0) for index, kind in enumerate(kinds)]
     if None in found:
-        doubt.append("neither config nor tensors say how large the KV cache is: it is counted as nothing")
+        doubt.append("config and tensors do not determine the size of the KV cache, so it counts as 0")
     return CacheLayout(tuple(cache or LayerCache("none") for cache in found), (*guesses, *doubt))
 
 
 def _state_doubts(settings: ConfigReader, state: int | None) -> list[str]:
     if state is None:
-        return ["the config does not say how large the recurrent state is: it is counted as nothing"]
+        return ["the config does not determine the size of the recurrent state, so it counts as 0"]
     if state_dtype(settings) is None:
-        return ["recurrent state is counted in 32-bit floats; the engine may keep it in 16"]
+        return ["recurrent state is assumed to be in 32-bit floats, but the engine may use 16 bits"]
     return []
 
 
 def _layer(settings: ConfigReader, kind: LayerKind, index: int, seen: Projections, state: int) -> LayerCache | None:
-    """One layer's cache; None where its size is not known."""
+    """One layer's cache; None if its size is unknown."""
     if kind == "none" or (index in seen.query_only and seen.k_rows and kind != "recurrent"):
         return LayerCache("none")  # no attention, or the keys and values of an earlier layer
     if kind == "recurrent":
@@ -228,7 +228,7 @@ def _attention(settings: ConfigReader, index: int, seen: Projections) -> LayerCa
 
 
 def _span(settings: ConfigReader, kind: LayerKind) -> int | None:
-    """Tokens a windowed or chunked layer sees; None where that is the whole context anyway."""
+    """Number of tokens that a windowed or chunked layer attends to; None if it is the whole context."""
     if kind == "chunked":
         span = settings.count("attention_chunk_size")
     else:
@@ -238,16 +238,14 @@ def _span(settings: ConfigReader, kind: LayerKind) -> int | None:
 
 
 def _kinds(settings: ConfigReader, family: str, layers: int) -> tuple[list[LayerKind], list[str]]:
-    """What each layer does, and what was doubtful about it."""
+    """The kind of each layer, and guesses."""
     listed = settings.words("layer_types", "layers_block_type")
     if listed:
         strange = sorted({word for word in listed[:layers] if word not in _KINDS})
-        doubt = (
-            [f"layers of type {', '.join(strange)} are not known here: counted as full attention"] if strange else []
-        )
+        doubt = [f"layers of unknown type {', '.join(strange)} count as full attention"] if strange else []
         if len(listed) < layers:
             doubt.append(
-                f"the config lists the types of {len(listed)} of {layers} layers: the rest counted as full attention"
+                f"the config lists types of {len(listed)} of {layers} layers; the others count as full attention"
             )
         found: list[LayerKind] = [_KINDS.get(word, "full") for word in listed[:layers]]
         return found + ["full"] * (layers - len(found)), doubt
@@ -262,7 +260,7 @@ def _kinds(settings: ConfigReader, family: str, layers: int) -> tuple[list[Layer
 
 
 def _by_letters(settings: ConfigReader, layers: int) -> list[LayerKind] | None:
-    """nemotron_h writes M-M*E, exaone4 LLLG."""
+    """Kinds as letters, such as M-M*E (nemotron_h) and LLLG (exaone4)."""
     letters = settings.word("hybrid_override_pattern", "sliding_window_pattern")
     if not letters or not set(letters) <= set(_LETTERS):
         return None
@@ -270,7 +268,7 @@ def _by_letters(settings: ConfigReader, layers: int) -> list[LayerKind] | None:
 
 
 def _by_numbers(settings: ConfigReader, layers: int) -> list[LayerKind] | None:
-    """Lists of 0 and 1: MiniMax's attention types, MiMo's windows, Llama 4's layers with rotary positions."""
+    """Kinds as a list of 0 and 1: attention in MiniMax, windows in MiMo, rotary positions in Llama 4."""
     names: tuple[tuple[str, LayerKind, LayerKind], ...] = (
         ("attn_type_list", "recurrent", "full"),
         ("hybrid_layer_pattern", "full", "window"),
@@ -285,7 +283,7 @@ def _by_numbers(settings: ConfigReader, layers: int) -> list[LayerKind] | None:
 
 
 def _by_index(settings: ConfigReader, layers: int) -> list[LayerKind] | None:
-    """Lists of the layers that attend in full; Kimi Linear counts from one."""
+    """Kinds as a list of layers with full attention or, in Kimi Linear, of linear ones counted from 1."""
     linear = settings.part("linear_attn_config").numbers("kda_layers")
     if linear:
         return ["recurrent" if index + 1 in set(linear) else "full" for index in range(layers)]
@@ -299,7 +297,7 @@ def _by_interval(settings: ConfigReader, layers: int) -> list[LayerKind] | None:
         return ["full" if index % period == offset else "recurrent" for index in range(layers)]
     if interval := settings.count("full_attention_interval"):
         return ["full" if (index + 1) % interval == 0 else "recurrent" for index in range(layers)]
-    if blocks := settings.words("block_types"):  # recurrent_gemma: attention there is always local
+    if blocks := settings.words("block_types"):  # recurrent_gemma, whose attention is always local
         cycled = islice(cycle(blocks), layers)
         return ["window" if word == "attention" else "recurrent" for word in cycled]
     if settings.count("attention_chunk_size"):
@@ -319,4 +317,4 @@ def _by_window(settings: ConfigReader, family: str, layers: int) -> tuple[list[L
         return ["full" if (index + 1) % every == 0 else "window" for index in range(layers)], []
     if family in _WINDOW_EVERYWHERE:
         return ["window"] * layers, []
-    return full, ["the config names a sliding window but not its layers: all are counted as full attention"]
+    return full, ["the config has a sliding window but not its layers, so all layers count as full attention"]

@@ -1,8 +1,8 @@
-"""The quantisation of a Hugging Face checkpoint, and the number of parameters that its stored numbers represent.
+"""Reads the quantisation scheme of a Hugging Face checkpoint, and counts the parameters of its stored tensors.
 
-Name and bits come from `quantization_config` (or ModelOpt's hf_quant_config.json). The number of values packed in one
-stored number comes from the shapes of weight and scale where possible, because configs list exceptions in the
-quantiser's own pattern language.
+Name and bits come from `quantization_config` (or ModelOpt's hf_quant_config.json). The number of values per stored
+number is derived from the shapes of weight and scale if possible, because configs list exceptions in the pattern
+language of each quantiser.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ from tokenmill.model.huggingface.tensors import OVERHEAD, storage
 
 @dataclass(frozen=True, slots=True)
 class QuantGroup:
-    """One kind of packed weight that the scheme declares."""
+    """One kind of packed weights in a scheme."""
 
     bits: int
     group_size: int | None = None  # weights under one scale
@@ -25,14 +25,14 @@ class QuantGroup:
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """The quantisation as its config states it."""
+    """The quantisation in the config."""
 
-    name: str | None = None  # nvfp4, awq-4bit, compressed-tensors w4a16; None: not quantised, or not said
+    name: str | None = None  # nvfp4, awq-4bit, compressed-tensors w4a16; None: not quantised, or unknown
     groups: tuple[QuantGroup, ...] = ()
 
 
 def scheme_of(config: Mapping[str, Any], quant_file: Mapping[str, Any] | None = None) -> Scheme:
-    """Read the scheme from config.json's `quantization_config` and, where there is one, hf_quant_config.json."""
+    """Read the scheme from config.json's `quantization_config`, else from hf_quant_config.json."""
     declared = config.get("quantization_config") or config.get("compression_config")
     if isinstance(declared, Mapping):
         method = _word(declared.get("quant_method")) or _word(declared.get("quant_type")) or "unknown"
@@ -152,16 +152,16 @@ class Meaning(NamedTuple):
 
     parameters: int
     type: str
-    guessed: bool = False  # neither shapes nor config say how many values one number packs
+    guessed: bool = False  # shapes and config do not determine the number of values per stored number
 
 
 Find = Callable[[str], StoredTensor | None]
 
 
 def meaning(name: str, stored: StoredTensor, find: Find, scheme: Scheme) -> Meaning:
-    """The number of parameters that a stored tensor represents, and its type name.
+    """The number of parameters in a stored tensor, and its type name.
 
-    `find` returns the tensor of another name. Scales, zero points and index tensors represent none.
+    `find` returns the tensor with another name. Scales, zero points and index tensors contain no parameters.
     """
     dtype = stored.dtype
     numbers = prod(stored.shape)
@@ -180,7 +180,7 @@ def meaning(name: str, stored: StoredTensor, find: Find, scheme: Scheme) -> Mean
 
 
 def _beside_weight(module: str, part: str, find: Find) -> bool:
-    """Plain `.scale` (DeepSeek) and `.biases` (MLX) are overhead only if they belong to a quantised weight."""
+    """Whether a `.scale` (DeepSeek) or `.biases` (MLX) belongs to a quantised weight and is therefore overhead."""
     if part == "biases":
         return find(f"{module}.scales") is not None
     weight = find(f"{module}.weight") if part == "scale" else None
@@ -188,7 +188,7 @@ def _beside_weight(module: str, part: str, find: Find) -> bool:
 
 
 def _by_scale(stored: StoredTensor, scale: StoredTensor, scheme: Scheme) -> Meaning:
-    """Integers with scales: what they pack follows from how many stored bits each scale covers."""
+    """Integers with scales, where the values per number follow from the number of stored bits per scale."""
     dtype = stored.dtype
     numbers = prod(stored.shape)
     width = DTYPE_BITS[stored.dtype]
@@ -216,7 +216,7 @@ def _scale(module: str, find: Find) -> StoredTensor | None:
 
 
 def _qweight_bits(module: str, find: Find) -> int | None:
-    """AWQ and GPTQ both keep [groups, out] scales and [groups, out packed] zero points."""
+    """Bits of AWQ and GPTQ weights, from the shapes [groups, out] of scales and [groups, out packed] of zeros."""
     zeros = find(f"{module}.qzeros")
     scales = find(f"{module}.scales")
     if zeros is None or scales is None or len(zeros[1]) != 2 or len(scales[1]) != 2 or not scales[1][1]:

@@ -1,7 +1,7 @@
 """Reads a folder of safetensors and its config.json, as vLLM and transformers do, into a `Profile`.
 
-Reads only headers. Experts stored as one tensor each become one row per layer and projection, as in GGUF. Sizes come
-from the tensor table; facts missing from the config (layers, experts per token, cache) are reported as guesses.
+Reads only headers. Experts in separate tensors become one row per layer and projection, as in GGUF. Sizes come from the
+tensor table; facts that the config lacks (layers, experts per token, cache) are assumed and reported as guesses.
 """
 
 import re
@@ -33,7 +33,7 @@ _PART_OF = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
 
 
 def shards_in(folder: Path, file: Path | None) -> dict[Path, frozenset[str]]:
-    """The files that hold the model, each with the tensors the index promises in it."""
+    """The files of the model, each with its tensors according to the index (empty without an index)."""
     index = folder / _INDEX
     if not index.is_file():
         others = sorted(folder.glob("*.safetensors.index.json"))
@@ -43,14 +43,14 @@ def shards_in(folder: Path, file: Path | None) -> dict[Path, frozenset[str]]:
         if file is None or file.name in promised:
             missing = next((name for name in promised if not (folder / name).is_file()), None)
             if missing is not None:
-                raise MissingSplit(f"{folder / missing} is missing; {index.name} lists it", hint="fetch that file")
+                raise MissingSplit(f"{folder / missing} is missing; {index.name} lists it", hint="download that file")
             return {folder / name: names for name, names in promised.items()}
     files = _unlisted(folder) if file is None else [file]
     if not files:
         other = next((kind for kind in ("*.gguf", "*.bin", "*.pth", "*.pt") if any(folder.glob(kind))), None)
         raise UsageError(
-            f"{folder} holds no safetensors files" + (f", only {other}" if other else ""),
-            hint="name the .gguf file itself" if other == "*.gguf" else "give a folder with *.safetensors",
+            f"{folder} contains no safetensors files" + (f", only {other}" if other else ""),
+            hint="give the .gguf file itself" if other == "*.gguf" else "give a folder with *.safetensors",
         )
     return {item: frozenset() for item in _whole_sets(files)}
 
@@ -58,21 +58,21 @@ def shards_in(folder: Path, file: Path | None) -> dict[Path, frozenset[str]]:
 def _promised(index: Path) -> dict[str, frozenset[str]]:
     weight_map = read_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise CorruptModel(f"{index} has no weight_map", hint="fetch this file again")
+        raise CorruptModel(f"{index} has no weight_map", hint="download this file again")
     by_file: dict[str, list[str]] = {}
     try:
         for tensor, file in weight_map.items():
             by_file.setdefault(file, []).append(tensor)
     except TypeError:
-        raise CorruptModel(f"{index}: its weight_map does not name files", hint="fetch this file again") from None
+        raise CorruptModel(f"{index}: weight_map contains no file names", hint="download this file again") from None
     for file in by_file:
         if not printable(file) or Path(file).name != file or not file.endswith(".safetensors"):
-            raise CorruptModel(f"{index} sends a tensor to {str(file)[:80]!r}, which is not a file of this folder")
+            raise CorruptModel(f"{index} contains {str(file)[:80]!r}, which is not the name of a safetensors file")
     return {file: frozenset(by_file[file]) for file in sorted(by_file)}
 
 
 def _unlisted(folder: Path) -> list[Path]:
-    """Without an index: model.safetensors alone, or everything but second copies and adapters."""
+    """The files of a folder without an index: model.safetensors, else all except second copies and adapters."""
     files = sorted(folder.glob("*.safetensors"))
     main = [file for file in files if file.name == "model.safetensors"]
     first = [file for file in files if not file.name.startswith(("consolidated", "adapter"))]
@@ -80,7 +80,7 @@ def _unlisted(folder: Path) -> list[Path]:
 
 
 def _whole_sets(files: Iterable[Path]) -> list[Path]:
-    """Files named 00001-of-00004 bring the rest of their set, which must be there."""
+    """Add the other files of sets named 00001-of-00004. Raises `MissingSplit`."""
     found: dict[Path, None] = {}
     for file in files:
         match = _PART_OF.fullmatch(file.name)
@@ -88,34 +88,37 @@ def _whole_sets(files: Iterable[Path]) -> list[Path]:
         for number in numbers:
             part = file.with_name(f"{match[1]}-{number:05d}-of-{match[3]}.safetensors") if match else file
             if part not in found and not part.is_file():
-                raise MissingSplit(f"{part} is missing, one of {len(numbers)} files", hint="fetch that file")
+                raise MissingSplit(f"{part} is missing, one of {len(numbers)} files", hint="download that file")
             found[part] = None
         found[file] = None
     return list(found)
 
 
 def headers_of(shards: Mapping[Path, frozenset[str]]) -> Iterator[SafetensorsHeader]:
-    """Read the headers one after another, checked against what the index promises."""
+    """Read the headers of all files and check them against the index."""
     for path, promised in shards.items():
         header = read_header(path, split=len(shards) > 1)
         if promised and (absent := promised.difference(entry.name for entry in header.entries)):
             raise CorruptModel(
-                f"{path} lacks {len(absent)} tensors that the index promises, such as {str(min(absent))[:80]!r}",
-                hint="index and files are of different versions: fetch both again",
+                f"{path} lacks {len(absent)} tensors of the index, such as {str(min(absent))[:80]!r}",
+                hint="index and files may be of different versions: download both again",
             )
         yield header
 
 
-MOST_LAYERS = 4096
-MOST_TENSORS = 1_000_000
-MOST_ROWS = 100_000  # with experts folded together, the largest models have a few thousand
+MAX_LAYERS = 4096
+MAX_TENSORS = 1_000_000
+MAX_ROWS = 100_000  # with experts folded together, the largest models have a few thousand
 _TYPE_NAMES = {"BF16": "bf16", "F16": "fp16", "F32": "fp32", "F8_E4M3": "fp8", "F8_E5M2": "fp8"}
 
 
 def read_folder(path: Path) -> Profile:
-    """Read a folder of safetensors, or one such file with config.json beside it."""
+    """Read a folder of safetensors, or one such file in the folder of its config.json.
+
+    Raises `UnknownModel`, `UsageError` or `ModelError`.
+    """
     if not path.exists():
-        raise UnknownModel(f"no model at {path}", hint="give a folder that holds config.json and *.safetensors")
+        raise UnknownModel(f"no model at {path}", hint="give a folder with config.json and *.safetensors")
     folder = path if path.is_dir() else path.parent
     shards = shards_in(folder, None if path.is_dir() else path)
     name = _folder_name(folder) if path.is_dir() or len(shards) > 1 else path.stem
@@ -137,8 +140,8 @@ class _About:
 def _about(folder: Path, name: str) -> _About:
     if not (folder / "config.json").is_file():
         raise UsageError(
-            f"{folder} has no config.json, which says what the tensors are for",
-            hint="put the model's config.json beside its safetensors files",
+            f"{folder} has no config.json, which describes the model",
+            hint="put the model's config.json into the folder of its safetensors files",
         )
     config = read_object(folder / "config.json")
     quant_path = folder / "hf_quant_config.json"
@@ -151,7 +154,7 @@ def _about(folder: Path, name: str) -> _About:
 
 @dataclass(slots=True)
 class _Row:
-    """Tensors that differ only in the number of their expert."""
+    """Tensors that differ only in the number of the expert."""
 
     count: int
     bytes: int
@@ -161,7 +164,7 @@ class _Row:
 
 @dataclass(slots=True)
 class _Table:
-    """The tensor table of all files, experts folded together; keyed by name and how it is stored."""
+    """The tensor table of all files with one row for all experts, by name and storage."""
 
     rows: dict[tuple[str, StoredTensor], _Row] = field(default_factory=dict)
     files: list[ModelFile] = field(default_factory=list)
@@ -183,7 +186,7 @@ def _fold(headers: Iterable[SafetensorsHeader]) -> _Table:
         table.files.append(ModelFile(str(header.path), header.file_bytes))
         for name, stored, begin, end in header.entries:
             if name in seen:
-                raise CorruptModel(f"{header.path} holds tensor {name!r}, which an earlier file holds too")
+                raise CorruptModel(f"{header.path} contains tensor {name!r}, which is also in an earlier file")
             seen.add(name)
             folded = EXPERT_INDEX.sub("*", name, count=1) if "experts." in name else name
             key = folded, stored
@@ -193,8 +196,8 @@ def _fold(headers: Iterable[SafetensorsHeader]) -> _Table:
             else:
                 row.count += 1
                 row.bytes += end - begin
-        if len(seen) > MOST_TENSORS or len(table.rows) > MOST_ROWS:
-            raise CorruptModel(f"{header.path.parent} holds {len(seen)} tensors, more than any model")
+        if len(seen) > MAX_TENSORS or len(table.rows) > MAX_ROWS:
+            raise CorruptModel(f"{header.path.parent} contains {len(seen)} tensors, more than any model")
     return table
 
 
@@ -207,7 +210,7 @@ def _profile(about: _About, table: _Table) -> Profile:
     meanings = {key: meaning(key[0], key[1], stored.get, about.scheme) for key in table.rows}
     tensors = tuple(_tensor(key, row, places[key], meanings[key]) for key, row in table.rows.items())
     if not any(tensor.elements for tensor in tensors):
-        raise CorruptModel(f"{about.folder} holds no weights", hint="this may be an unfinished download")
+        raise CorruptModel(f"{about.folder} contains no weights", hint="the download may be incomplete")
     cache = layout(settings, layers, projections((key[0], key[1], places[key]) for key in table.rows))
     heads, kv_heads = declared_heads(settings)
     return Profile(
@@ -232,7 +235,7 @@ def _profile(about: _About, table: _Table) -> Profile:
 def _tensor(key: tuple[str, StoredTensor], row: _Row, place: TensorRole, stands_for: Meaning) -> Tensor:
     name, stored = key
     shape = tuple(reversed(stored.shape))
-    if place.cls is TensorClass.ROUTED_EXPERTS and len(shape) > 3:  # blocks of mxfp4: matrices cut into rows of blocks
+    if place.cls is TensorClass.ROUTED_EXPERTS and len(shape) > 3:  # MXFP4 has additional dimensions for blocks
         shape = (prod(shape[:-2]), *shape[-2:])
     return Tensor(
         name=name,
@@ -248,31 +251,31 @@ def _tensor(key: tuple[str, StoredTensor], row: _Row, place: TensorRole, stands_
 
 
 def _layers(settings: ConfigReader, stored: Mapping[str, StoredTensor], folder: Path) -> tuple[int, list[str]]:
-    """Number of decoding layers; later ones that only predict further tokens are excluded."""
+    """Number of decoding layers, without later ones for multi-token prediction, and guesses."""
     declared = declared_layers(settings)
     guesses = []
     places = (classify_hf(name, kept.shape) for name, kept in stored.items())
     present = 1 + max((place.layer for place in places if place.layer is not None), default=-1)
     if settings.flag("is_encoder_decoder"):
-        guesses.append("an encoder-decoder: layers of both halves are counted together, its cache as a decoder's")
+        guesses.append("an encoder-decoder model: layers of both halves count, with a cache like a decoder's")
         declared = max(declared or 0, present)
     if declared is None:
-        guesses.append("config.json does not say how many layers there are: they are counted from the tensor names")
+        guesses.append("config.json has no number of layers, so they are counted by tensor names")
     elif declared > present:
-        guesses.append(f"config.json says {declared} layers, the tensors show {present}")
+        guesses.append(f"config.json has {declared} layers, but the tensors have {present}")
     elif declared < present and not settings.count("num_nextn_predict_layers", "mtp_num_hidden_layers"):
         guesses.append(
-            f"layers {declared} to {present - 1} are taken for multi-token prediction: config.json counts {declared}"
+            f"layers {declared} to {present - 1} count as multi-token prediction, because config.json has {declared}"
         )
     layers = declared or present
-    if layers > MOST_LAYERS:
+    if layers > MAX_LAYERS:
         raise CorruptModel(f"{folder} claims {layers} layers")
     return layers, guesses
 
 
 @dataclass(frozen=True, slots=True)
 class _Mixture:
-    """What is known of the experts; `size` 0 where there are some but nothing says how many."""
+    """Facts about the experts; `size` is 0 if their number is unknown."""
 
     size: int
     experts: Experts | None
@@ -286,18 +289,18 @@ def _mixture(settings: ConfigReader, table: _Table, layers: int, folder: Path) -
         return None
     size = shown or declared
     if size is None or used is None:
-        doubt = "config.json does not say how many experts answer: all of them are counted as read for every token"
+        doubt = "the number of experts per token is unknown, so every token counts as reading all experts"
         return _Mixture(size or 0, None, (doubt,))
     if used > size:
         raise CorruptModel(f"{folder / 'config.json'} claims to use {used} of {size} experts")
     if shared is None:
         shared = int(any(place.cls is TensorClass.SHARED_EXPERTS for place in table.places(size, layers).values()))
-    differ = f"config.json says {declared} experts, the tensors show {shown}: {shown} are counted"
+    differ = f"config.json has {declared} experts, but the tensors have {shown}, which counts"
     return _Mixture(size, Experts(size, used, shared), (differ,) if declared and declared != size else ())
 
 
 def _stacked(table: _Table, declared: int | None, layers: int) -> int | None:
-    """Experts that the table shows in one layer: tensors counted, or a stack's first dimension; None: no experts."""
+    """Number of experts per layer by separate tensors or the first dimension of a stack; None: no experts."""
     counts: dict[str, int] = {}
     for (name, kept), place in table.places(declared or 0, layers).items():
         if place.cls is TensorClass.ROUTED_EXPERTS:
@@ -311,14 +314,14 @@ def _storage_doubts(table: _Table, meanings: Mapping[tuple[str, StoredTensor], M
     doubts = []
     strange = sorted({kept.dtype for _, kept in table.rows if kept.dtype not in DTYPE_BITS})
     if strange:
-        doubts.append(f"type {', '.join(strange)} is not known here: each number is counted as one parameter")
+        doubts.append(f"type {', '.join(strange)} is unknown, so each number counts as one parameter")
     if any(item.guessed for item in meanings.values()):
-        doubts.append("how many weights one stored number packs is not said: 4 bits for each are assumed")
+        doubts.append("the number of weights per stored number is unknown, so 4 bits per weight are assumed")
     return doubts
 
 
 def _commonest(tensors: Iterable[Tensor]) -> str | None:
-    """The type most weights have, where no scheme is declared."""
+    """The type of most weights, for models without a quantisation scheme."""
     totals: dict[str, int] = {}
     for tensor in tensors:
         if tensor.elements:
@@ -328,7 +331,7 @@ def _commonest(tensors: Iterable[Tensor]) -> str | None:
 
 
 def _folder_name(folder: Path) -> str:
-    """The folder's name; in a Hugging Face cache, where that is a commit, the repository's."""
+    """The folder's name or, in a Hugging Face cache, where folders are named by commit, the repository's."""
     folder = folder.resolve()
     repository = folder.parent.parent.name
     if folder.parent.name == "snapshots" and repository.startswith("models--"):

@@ -1,7 +1,7 @@
-"""Reads the header of one safetensors file: a length and a JSON table. The data is never read.
+"""Reads the header of one safetensors file: a length and a JSON table. Tensor data is never read.
 
-Everything in the header is checked against the file's size first: the table's length, every tensor's position,
-type and shape, and that the tensors cover the data without overlaps or gaps, as the format requires.
+Checks the table's length, every tensor's position, type and shape, and that the tensors cover the data without overlaps
+or gaps, as the format requires.
 """
 
 import json
@@ -14,11 +14,11 @@ from typing import BinaryIO, NamedTuple, NoReturn, TypeGuard
 
 from tokenmill.errors import CorruptModel, MissingSplit, ModelError
 
-MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+MAX_HEADER_BYTES = 100_000_000  # limit of the format
 MAX_TENSORS = 300_000  # a trillion-parameter checkpoint with one tensor per expert has about 200 000
 MAX_DIMENSIONS = 16
 MAX_NAME_CHARS = 512
-_METADATA_ENTRIES = 8192  # limit of __metadata__, counted as this number of tensors: 8 MB, 200 000 delimiters
+_METADATA_ENTRIES = 8192  # __metadata__ may be as large as this number of tensors: 8 MB, 200 000 delimiters
 
 DTYPE_BITS = {
     "BOOL": 8,
@@ -45,19 +45,19 @@ DTYPE_BITS = {
     "U64": 64,
 }
 
-_DOWNLOAD_AGAIN = "the download may have stopped early or the file is damaged: fetch it again"
+_DOWNLOAD_AGAIN = "the download may be incomplete or the file damaged: download it again"
 _LFS_POINTER = b"version https://git-lfs"
 
 
 class StoredTensor(NamedTuple):
-    """How a tensor is kept."""
+    """Type and shape of a tensor as stored."""
 
     dtype: str
-    shape: tuple[int, ...]  # slowest dimension first, as the file has it
+    shape: tuple[int, ...]  # slowest dimension first, as in the file
 
 
 class SafetensorsEntry(NamedTuple):
-    """One tensor as the file declares it; offsets count from the start of the data."""
+    """One tensor of the table; offsets count from the start of the data."""
 
     name: str
     stored: StoredTensor
@@ -67,7 +67,7 @@ class SafetensorsEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsHeader:
-    """What one file declares."""
+    """The checked header of one file."""
 
     path: Path
     file_bytes: int
@@ -76,14 +76,17 @@ class SafetensorsHeader:
 
 
 class _Malformed(ValueError):
-    """The header breaks a rule of the format; the text completes `FILE: ...`."""
+    """The header violates the format; the message follows `FILE: `."""
 
 
 def read_header(path: Path, *, split: bool = False) -> SafetensorsHeader:
-    """Read and check one file's header; `split` says that the file is one of several."""
+    """Read and check one file's header; `split` if the file is one of several.
+
+    Raises `CorruptModel` for wrong headers, and `MissingSplit` for a truncated file of several.
+    """
     try:
         info = path.stat()
-        if not stat.S_ISREG(info.st_mode):  # a FIFO would block for ever
+        if not stat.S_ISREG(info.st_mode):  # opening a FIFO would block forever
             raise CorruptModel(f"{path} is not a regular file")
         with path.open("rb") as file:
             raw = _read_table(file, path, info.st_size, split=split)
@@ -100,7 +103,7 @@ def read_header(path: Path, *, split: bool = False) -> SafetensorsHeader:
         _too_short(path, size, data_offset + covered, split=split)
     if data_offset + covered < size:
         raise CorruptModel(
-            f"{path} has {size - data_offset - covered} bytes after its last tensor; loaders refuse such a file",
+            f"{path} has {size - data_offset - covered} bytes after its last tensor, which loaders reject",
             hint=_DOWNLOAD_AGAIN,
         )
     return SafetensorsHeader(path, size, data_offset, entries)
@@ -109,12 +112,12 @@ def read_header(path: Path, *, split: bool = False) -> SafetensorsHeader:
 def _read_table(file: BinaryIO, path: Path, size: int, *, split: bool) -> bytes:
     start = file.read(len(_LFS_POINTER))
     if start == _LFS_POINTER:
-        raise MissingSplit(f"{path} is a Git LFS pointer, not the model itself", hint="run: git lfs pull")
+        raise MissingSplit(f"{path} is a Git LFS pointer, not the model", hint="run: git lfs pull")
     if len(start) < 10:
         _too_short(path, size, 10, split=split)
     length = int.from_bytes(start[:8], "little")
     if length > MAX_HEADER_BYTES or start[8:9] != b"{":
-        raise CorruptModel(f"{path} does not begin with a safetensors header", hint=_DOWNLOAD_AGAIN)
+        raise CorruptModel(f"{path} does not start with a safetensors header", hint=_DOWNLOAD_AGAIN)
     if 8 + length > size:
         _too_short(path, size, 8 + length, split=split)
     file.seek(8)
@@ -122,7 +125,7 @@ def _read_table(file: BinaryIO, path: Path, size: int, *, split: bool) -> bytes:
 
 
 def _read_plausible(file: BinaryIO, path: Path, length: int) -> bytes:
-    """Read a header piece by piece and stop where it is no table of tensors: 100 MB of anything else never pile up."""
+    """Read a header in pieces; stop early if it is not a table of tensors, so that little memory is used."""
     raw = bytearray()
     tensors = 0
     delimiters = 0
@@ -131,21 +134,21 @@ def _read_plausible(file: BinaryIO, path: Path, length: int) -> bytes:
         raw += piece
         tensors += piece.count(b"data_offsets")
         delimiters += piece.count(b",") + piece.count(b":") + piece.count(b"[")
-        room = tensors + _METADATA_ENTRIES
-        if not piece or b"\0" in piece or delimiters > 24 * room or len(raw) > 2 * MAX_NAME_CHARS * room:
-            raise CorruptModel(f"{path}: its header is no table of tensors", hint=_DOWNLOAD_AGAIN)
+        entries = tensors + _METADATA_ENTRIES
+        if not piece or b"\0" in piece or delimiters > 24 * entries or len(raw) > 2 * MAX_NAME_CHARS * entries:
+            raise CorruptModel(f"{path}: its header is not a table of tensors", hint=_DOWNLOAD_AGAIN)
         if tensors > MAX_TENSORS:
             raise CorruptModel(f"{path}: its header lists more than {MAX_TENSORS} tensors")
     return bytes(raw)
 
 
 def _too_short(path: Path, size: int, wanted: int, *, split: bool) -> NoReturn:
-    message = f"{path} is cut off: {size} of at least {wanted} bytes are there"
+    message = f"{path} is truncated: it has {size} of at least {wanted} bytes"
     raise (MissingSplit if split else CorruptModel)(message, hint=_DOWNLOAD_AGAIN)
 
 
 def parse_table(raw: bytes) -> tuple[SafetensorsEntry, ...]:
-    """Parse a header's JSON; _Malformed says what is wrong with it."""
+    """Parse a header's JSON. Raises `_Malformed`."""
     read = _Declarations()
     try:
         table = json.loads(raw.decode("utf-8"), object_pairs_hook=read)
@@ -160,21 +163,21 @@ def parse_table(raw: bytes) -> tuple[SafetensorsEntry, ...]:
 
 
 class _Declarations:
-    """Turns each JSON object that declares a tensor into (stored, begin, end); few kinds of tensors repeat often."""
+    """Converts each JSON object that declares a tensor into (stored, begin, end), sharing equal `StoredTensor`s."""
 
     def __init__(self) -> None:
         self._kept: dict[tuple[object, ...], StoredTensor] = {}
-        self.sizes: dict[StoredTensor, int | None] = {}  # bytes; None: a type this module does not know
+        self.sizes: dict[StoredTensor, int | None] = {}  # bytes; None: unknown type
 
     def __call__(self, pairs: list[tuple[str, object]]) -> object:
         table = dict(pairs)
         if len(table) != len(pairs):
-            raise _Malformed("its header names the same thing twice")
+            raise _Malformed("its header contains a duplicate key")
         if "data_offsets" not in table or "dtype" not in table or "shape" not in table:
             return table
         offsets = table["data_offsets"]
         if not _counts(offsets) or len(offsets) != 2:
-            raise _Malformed("a tensor's place is not a pair of offsets")
+            raise _Malformed("the data_offsets of a tensor are not a pair of offsets")
         return self._keep(table["dtype"], table["shape"]), offsets[0], offsets[1]
 
     def _keep(self, dtype: object, shape: object) -> StoredTensor:
@@ -182,12 +185,12 @@ class _Declarations:
             key = (dtype, *shape) if isinstance(shape, list) else ()
             if known := self._kept.get(key):
                 return known
-        except TypeError:  # something unhashable among the sizes
+        except TypeError:  # an unhashable value in the shape
             key = ()
         if not isinstance(dtype, str) or not (dtype.isascii() and dtype.isprintable() and 0 < len(dtype) <= 32):
-            raise _Malformed("a tensor's type is not a name")
+            raise _Malformed("the dtype of a tensor is not a name")
         if not _counts(shape) or len(shape) > MAX_DIMENSIONS:
-            raise _Malformed("a tensor's shape is not a short list of sizes")
+            raise _Malformed("the shape of a tensor is not a short list of sizes")
         stored = self._kept[key] = StoredTensor(dtype, tuple(shape))
         bits = DTYPE_BITS.get(dtype)
         self.sizes[stored] = None if bits is None else -(-prod(shape) * bits // 8)
@@ -205,25 +208,25 @@ def _counts(value: object) -> TypeGuard[list[int]]:
 
 def _entry(name: str, declared: object, sizes: dict[StoredTensor, int | None]) -> SafetensorsEntry:
     if not name.isprintable() or not 0 < len(name) <= MAX_NAME_CHARS:
-        raise _Malformed("a tensor has no proper name")
+        raise _Malformed("a tensor has an empty, too long or unprintable name")
     if not isinstance(declared, tuple):
-        raise _Malformed(f"tensor {name!r} lacks a type, a shape or a place")
+        raise _Malformed(f"tensor {name!r} lacks dtype, shape or data_offsets")
     stored, begin, end = declared
     size = sizes[stored]
     if begin > end:
-        raise _Malformed(f"tensor {name!r} ends before it begins")
+        raise _Malformed(f"tensor {name!r} ends before its start")
     if size is not None and size != end - begin:
         raise _Malformed(f"tensor {name!r} is {stored.dtype} {list(stored.shape)} but takes {end - begin} bytes")
     return SafetensorsEntry(name, stored, begin, end)
 
 
 def check_places(entries: tuple[SafetensorsEntry, ...]) -> int:
-    """Bytes of data the tensors cover; they must follow one another without overlap or hole."""
+    """Bytes of data that the tensors cover. Raises `_Malformed` for overlaps and gaps."""
     at = 0
     for entry in sorted(entries, key=itemgetter(2, 3)):
         if entry.begin < at:
             raise _Malformed(f"tensor {entry.name!r} overlaps another")
         if entry.begin > at:
-            raise _Malformed(f"{entry.begin - at} bytes before tensor {entry.name!r} belong to none")
+            raise _Malformed(f"{entry.begin - at} bytes before tensor {entry.name!r} are not part of any tensor")
         at = entry.end
     return at

@@ -1,7 +1,7 @@
-"""Classes the tensors of a Hugging Face checkpoint by name and, where the name says nothing, by shape.
+"""Classifies the tensors of a Hugging Face checkpoint by name and, if the name is not enough, by shape.
 
-Names are dotted module paths and differ from one model family to the next; only the words they share are
-known here. A scale or zero point has the class of the weight it belongs to.
+Names are dotted module paths that differ between model families; the patterns match the words that families share. A
+scale or zero point has the class of its weight.
 """
 
 import re
@@ -15,7 +15,7 @@ from tokenmill.model.profile import TensorClass
 
 
 class TensorRole(NamedTuple):
-    """What a tensor is for, and where it stands."""
+    """Class and layer of a tensor."""
 
     cls: TensorClass
     layer: int | None  # None: outside the layers of the language model
@@ -24,7 +24,7 @@ class TensorRole(NamedTuple):
 EXPERT_INDEX = re.compile(r"(?<=experts\.)(?:expert_)?\d{1,6}(?=\.)")
 """The number of one expert inside a name."""
 
-# What a name's last part says of how the numbers are kept. Overhead holds no parameters of its own.
+# Last parts of names that describe storage. Tensors of _OVERHEAD contain no parameters.
 _OVERHEAD = (
     "weight_scale_inv",
     "weight_scale_2",
@@ -64,7 +64,7 @@ OVERHEAD = frozenset(_OVERHEAD)
 
 
 def storage(name: str) -> tuple[str, str]:
-    """Split a name into the module it belongs to and how its numbers are kept: `(..q_proj, weight_scale)`."""
+    """Split a name into module and storage part, such as `(..q_proj, weight_scale)`."""
     match = _STORAGE.search(name)
     return (name[: match.start()], match[1]) if match else (name, "")
 
@@ -72,7 +72,7 @@ def storage(name: str) -> tuple[str, str]:
 _LAYER = re.compile(r"(?:^|\.)(?:(?:mtp_)?layers|layer|blocks|block|h)\.(\d{1,5})\.")
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 _PREDICTS_FURTHER = re.compile(r"(?:^|\.)(?:mtp|nextn|eagle|medusa)[^.]*(?:\.|$)", re.IGNORECASE)
-_OTHER_SENSES = re.compile(
+_OTHER_MODALITIES = re.compile(
     r"(?:^|[._])(?:vision|visual|image|audio|speech|video|vit|clip|siglip|sam_model|multi_modal|multimodal|mm_projector"
     r"|talker|code2wav|token2wav|vqmodel|perceiver|resampler)",
     re.IGNORECASE,
@@ -88,7 +88,7 @@ _ROUTER = _words(r"(?:moe_)?router\w*", "e_score_correction_bias", r"expert_bias
 _GATE = _words("gate", "moe_gate", "gating")
 _SHARED = _words(r"shared?_experts?\w*", r"shared_(?:mlp|ffn)\w*")
 _ROUTED = _words(r"(?:local_|moe_|routed_)?experts\w*", r"expert_\d+")
-_MIXER = _words("mixer")  # attention, state-space or feed-forward: nemotron_h has all three under this word
+_MIXER = _words("mixer")  # in nemotron_h: attention, state-space or feed-forward
 _ATTENTION = _words(
     r"\w*attn\w*",
     r"\w*attention\w*",
@@ -144,20 +144,20 @@ _OUTPUT = _words(r"lm_head\w*", "embed_out", "output", "output_layer", "output_p
 def classify_hf(
     name: str, shape: tuple[int, ...], *, experts: int | None = None, layers: int | None = None
 ) -> TensorRole:
-    """What a tensor is for. `shape` is slowest first, as the file has it.
+    """Class and layer of a tensor; `shape` has the slowest dimension first, as in the file.
 
-    `experts` is how many the model has (None: it is no mixture; 0: a mixture of unknown size), `layers` how many
-    decode; layers from there on predict further tokens.
+    `experts` is the number of experts (None: no experts; 0: unknown), `layers` the number of decoding layers; later
+    layers are for multi-token prediction.
     """
     found = _LAYER.search(name)
     index = int(found[1]) if found else None
     before = name[: found.start()] if found else name
-    if _OTHER_SENSES.search(before):
+    if _OTHER_MODALITIES.search(before):
         return TensorRole(TensorClass.OTHER, None)
     if further := _PREDICTS_FURTHER.search(name):
         if found is None or index is None or layers is None:
             return TensorRole(TensorClass.MTP, None)
-        # A part of its own counts its layers from zero: they come after the ones that decode.
+        # a separate module counts its layers from 0; they come after the decoding layers
         return TensorRole(TensorClass.MTP, index + layers if further.start() <= found.start() else index)
     if index is not None and layers is not None and index >= layers:
         return TensorRole(TensorClass.MTP, index)
@@ -175,7 +175,7 @@ def _outside(module: str) -> TensorClass:
     return TensorClass.EMBEDDING if _EMBEDDING.search(module) else TensorClass.OTHER
 
 
-@lru_cache(maxsize=8192)  # layers are alike: a thousand names ask the same
+@lru_cache(maxsize=8192)  # layers have equal modules
 def _inside(module: str, shape: tuple[int, ...], experts: int | None) -> TensorClass:
     if _NORM.search(module):
         return TensorClass.NORM
@@ -188,7 +188,7 @@ def _inside(module: str, shape: tuple[int, ...], experts: int | None) -> TensorC
         return TensorClass.DENSE_FFN if _FEED_FORWARD_PARTS.search(module) else TensorClass.ATTENTION
     if attends:
         return TensorClass.ATTENTION
-    # Without a mixture, `shared_mlp` is the feed-forward network (granite) and so is a `gate` (some dense models).
+    # in models without experts, `shared_mlp` (granite) and `gate` are parts of the feed-forward network
     return TensorClass.DENSE_FFN if dense or _SHARED.search(module) or _GATE.search(module) else TensorClass.OTHER
 
 
@@ -208,7 +208,7 @@ _RECURRENCE = re.compile(r"\.A_log$|\.conv1d\.|\.conv\.conv\.|\.time_(?:mix|deca
 
 
 def projections(rows: Iterable[tuple[str, StoredTensor, TensorRole]]) -> Projections:
-    """Collect the rows of `k_proj` and `v_proj`, and the layers that have attention at all."""
+    """Collect facts about attention from all tensors."""
     widths: dict[str, dict[int, int]] = {"k_proj": {}, "v_proj": {}}
     queries = set[int]()
     keys = set[int]()
@@ -227,7 +227,7 @@ def projections(rows: Iterable[tuple[str, StoredTensor, TensorRole]]) -> Project
         elif _KEYS_OR_VALUES.match(leaf.lower()):
             keys.add(place.layer)
         if leaf in widths and (width := _rows(part, stored)):
-            # A matrix says it better than the scales of AWQ and GPTQ, which come without one.
+            # the matrix takes precedence over the scales of AWQ and GPTQ
             if part == "scales":
                 widths[leaf].setdefault(place.layer, width)
             else:
@@ -242,7 +242,7 @@ def projections(rows: Iterable[tuple[str, StoredTensor, TensorRole]]) -> Project
 
 
 def _rows(part: str, stored: StoredTensor) -> int | None:
-    """Rows of a projection: the outputs it has. Flattened matrices (bitsandbytes) do not tell."""
+    """Number of outputs of a projection; None for flattened matrices (bitsandbytes)."""
     if len(stored.shape) != 2:
         return None
     rows, columns = stored.shape

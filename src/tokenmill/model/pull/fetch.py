@@ -1,8 +1,8 @@
 """Downloads one file of known size over HTTP and resumes after interruptions.
 
-Bytes are appended to a part file. The server's ETag or date is stored with it and sent as If-Range, so a file that
-changed is downloaded from the start. A dropped connection is retried a few times in this process, then by the next
-run. The caller checks the hash.
+Bytes are appended to a part file. The server's ETag or date is stored with it and sent as If-Range, so that a changed
+file is downloaded from the start. A dropped connection is retried a few times; after that, the next run resumes. The
+caller checks the hash.
 """
 
 import re
@@ -16,18 +16,18 @@ from tokenmill.errors import ChecksumMismatch, PullError
 from tokenmill.model.pull.store import DownloadProgress, disk_errors
 from tokenmill.units import format_bytes
 
-ATTEMPTS = 5  # consecutive attempts without a new byte
+ATTEMPTS = 5  # maximum of consecutive attempts without a new byte
 _RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
 _REFUSED = frozenset({401, 403, 407})
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-")
 
 
 class DownloadRefused(PullError):
-    """The server refused: credentials, certificates or the network forbid the download."""
+    """The download is impossible with these credentials, certificates or network settings."""
 
 
-class _Broken(Exception):
-    """This attempt failed; a retry may succeed."""
+class _Retryable(Exception):
+    """This attempt failed, but another may succeed."""
 
 
 def fetch(
@@ -39,7 +39,10 @@ def fetch(
     progress: DownloadProgress,
     pause: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Complete `part` to `size_bytes`; return the number of bytes downloaded."""
+    """Complete `part` to `size_bytes`; return the number of bytes downloaded.
+
+    Raises `DownloadRefused` or `PullError`, and `ChecksumMismatch` if the server's file has another size.
+    """
     fetched_bytes = failures = 0
 
     def arrived(count: int, done: int) -> None:
@@ -52,14 +55,14 @@ def fetch(
         try:
             with disk_errors(part.parent):
                 _attempt(url, part, size_bytes, client, arrived)
-        except (_Broken, httpx.TransportError) as error:
+        except (_Retryable, httpx.TransportError) as error:
             failures += 1
-            hopeless = "CERTIFICATE_VERIFY_FAILED" in str(error) or isinstance(error, httpx.UnsupportedProtocol)
-            if hopeless or failures >= ATTEMPTS:
-                raise _given_up(url, part, error, fetched_bytes) from error
+            permanent = "CERTIFICATE_VERIFY_FAILED" in str(error) or isinstance(error, httpx.UnsupportedProtocol)
+            if permanent or failures >= ATTEMPTS:
+                raise _failure(url, part, error, fetched_bytes) from error
             pause(2.0 ** (failures - 1))
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise PullError(f"cannot download {_spoken(url)}: {error}") from error
+            raise PullError(f"cannot download {_display_name(url)}: {error}") from error
         else:
             return fetched_bytes
 
@@ -88,9 +91,9 @@ def _attempt(url: str, part: Path, size_bytes: int, client: httpx.Client, arrive
         length = response.headers.get("content-length", "")
         if length.isdigit() and start + int(length) != size_bytes:
             discard(part)
-            raise ChecksumMismatch(f"{_spoken(url)} has {start + int(length)} bytes, not {size_bytes}")
+            raise ChecksumMismatch(f"{_display_name(url)} has {start + int(length)} bytes, not {size_bytes}")
         if start == 0:
-            _remember(response, part)
+            _store_validator(response, part)
         _write(response, part, start, size_bytes, arrived)
 
 
@@ -102,19 +105,19 @@ def _start(response: httpx.Response, part: Path, have: int) -> int:
         if match and int(match[1]) == have:
             return have
         discard(part)
-        raise _Broken("the server answered with another range than was asked for")
-    if status == 200:  # the whole file: it was requested, it has changed, or the server ignores ranges
+        raise _Retryable("the server sent another range than the requested one")
+    if status == 200:  # the whole file: it was requested or has changed, or the server does not support ranges
         return 0
     if status == 416:
         discard(part)
-        raise _Broken("the server has less than what is already here")
-    where = _spoken(str(response.request.url))
+        raise _Retryable("the server's file is smaller than the part already downloaded")
+    where = _display_name(str(response.request.url))
     if status in _REFUSED:
         raise DownloadRefused(
             f"{where}: the server answered {status}", hint="check the credentials of your package index"
         )
     if status in _RETRIED:
-        raise _Broken(f"the server answered {status}")
+        raise _Retryable(f"the server answered {status}")
     raise PullError(f"{where}: the server answered {status}", hint="try again later, or check the index")
 
 
@@ -126,19 +129,19 @@ def _write(
         for piece in response.iter_raw():
             if done + len(piece) > size_bytes:
                 discard(part)
-                raise ChecksumMismatch(f"{_spoken(str(response.request.url))} has more than {size_bytes} bytes")
+                raise ChecksumMismatch(f"{_display_name(str(response.request.url))} has more than {size_bytes} bytes")
             file.write(piece)
             done += len(piece)
             arrived(len(piece), done)
     if done != size_bytes:
-        raise _Broken(f"the connection ended after {format_bytes(done)}")
+        raise _Retryable(f"the connection ended after {format_bytes(done)}")
 
 
 def _validator(part: Path) -> Path:
     return part.with_name(part.name + ".etag")
 
 
-def _remember(response: httpx.Response, part: Path) -> None:
+def _store_validator(response: httpx.Response, part: Path) -> None:
     """Store the validator for If-Range: a strong ETag, else the date."""
     etag = response.headers.get("etag", "")
     validator = etag if etag.startswith('"') else response.headers.get("last-modified", "")
@@ -148,14 +151,14 @@ def _remember(response: httpx.Response, part: Path) -> None:
         _validator(part).unlink(missing_ok=True)
 
 
-def _given_up(url: str, part: Path, error: Exception, fetched_bytes: int) -> PullError:
+def _failure(url: str, part: Path, error: Exception, fetched_bytes: int) -> PullError:
     kept = format_bytes(part.stat().st_size) if part.exists() else None
-    message = f"the download of {_spoken(url)} failed: {str(error) or type(error).__name__}"
-    hint = f"{kept} are kept; the same command goes on from there" if kept else "check the network and the proxy"
+    message = f"the download of {_display_name(url)} failed: {str(error) or type(error).__name__}"
+    hint = f"{kept} are kept; run the same command to resume" if kept else "check the network and the proxy"
     return PullError(message, hint=hint) if fetched_bytes else DownloadRefused(message, hint=hint)
 
 
-def _spoken(url: str) -> str:
+def _display_name(url: str) -> str:
     """File name and host; the rest of a URL may contain secrets."""
     parsed = httpx.URL(url)
     return f"{parsed.path.rpartition('/')[2]} on {parsed.host}"

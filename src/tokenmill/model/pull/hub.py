@@ -1,8 +1,8 @@
-"""Downloads GGUFs from a Hugging Face hub: every split, resumed after interruptions.
+"""Downloads GGUFs with all their splits from a Hugging Face hub and resumes after interruptions.
 
-huggingface_hub provides names, sizes, hashes, logins and `http_get`. Its `hf_hub_download` is not used because it
-discards partial downloads when interrupted, over Xet as well (huggingface_hub#4196). Files over 50 GB, which the hub
-does not send in one response, are requested in pieces. Every byte is hashed while it is written.
+huggingface_hub provides names, sizes, hashes, logins and `http_get`. Its `hf_hub_download` is not used, because it
+discards partial downloads when interrupted, also over Xet (huggingface_hub#4196). Files over 50 GB, which the hub does
+not send in one response, are requested in pieces. Bytes are hashed while they are written.
 """
 
 import hashlib
@@ -36,15 +36,15 @@ from tokenmill.units import GIB, format_bytes
 if TYPE_CHECKING:
     from huggingface_hub import HfApi, ModelInfo
 
-LARGEST_ANSWER_BYTES = 50 * 10**9
+MAX_RESPONSE_BYTES = 50 * 10**9
 PIECE_BYTES = 32 * GIB
-_HASHED_AT_ONCE_BYTES = 4 << 20
+_HASH_BLOCK_BYTES = 4 << 20
 _REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 @dataclass(frozen=True, slots=True)
 class WantedFiles:
-    """What `hf:REPO:QUANT` says."""
+    """A parsed `hf:REPO:QUANT`."""
 
     repo: str
     quant: str | None
@@ -59,7 +59,7 @@ class HubOffer:
     commit: str
     chosen: FileSet
     urls: tuple[str, ...]  # one per file
-    headers: dict[str, str] = field(repr=False)  # may carry a token
+    headers: dict[str, str] = field(repr=False)  # may contain a token
 
     def folder(self, models_path: Path) -> Path:
         """The model's folder after the pull."""
@@ -71,18 +71,18 @@ class HubOffer:
 
 
 def parse(name: str) -> WantedFiles:
-    """Read `hf:REPO:QUANT` or `hf:REPO:FILE.gguf`."""
+    """Parse `hf:REPO:QUANT` or `hf:REPO:FILE.gguf`. Raises `UsageError`."""
     repo, _, quant = name.removeprefix("hf:").partition(":")
     if not _REPO.fullmatch(repo):
         raise UsageError(
             f"{name!r} does not name a repository",
-            hint="write hf:OWNER/REPO:QUANT, such as hf:unsloth/Kimi-K2.5-GGUF:Q4_K_S",
+            hint="use hf:OWNER/REPO:QUANT, for example hf:unsloth/Kimi-K2.5-GGUF:Q4_K_S",
         )
     return WantedFiles(repo, quant.strip() or None)
 
 
-def here(wanted: WantedFiles, models_path: Path, *, verify: bool = False) -> Pulled | None:
-    """The pulled model if all of it is in the cache; makes no request."""
+def cached(wanted: WantedFiles, models_path: Path, *, verify: bool = False) -> Pulled | None:
+    """The model if all its files are in the cache, else None; makes no request."""
     name = f"hf:{wanted.repo}:{wanted.quant}".casefold()
     found = [model for model in pulled(models_path) if model.complete and model.name.casefold() == name]
     if len(found) != 1:
@@ -91,10 +91,10 @@ def here(wanted: WantedFiles, models_path: Path, *, verify: bool = False) -> Pul
     return found[0] if whole else None
 
 
-def ask(wanted: WantedFiles, *, endpoint: str | None = None) -> HubOffer:
-    """Query the repository's files; `endpoint` defaults to HF_ENDPOINT, else the public hub."""
+def query(wanted: WantedFiles, *, endpoint: str | None = None) -> HubOffer:
+    """Query the hub for the files to download; `endpoint` defaults to HF_ENDPOINT, else the public hub."""
     with hub_errors(wanted.repo):
-        from huggingface_hub import HfApi, hf_hub_url  # noqa: PLC0415  an extra, and slow to import
+        from huggingface_hub import HfApi, hf_hub_url  # noqa: PLC0415  optional, slow to import
         from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # noqa: PLC0415
 
         api = HfApi(endpoint=endpoint, library_name="tokenmill")
@@ -122,9 +122,9 @@ def ask(wanted: WantedFiles, *, endpoint: str | None = None) -> HubOffer:
 
 
 def published_hashes(repo: str, *, endpoint: str | None = None) -> dict[str, tuple[str, ...]]:
-    """The sha256 of a repository's files by file name; folders of one repository may have files of the same name."""
+    """The hashes of a repository's files by file name; several if folders contain files of the same name."""
     with hub_errors(repo):
-        from huggingface_hub import HfApi  # noqa: PLC0415  an extra, and slow to import
+        from huggingface_hub import HfApi  # noqa: PLC0415  optional, slow to import
 
         api = HfApi(endpoint=endpoint, library_name="tokenmill")
         _check_endpoint(api.endpoint)
@@ -145,14 +145,14 @@ def _model_info(api: "HfApi", repo: str) -> "ModelInfo":
         raise
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise PullError(
-            f"{api.endpoint} does not answer like a hub", hint="check HF_ENDPOINT and the proxy settings"
+            f"the response of {api.endpoint} is not that of a hub", hint="check HF_ENDPOINT and the proxy settings"
         ) from error
 
 
-def take(
+def download(
     offer: HubOffer, models_path: Path, *, keep_free_bytes: int, progress: DownloadProgress, notify: Notify
 ) -> Pulled:
-    """Download every missing file."""
+    """Download all missing files."""
     folder = offer.folder(models_path)
     total_bytes = offer.chosen.bytes
     check_space(offer.name, folder, offer.remaining_bytes(models_path), keep_free_bytes)
@@ -187,8 +187,8 @@ def _download(
     if found != (file.sha256 or found):
         part_path.unlink()
         raise ChecksumMismatch(
-            f"{file.path} of {offer.repo} arrived damaged: its sha256 is {found}, not {file.sha256}",
-            hint="it has been removed; pull again",
+            f"{file.path} of {offer.repo} was downloaded with sha256 {found} instead of {file.sha256}",
+            hint="it was removed; pull again",
         )
     commit(part_path, path)
     write_note(path, offer.name, found, published=file.sha256 is not None)
@@ -196,11 +196,11 @@ def _download(
 
 
 def _next_piece(url: str, headers: dict[str, str], part: "_Part", size_bytes: int) -> None:
-    """Request the rest of the file, or as much as the hub sends per response."""
+    """Request the rest of the file, or the next piece of a large file."""
     from huggingface_hub.file_download import http_get  # noqa: PLC0415
 
     have = part.tell()
-    if size_bytes <= LARGEST_ANSWER_BYTES:
+    if size_bytes <= MAX_RESPONSE_BYTES:
         resume_bytes = have
         expected_bytes = size_bytes
     else:
@@ -220,7 +220,7 @@ def _next_piece(url: str, headers: dict[str, str], part: "_Part", size_bytes: in
 
 
 class _Part:
-    """A part file that hashes what is written; implements the part of the file protocol that `http_get` uses."""
+    """A part file that hashes all written bytes; has the file methods that `http_get` uses."""
 
     def __init__(self, path: Path, size_bytes: int, report: Callable[[int], None], notify: Notify) -> None:
         self.name = path.name
@@ -230,7 +230,7 @@ class _Part:
         if have > size_bytes:
             have = self._file.truncate(0)
         if have:
-            notify(f"going on from {format_bytes(have)} of {path.name.rpartition('.part')[0].rpartition('.')[0]}")
+            notify(f"resuming at {format_bytes(have)} of {path.name.rpartition('.part')[0].rpartition('.')[0]}")
         self._hash_again()
 
     def __enter__(self) -> Self:
@@ -240,7 +240,7 @@ class _Part:
         self._file.close()
 
     def write(self, data: bytes) -> int:
-        """Append."""
+        """Append bytes."""
         view = memoryview(data)
         while view:
             count = self._file.write(view)
@@ -269,15 +269,15 @@ class _Part:
     def _hash_again(self) -> None:
         self._sha256 = hashlib.sha256()
         self._file.seek(0)
-        while piece := self._file.read(_HASHED_AT_ONCE_BYTES):
+        while piece := self._file.read(_HASH_BLOCK_BYTES):
             self._sha256.update(piece)
 
 
 class _NoBar:
-    """A null progress bar for `http_get`; progress is reported by the file."""
+    """A progress bar for `http_get` that shows nothing; `_Part` reports progress."""
 
     def update(self, count: float | None = 1) -> None:
-        """Draw nothing."""
+        """Ignore the call."""
 
 
 def _remaining(offer: HubOffer, models_path: Path, file: RemoteFile) -> int:
@@ -299,11 +299,11 @@ def _check_endpoint(endpoint: str) -> None:
     except ValueError:
         good = False
     if not good:
-        raise UsageError(f"HF_ENDPOINT is not a web address: {endpoint!r}", hint="write https://HOST")
+        raise UsageError(f"HF_ENDPOINT must be an http(s) URL (got {endpoint!r})", hint="use https://HOST")
 
 
 def _check_names(repo: str, chosen: FileSet) -> None:
     """Reject names from the server that could escape the folder or mislead a terminal."""
     for path in (chosen.label, *(file.path for file in chosen.files)):
         if not path.isprintable() or any(step.startswith(".") for step in path.split("/")):
-            raise PullError(f"{repo} has a file name that is not accepted: {path!r}")
+            raise PullError(f"{repo} contains an unsafe file name: {path!r}")

@@ -1,9 +1,9 @@
 """Finds packages in the user's own package index and downloads them.
 
-Only the user's installer knows the index, mirrors, find-links, proxies, certificates and passwords, so `pip install
---dry-run --report` (or `uv pip compile` if this Python has no pip) resolves the URL from a few kilobytes of metadata.
-The bytes are then downloaded here, because pip cannot resume and shows progress only on terminals. If the server
-refuses (a keyring, a client certificate, a private authority), `pip download` does it, without resuming.
+The index, mirrors, find-links, proxies, certificates and passwords are configured in the user's installer, so `pip
+install --dry-run --report` (or `uv pip compile` if this Python has no pip) resolves the URL from a few kilobytes of
+metadata. tokenmill then downloads the file itself, because pip cannot resume and shows progress only on terminals. If
+the server refuses (keyring, client certificate, private authority), `pip download` is used, which does not resume.
 """
 
 import ast
@@ -29,7 +29,7 @@ from tokenmill.model.pull.fetch import DownloadRefused
 from tokenmill.model.pull.store import DownloadProgress
 
 _TIMEOUT = httpx.Timeout(60.0, connect=20.0)
-# A dry run must not fail because of settings for installing.
+# settings for installation must not make a dry run fail
 _ENVIRONMENT = {
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     "PIP_NO_INPUT": "1",
@@ -57,11 +57,11 @@ class FoundWheel:
     requirement: str
     url: str  # https, http or file
     pip: tuple[str, ...] | None  # the pip that found it; None: found by uv
-    raw_progress: bool = False  # whether that pip has a machine-readable progress bar
+    raw_progress: bool = False  # whether pip has a machine-readable progress bar
 
     @property
     def local_path(self) -> Path | None:
-        """Its path if it is on this machine."""
+        """Its path; None for http URLs."""
         parts = urlsplit(self.url)
         return Path(unquote(parts.path)) if parts.scheme == "file" else None
 
@@ -93,7 +93,7 @@ class IndexConnection:
             ) from error
 
     def login(self, url: str) -> httpx.BasicAuth | None:
-        """The one for a URL: from an index URL on the same host, else from ~/.netrc."""
+        """The login for a URL: from an index URL on the same host, else from ~/.netrc."""
         host = urlsplit(url).hostname or ""
         for known, user, password in self.logins:
             if known == host:
@@ -106,7 +106,7 @@ class IndexConnection:
 
 
 def find(requirement: str) -> FoundWheel:
-    """Resolve the URL of `name==version` with the user's installer."""
+    """Resolve the URL of `name==version` with the user's installer. Raises `PullError`."""
     if pip := _installed_pip():
         return _ask_pip(pip, requirement)
     if uv := shutil.which("uv"):
@@ -115,12 +115,12 @@ def find(requirement: str) -> FoundWheel:
 
 
 def connection(found: FoundWheel) -> IndexConnection:
-    """Read pip's connection settings; if uv found the wheel, the environment has them all."""
+    """Read pip's connection settings; for a wheel found by uv, only those of the environment."""
     return read_settings(_run([*found.pip, "config", "list"]).stdout) if found.pip else read_settings("")
 
 
 def read_settings(listing: str) -> IndexConnection:
-    """Read the output of `pip config list`; the environment wins over sections, these over [global]."""
+    """Parse the output of `pip config list`; the environment overrides [install], which overrides [global]."""
     settings: dict[str, str] = {}
     for line in listing.splitlines():
         key, _, value = line.partition("=")
@@ -145,7 +145,7 @@ def read_settings(listing: str) -> IndexConnection:
 def download(found: FoundWheel, folder: Path, progress: DownloadProgress) -> Path:
     """Download the wheel with pip, which supports every kind of login."""
     if found.pip is None:
-        raise PullError("uv cannot download a wheel on its own", hint="install pip beside it: uv pip install pip")
+        raise PullError("uv cannot download a wheel without pip", hint="install pip: uv pip install pip")
     options = ["--only-binary=:all:", *(["--progress-bar=raw"] if found.raw_progress else [])]
     return _pip_download(found.pip, found.requirement, options, folder, progress)
 
@@ -153,8 +153,8 @@ def download(found: FoundWheel, folder: Path, progress: DownloadProgress) -> Pat
 def download_source(requirement: str, folder: Path, progress: DownloadProgress) -> Path:
     """Download the source distribution of `name==version` to `folder` without building it.
 
-    pip asks the build backend of a source distribution for its metadata, even where it only downloads. It gets the
-    name and the version from a stand-in for that backend, so neither the backend nor the distribution's own code runs.
+    Even for a download, pip runs the build backend of a source distribution for its metadata. A stand-in for that
+    backend returns name and version, so that neither the backend nor the distribution's code runs.
     """
     name, _, version = requirement.partition("==")
     pip = _installed_pip()
@@ -169,7 +169,7 @@ def download_source(requirement: str, folder: Path, progress: DownloadProgress) 
         info = f"{name.replace('-', '_')}-{version}.dist-info"
         code = _BACKEND.format(folder=info, name=name, version=version)
         (backend / "build_meta.py").write_text(code, encoding="utf-8")
-        # Some distributions of Python replace the standard distutils by the one in setuptools.
+        # some Python distributions replace the standard distutils with that of setuptools
         environment = {"PYTHONPATH": stand_in, "SETUPTOOLS_USE_DISTUTILS": "stdlib"}
         return _pip_download(pip, requirement, options, folder, progress, environment)
 
@@ -226,7 +226,7 @@ def _pip_download(
 
 
 def _installed_pip() -> tuple[str, ...] | None:
-    """This Python's pip; the one on PATH where there is no uv either."""
+    """This Python's pip, else the pip on PATH if there is no uv."""
     if importlib.util.find_spec("pip"):
         return (sys.executable, "-m", "pip")
     pip = None if shutil.which("uv") else shutil.which("pip3") or shutil.which("pip")
@@ -254,7 +254,7 @@ def _ask_pip(pip: tuple[str, ...], requirement: str) -> FoundWheel:
         "-",
         requirement,
     ]
-    # fast-deps spares the whole wheel where an index has no metadata files; it is experimental and may go.
+    # fast-deps avoids downloading the wheel if the index has no metadata files; it is experimental and may disappear
     for extra in (["--use-feature=fast-deps"], []):
         answer = _run([*command, *extra])
         if answer.returncode == 0:
@@ -267,7 +267,7 @@ def _ask_pip(pip: tuple[str, ...], requirement: str) -> FoundWheel:
         version = tuple(int(part) for part in re.findall(r"\d+", report["pip_version"])[:2])
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise PullError(
-            f"pip's report on {requirement} cannot be read", hint="python -m pip install --upgrade pip"
+            f"cannot parse pip's report on {requirement}", hint="update pip: python -m pip install --upgrade pip"
         ) from error
     return FoundWheel(requirement, str(url), pip, raw_progress=version >= (24, 1))
 
@@ -298,7 +298,7 @@ def _ask_uv(uv: str, requirement: str, kind: Literal["wheels", "sdist"]) -> str:
         file: dict[str, Any] = found[0] if kind == "wheels" else found
         return str(file["url"]) if "url" in file else Path(file["path"]).absolute().as_uri()
     except (tomllib.TOMLDecodeError, KeyError, IndexError, TypeError) as error:
-        raise PullError(f"uv's answer on {requirement} cannot be read", hint="uv self update") from error
+        raise PullError(f"cannot parse uv's output for {requirement}", hint="update uv: uv self update") from error
 
 
 def _run(command: list[str], given: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -312,14 +312,14 @@ def _run(command: list[str], given: str | None = None) -> subprocess.CompletedPr
 
 def _not_found(requirement: str, tool: str, complaint: str) -> PullError:
     if "Retrying (" in complaint or "error sending request" in complaint:
-        reason = "your package index could not be reached"
+        reason = "the package index cannot be reached"
     else:
         lines = [line.strip() for line in complaint.splitlines() if line.strip()]
         errors = [line for line in lines if line.lower().startswith(("error", "cause"))]
-        last = (errors or lines or ["it does not say why"])[-1]
+        last = (errors or lines or ["no error message"])[-1]
         reason = re.sub(r"^(error|cause):\s*", "", last, flags=re.IGNORECASE)
     return PullError(
         f"{tool} cannot get {requirement}: {reason}",
-        hint=f"without a network, put the wheel into a folder and set {tool.upper()}_FIND_LINKS to it; "
-        f"otherwise check the index that {tool} is configured for",
+        hint=f"check the index in {tool}'s configuration; without a network, put the wheel into a folder and set "
+        f"{tool.upper()}_FIND_LINKS to it",
     )

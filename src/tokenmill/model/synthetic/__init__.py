@@ -1,3 +1,1 @@
-"""Models without published weights: `ghost` has a true header and no data,
-`generate` writes random weights that llama.cpp runs.
-"""
+"""Models without real weights: `ghost` writes a real header without weights, `generate` random weights."""

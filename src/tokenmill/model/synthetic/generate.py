@@ -1,7 +1,7 @@
 """Generates small models with random weights that llama.cpp runs, for tests and benchmarks.
 
-Three kinds: mixture of experts with latent attention (like DeepSeek and Kimi), mixture of experts with ordinary
-attention (like Qwen3-MoE), and dense (like Llama). They tokenise any text, answer in nonsense words, and are
+There are three kinds: mixture of experts with latent attention (like DeepSeek and Kimi), mixture of experts with
+ordinary attention (like Qwen3-MoE), and dense (like Llama). They tokenise any text, generate nonsense words, and are
 byte-identical for the same seed.
 """
 
@@ -31,14 +31,15 @@ _TEMPLATE = (
 )
 _FILE_TYPES = {"Q4_K": "Q4_K_S", "Q5_K": "Q5_K_S", "Q3_K": "Q3_K_S", "MXFP4": "MXFP4_MOE"}
 _LITE_LAYERS = (26, 27)
-# llama.cpp's own limits where it has some; beyond the others lie slips of the pen, which would fill the memory.
-_MOST = {"layers": 512, "experts": 1024, "vocab": 1 << 20, "context": (1 << 31) - 1}
-_MOST_ELSE = 1 << 17
+_DEFAULTS_HINT = "tokenmill models synth --help shows valid defaults"
+# limits of llama.cpp; for other sizes, a limit against typing mistakes that would fill the memory
+_MAX = {"layers": 512, "experts": 1024, "vocab": 1 << 20, "context": (1 << 31) - 1}
+_MAX_OTHER = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """A synthetic model's dimensions; None if its kind has no such dimension."""
+    """Dimensions of a synthetic model; None if its kind does not have the dimension."""
 
     layers: int = 4
     embed: int = 512
@@ -76,17 +77,17 @@ class GeneratedModel:
 
 
 def sizes(kind: SyntheticKind, asked: dict[str, int | None]) -> Sizes:
-    """The kind's defaults overridden by `asked`; raises UsageError for impossible sizes."""
+    """The kind's defaults overridden by `asked`. Raises `UsageError` for impossible sizes."""
     default = DEFAULTS[kind]
     given = {name: value for name, value in asked.items() if value is not None}
     for name, value in given.items():
         if getattr(default, name) is None:
             known = ", ".join(f"--{f.name.replace('_', '-')}" for f in fields(Sizes) if getattr(default, f.name))
-            raise UsageError(f"a {kind} model has no {name.replace('_', '-')}", hint=f"it has {known}")
+            raise UsageError(f"--{name.replace('_', '-')} does not apply to {kind} models", hint=f"use {known}")
         if value < 1:
-            raise UsageError(f"--{name.replace('_', '-')} {value} is not a size", hint="give a whole number above 0")
-        if value > (most := _MOST.get(name, _MOST_ELSE)):
-            raise UsageError(f"--{name.replace('_', '-')} {value} is too large", hint=f"{most} is the most")
+            raise UsageError(f"--{name.replace('_', '-')} must be at least 1 (got {value})", hint=_DEFAULTS_HINT)
+        if value > (maximum := _MAX.get(name, _MAX_OTHER)):
+            raise UsageError(f"--{name.replace('_', '-')} must be at most {maximum} (got {value})", hint=_DEFAULTS_HINT)
     chosen = replace(default, **given)
     _check(kind, chosen)
     return chosen
@@ -102,18 +103,21 @@ def write(
     force: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> GeneratedModel:
-    """Write the model, one tensor after another; `progress` hears (bytes written, bytes in all)."""
+    """Write the model, one tensor after another; `progress` receives (bytes written, total bytes).
+
+    Raises `UsageError` for wrong arguments and an existing file without `force`.
+    """
     if type not in weights.TYPES:
-        raise UsageError(f"cannot make {type} weights", hint=f"known: {', '.join(weights.TYPES)}")
+        raise UsageError(f"cannot generate {type} weights", hint=f"use one of {', '.join(weights.TYPES)}")
     if seed < 0:
-        raise UsageError(f"--seed {seed} is below 0", hint="give a whole number from 0 on")
+        raise UsageError(f"--seed must be at least 0 (got {seed})")
     head = _head(kind, chosen, type, seed)
     total = head.header.file_bytes
     with new_file(target, force=force) as file:
         free = shutil.disk_usage(target.parent).free
         if total > free:
-            message = f"{target.parent} has {format_bytes(free)} free, the model needs {format_bytes(total)}"
-            raise TokenmillError(message, hint="make room, choose another folder, or give smaller sizes")
+            message = f"{target.parent} has {format_bytes(free)} free, but the model needs {format_bytes(total)}"
+            raise TokenmillError(message, hint="free disk space, choose another folder, or use smaller sizes")
         file.write(head.raw)
         done = len(head.raw)
         for tensor in head.header.tensors:
@@ -139,22 +143,22 @@ def write(
 
 
 def _check(kind: SyntheticKind, chosen: Sizes) -> None:
-    least = vocabulary.smallest(_SPECIAL)
+    min_vocab = vocabulary.min_size(_SPECIAL)
     problems = [
-        (chosen.used is not None and chosen.used > (chosen.experts or 0), "--used is more than --experts"),
-        (bool(chosen.kv_heads and chosen.heads % chosen.kv_heads), "--heads is not a multiple of --kv-heads"),
-        (chosen.head_dim % 4 != 0, "--head-dim is not a multiple of 4"),
-        (chosen.embed % 32 != 0, "--embed is not a multiple of 32"),
-        (chosen.vocab < least, f"--vocab is less than {least}: the bytes and the special tokens need that many"),
-        (kind == "moe-mla" and chosen.layers < 2, "--layers is less than 2: the first one is dense"),
+        (chosen.used is not None and chosen.used > (chosen.experts or 0), "--used must be at most --experts"),
+        (bool(chosen.kv_heads and chosen.heads % chosen.kv_heads), "--heads must be a multiple of --kv-heads"),
+        (chosen.head_dim % 4 != 0, "--head-dim must be a multiple of 4"),
+        (chosen.embed % 32 != 0, "--embed must be a multiple of 32"),
+        (chosen.vocab < min_vocab, f"--vocab must be at least {min_vocab}, for all bytes and special tokens"),
+        (kind == "moe-mla" and chosen.layers < 2, "--layers must be at least 2, because the first layer is dense"),
         (
             kind == "moe-mla" and chosen.layers in _LITE_LAYERS,
-            f"--layers {chosen.layers}: llama.cpp takes that for DeepSeek-V2-Lite, which is built otherwise",
+            f"--layers must not be {chosen.layers}, by which llama.cpp recognises DeepSeek-V2-Lite",
         ),
     ]
     for wrong, message in problems:
         if wrong:
-            raise UsageError(message, hint="tokenmill models synth --help shows the defaults, which fit together")
+            raise UsageError(message, hint=_DEFAULTS_HINT)
 
 
 def _head(kind: SyntheticKind, chosen: Sizes, type: str, seed: int) -> Encoded:
@@ -190,7 +194,7 @@ def _head(kind: SyntheticKind, chosen: Sizes, type: str, seed: int) -> Encoded:
 
 
 def _values(tensor: TensorEntry, seed: int) -> Iterator[NDArray[np.uint8]]:
-    """Norms are one and biases zero; matrices keep the size of what goes through them."""
+    """The bytes of a tensor: norms are one, biases zero, and matrices preserve the scale of their input."""
     if not tensor.name.endswith(".weight"):
         return iter([weights.constant(tensor.shape, 0.0)])
     if len(tensor.shape) == 1:
@@ -199,7 +203,7 @@ def _values(tensor: TensorEntry, seed: int) -> Iterator[NDArray[np.uint8]]:
     return weights.pieces(tensor.name, tensor.type, tensor.shape, seed, std)
 
 
-_Built = tuple[str, dict[str, Plain], architectures.Extras]  # architecture, its keys, what no key says
+_Built = tuple[str, dict[str, Plain], architectures.Extras]  # architecture, keys, facts without a key
 
 
 def _common(chosen: Sizes, feed_forward: int) -> dict[str, Plain]:
@@ -233,7 +237,7 @@ def _routed(chosen: Sizes) -> dict[str, Plain]:
 
 
 def _latent(chosen: Sizes) -> _Built:
-    """DeepSeek-V3's proportions: the latent is four heads wide, the rotated part half a head."""
+    """DeepSeek-V3's proportions: the latent is as wide as four attention heads, the rotated part as half a head."""
     head = chosen.head_dim
     rope = chosen.head_dim // 2
     latent = 4 * chosen.head_dim

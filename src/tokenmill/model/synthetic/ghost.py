@@ -1,7 +1,8 @@
-"""Ghosts: sparse GGUF files with a real header and no weights.
+"""Writes ghosts: sparse GGUF files with a real header and no weights.
 
-A ghost of a 1 T-parameter model takes a few megabytes of disk, answers everything that a header can answer, and lets
-llama.cpp plan its memory. It must never be loaded: mapping or reading it would allocate every byte.
+A ghost of a model with 1 T parameters takes a few megabytes of disk. tokenmill reads its header like that of the model,
+and llama.cpp can plan its memory. It must never be loaded, because mapping or reading it allocates memory for all
+weights.
 """
 
 import os
@@ -15,7 +16,7 @@ from tokenmill.model.gguf_write import assemble, data_bytes, padded, pair
 from tokenmill.storage.atomic import new_file
 from tokenmill.units import MIB, format_bytes
 
-MOST_DISK_BYTES = 8 * MIB  # beyond the header; a filesystem without holes needs the whole size
+MAX_DISK_BYTES = 8 * MIB  # in addition to the header; a file system without sparse files needs the whole size
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class WrittenGhost:
     """The written file."""
 
     path: str
-    source: str  # the catalogue name, path or address it was made from
+    source: str  # the catalogue name, path or URL of the model
     architecture: str | None
     tensors: int
     parameters: int
@@ -32,7 +33,11 @@ class WrittenGhost:
 
 
 def write(source: str, target: Path, *, force: bool = False) -> WrittenGhost:
-    """Write the ghost of a catalogue name, or of an existing GGUF (any split of it, or an http(s) address)."""
+    """Write the ghost of a catalogue entry or of an existing GGUF (any split, or an http(s) URL).
+
+    Raises `UsageError` if the target exists (without `force`) or is the model, and `TokenmillError` if the file system
+    has no sparse files.
+    """
     if not is_url(source) and not Path(source).exists() and catalog.looks_like_name(source):
         made = catalog.encoded(source)
         raw = made.raw
@@ -53,10 +58,10 @@ def write(source: str, target: Path, *, force: bool = False) -> WrittenGhost:
 
 
 def _copied(source: str, target: Path) -> tuple[bytes, int, GgufHeader]:
-    """One header with all keys and tensors of an existing model, however many files it has."""
+    """One header with all keys and tensors of an existing model, which may have several files."""
     headers = read_headers(source)
     if target.is_file() and any(not is_url(h.source) and target.samefile(h.source) for h in headers):
-        raise UsageError(f"{target} is the model itself: its ghost would take its place", hint="give another name")
+        raise UsageError(f"{target} is the model itself and would be overwritten", hint="use another name")
     first = headers[0]
     kept = {
         key: place
@@ -81,7 +86,7 @@ def _key_bytes(header: GgufHeader, places: list[tuple[int, int]]) -> bytes:
     finally:
         opened.close()
     if len(region) != end - start:
-        raise CorruptModel(f"{header.source} became shorter while it was read")
+        raise CorruptModel(f"{header.source} was truncated while it was read")
     return b"".join(region[offset - start : offset - start + size] for offset, size in places)
 
 
@@ -96,7 +101,7 @@ def _joined(headers: tuple[GgufHeader, ...]) -> tuple[TensorEntry, ...]:
 
 
 def _write(raw: bytes, size: int, target: Path, *, force: bool) -> int:
-    """Write the header, extend the file with a hole; return the bytes used on disk."""
+    """Write the header and extend the file with a hole; return the bytes used on disk."""
     with new_file(target, force=force) as file:
         file.write(raw)
         file.flush()
@@ -105,12 +110,12 @@ def _write(raw: bytes, size: int, target: Path, *, force: bool) -> int:
         except OSError as error:
             raise TokenmillError(
                 f"{target.parent} cannot hold a file of {format_bytes(size)}: {error.strerror}",
-                hint="write it to a filesystem with large sparse files, such as ext4, xfs, btrfs or tmpfs",
+                hint="use a file system that supports large sparse files, such as ext4, xfs, btrfs or tmpfs",
             ) from error
         disk = os.fstat(file.fileno()).st_blocks * 512
-        if disk > len(raw) + MOST_DISK_BYTES:
+        if disk > len(raw) + MAX_DISK_BYTES:
             raise TokenmillError(
-                f"the filesystem of {target.parent} cannot make holes: the ghost would take {format_bytes(disk)}",
-                hint="write it to one that can, such as ext4, xfs, btrfs or tmpfs",
+                f"the file system of {target.parent} has no sparse files, so the ghost would take {format_bytes(disk)}",
+                hint="use a file system that supports sparse files, such as ext4, xfs, btrfs or tmpfs",
             )
     return disk

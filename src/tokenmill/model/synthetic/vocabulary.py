@@ -1,7 +1,7 @@
-"""Byte-level BPE vocabularies that llama.cpp accepts: placeholders for ghosts, speakable ones for synthetic models.
+"""Builds byte-level BPE vocabularies: placeholders for ghosts, and speakable ones for synthetic models.
 
-Every vocabulary here holds the 256 byte tokens, so any text can be tokenised; beyond them come merges of
-our own making and then, in a placeholder, filler marked unused. No published vocabulary is copied.
+All vocabularies contain the 256 byte tokens, so that any text can be tokenised, then merges of common English pairs
+and, in placeholders, tokens marked as unused. They copy no published vocabulary.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from itertools import product
 
 _NORMAL, _CONTROL, _UNUSED = 1, 3, 5  # llama.cpp's token types
-_SPACE = "Ġ"  # how byte-level BPE writes a space
+_SPACE = "Ġ"  # a space in byte-level BPE
 
-# Frequent English pairs, halves before wholes.
+# common English pairs; halves come before the pairs that contain them
 _ENGLISH = (
     "Ġ t|h e|i n|e r|a n|Ġ a|o n|r e|Ġ s|a t|e n|o r|Ġ w|Ġ o|o u|i s|i t|n d|Ġ c|e s|Ġ b|Ġ p|e d|Ġ f|a r|Ġ m|a l|"
     "Ġt he|in g|Ġ d|Ġo f|Ġ in|an d|Ġ h|Ġa nd|Ġt o|o m|Ġ l|i c|l e|Ġ n|a s|Ġb e|Ġ g|s t|i on|Ġ re|l l|en t|Ġ is|v e|"
@@ -21,7 +21,7 @@ _ENGLISH = (
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Token texts with their types, and the merges between them."""
+    """Token texts, their types, and merges."""
 
     tokens: list[str]
     types: list[int]
@@ -36,10 +36,10 @@ def byte_alphabet() -> list[str]:
 
 
 def build(size: int, special: Mapping[str, int], *, speakable: bool = False) -> Vocabulary:
-    """A vocabulary of `size` tokens: each special token at its id, bytes and merges in the places left.
+    """Build a vocabulary of `size` tokens: special tokens at their ids, then bytes and merges at the other ids.
 
-    speakable: syllables and words take the places that would otherwise be unused, so that a model with
-    random weights answers in text.
+    With `speakable`, syllables and words take the ids that would be unused, so that a model with random weights
+    generates text.
     """
     texts: list[str | None] = [None] * size
     types = [_UNUSED] * size
@@ -65,13 +65,13 @@ def build(size: int, special: Mapping[str, int], *, speakable: bool = False) -> 
     return Vocabulary(filled, types, merges)
 
 
-def smallest(special: Mapping[str, int]) -> int:
-    """The fewest tokens a vocabulary with these special tokens can have: the bytes and one merge."""
+def min_size(special: Mapping[str, int]) -> int:
+    """Minimum size of a vocabulary with these special tokens, all bytes and one merge."""
     return max(256 + len(special) + 1, max(special.values(), default=0) + 1)
 
 
 def _pairs(*, speakable: bool) -> Iterator[tuple[str, str]]:
-    """Merges in order of rank; the halves of each are letters or earlier merges."""
+    """Merges by rank; both halves of a merge are letters or earlier merges."""
     for merge in _ENGLISH.split("|"):
         left, _, right = merge.partition(" ")
         yield left, right

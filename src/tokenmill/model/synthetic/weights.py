@@ -1,7 +1,8 @@
-"""Random weights already in a tensor type's blocks: no float is ever quantised, so a gigabyte takes seconds.
+"""Generates random weights directly in the blocks of a tensor type, a gigabyte in seconds.
 
-Each block's codes are random bits; its scales are set so that the weights have the wanted standard deviation.
-Bits come from the raw stream of SFC64, which numpy keeps stable, so a seed gives the same bytes everywhere.
+The codes of a block are random bits, and its scales give the weights the requested standard deviation; no floats are
+quantised. The bits come from the raw stream of SFC64, which numpy keeps stable, so that a seed gives the same bytes on
+all machines.
 """
 
 import struct
@@ -18,7 +19,7 @@ from tokenmill.units import MIB
 PIECE_BYTES = 8 * MIB
 
 FixedBlocks = list[tuple[int, bytes]]
-"""What of a block is not random: (position, bytes)."""
+"""The parts of a block that are not random: (position, bytes)."""
 
 
 def _half(value: float) -> bytes:
@@ -30,7 +31,7 @@ def _deviation(levels: int) -> float:
     return float(((levels**2 - 1) / 12) ** 0.5)
 
 
-# Where codes are unsigned, the block's minimum is set so that the weights' mean is zero.
+# for unsigned codes, the block's minimum makes the mean of the weights zero
 _SCALES_32 = b"\xa0" * 8 + b"\0" * 4  # Q4_K, Q5_K: eight 6-bit scales and eight 6-bit minima, all 32
 _FIXED: Mapping[str, Callable[[float], FixedBlocks]] = {
     "Q4_0": lambda std: [(0, _half(std / _deviation(16)))],
@@ -52,22 +53,22 @@ _FIXED: Mapping[str, Callable[[float], FixedBlocks]] = {
     "IQ4_NL": lambda std: [(0, _half(std / 67.4))],  # the deviation of its sixteen uneven levels
     "MXFP4": lambda std: [(0, bytes([127 + round(np.log2(std / 3.0))]))],  # levels deviate by about 3
 }
-# Signed codes reach one further below zero than above: a random sign of the scale keeps the mean at zero,
-# without which one direction would drown all others in a deep model.
+# Signed codes have one more value below zero than above. A random sign of the scale makes their mean zero; otherwise
+# one direction would dominate in a deep model.
 _SCALE_AT = {"Q4_0": 0, "Q5_0": 0, "Q8_0": 0, "Q3_K": 108, "Q6_K": 208, "IQ4_NL": 0}
 TYPES = (*_FIXED, "F16", "BF16", "F32")
-"""What can be made."""
+"""Supported tensor types."""
 
 
 def pieces(name: str, kind: str, shape: tuple[int, ...], seed: int, std: float) -> Iterator[NDArray[np.uint8]]:
-    """The tensor's bytes, in order, a few megabytes at a time."""
+    """Yield the tensor's bytes in pieces of a few megabytes."""
     bits = np.random.SFC64(np.random.SeedSequence([seed, crc32(name.encode())]))
     block = BY_NAME[kind]
     left = prod(shape) // block.block
-    # Whole words per piece, so that where pieces end does not change the bytes.
-    most = max(PIECE_BYTES // block.block_bytes // 8, 1) * 8
+    # whole words per piece, so that the bytes do not depend on the size of pieces
+    max_count = max(PIECE_BYTES // block.block_bytes // 8, 1) * 8
     while left:
-        count = min(left, most)
+        count = min(left, max_count)
         yield _floats(bits, kind, count, std) if block.block == 1 else _blocks(bits, kind, count, std)
         left -= count
 
