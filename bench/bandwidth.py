@@ -1,14 +1,13 @@
-"""Memory bandwidth as `tokenmill probe --measure` sees it, beside mbw and a STREAM-like C program.
+"""Memory bandwidth as `tokenmill probe --measure` reports it, compared with mbw and a STREAM-like C program.
 
     python bench/bandwidth.py [--rounds 15] [--seconds 0.3]
 
-Ours and the peers alternate in the same run, over the same amount of memory on the same cores. In a round each
-gives its best tenth of a second; the ratio is the median of the rounds' own ratios, because a shared host changes
-from second to second (two virtual cores are two cores now and two threads of one core later) and only neighbours
-in time compare. All count a copied byte once. The C program (bandwidth_peer.c, built with gcc -O3 -march=native)
-is the peer for reading, and for copying with any number of threads; mbw for copying with one, by the better of its
-methods MEMCPY and DUMB (in version 1.2.2 the names are swapped: DUMB calls memcpy). Exits 1 when a checked ratio is
-outside 0.85..1.15, 2 when there is no peer to compare with. Writes results/bandwidth.json.
+tokenmill and the peers alternate in the same run, on the same cores and with the same amount of memory. Each round
+keeps the best tenth of a second of each; the result is the median of the rounds' ratios, because the speed of a shared
+host changes from second to second. All count a copied byte once. The C program (bandwidth_peer.c, built with gcc -O3
+-march=native) is the peer for reading, and for copying with several threads. mbw is the peer for copying with one
+thread, by the better of its methods MEMCPY and DUMB (version 1.2.2 swaps the names: DUMB calls memcpy). Exits 1 if a
+checked ratio is outside 0.85..1.15, and 2 without a peer. Writes results/bandwidth.json.
 """
 
 import argparse
@@ -40,27 +39,27 @@ from tokenmill.units import MIB, format_bytes
 HERE = Path(__file__).parent
 LOWEST = 0.85
 HIGHEST = 1.15
-REPEATS = 3  # of a tenth of a second each in a round, of which the best counts
+REPEATS = 3  # repeats of a tenth of a second per round, of which the best is kept
 
 Figures = dict[tuple[str, str, int], list[float]]
-"""GB/s seen in each round, by who, path and threads."""
+"""GB/s of each round, by program, path and threads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One line of the table."""
+    """A line of the table."""
 
     path: str
-    threads: int | None  # None: whichever is best for each side
+    threads: int | None  # None: the best number for each side
     peer: str
-    ours_gb_s: float  # medians over the rounds
+    ours_gb_s: float  # medians of the rounds
     peer_gb_s: float
-    ratio: float  # median of the rounds' ratios, ours over the peer's
+    ratio: float  # median of the rounds' ratios, tokenmill over the peer
     checked: bool
 
     @property
     def within(self) -> bool:
-        """Whether the promise of 15 % is kept."""
+        """Whether the ratio is within 15 %."""
         return LOWEST <= self.ratio <= HIGHEST
 
 
@@ -75,21 +74,21 @@ def build_peer(folder: Path) -> Path | None:
 
 
 def find_mbw() -> str | None:
-    """Path of mbw, installed first where that is ours to do."""
+    """Path of mbw, which is installed first if this process may do so."""
     if shutil.which("mbw") is None and os.geteuid() == 0 and shutil.which("apt-get"):
         subprocess.run(["apt-get", "install", "-y", "-qq", "mbw"], check=False, stdout=subprocess.DEVNULL)
     return shutil.which("mbw")
 
 
 def run_peer(program: Path, kind: str, size_bytes: int, cpus: tuple[int, ...]) -> float:
-    """Best repeat of the C program."""
+    """Best repeat of the C program, in GB/s."""
     command = [str(program), kind, str(size_bytes), str(REPEATS), *map(str, cpus)]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return max(map(float, output.split()))
 
 
 def run_mbw(program: str, size_bytes: int, cpu: int) -> float:
-    """Best run of mbw's two plain methods; its MiB/s turned into GB/s."""
+    """Best run of mbw's two plain methods, in GB/s."""
     rates = []
     for method in ("-t0", "-t1"):
         command = ["taskset", "-c", str(cpu), program, "-n", "10", method, str(size_bytes // MIB)]
@@ -101,7 +100,7 @@ def run_mbw(program: str, size_bytes: int, cpu: int) -> float:
 def play_round(
     machine: Machine, total_bytes: int, seconds: float, peer: Path | None, mbw: str | None, *, ours_first: bool
 ) -> Iterator[tuple[str, str, int, float]]:
-    """Measure once with everything: (who, path, threads, GB/s)."""
+    """Measure once with every program; yields (program, path, threads, GB/s)."""
     cores = usable_cores(machine)
 
     def ours() -> Iterator[tuple[str, str, int, float]]:
@@ -123,7 +122,7 @@ def play_round(
 
 
 def compare(figures: Figures) -> list[Compared]:
-    """By thread count where both sides have one, then each side's best of them round by round."""
+    """Compare by thread count where both sides have it, and the best of each side per round."""
     lines = []
     for path in ("dram", "dram->dram"):
         counts = sorted(threads for who, at, threads in figures if (who, at) == ("ours", path))
@@ -173,10 +172,12 @@ def report(lines: list[Compared], figures: Figures, about: dict[str, object]) ->
 
 
 def main() -> int:
-    """Play the rounds and judge them."""
+    """Run all rounds and judge them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--seconds", type=float, default=0.3, help="of ours, at each number of threads")
+    parser.add_argument(
+        "--seconds", type=float, default=0.3, help="seconds of each measurement, at each number of threads"
+    )
     options = parser.parse_args()
     machine = Machine(name="this", cpu=read_cpu(LocalHost())[0])
     cores = usable_cores(machine)
@@ -185,7 +186,7 @@ def main() -> int:
         peer = build_peer(Path(folder))
         mbw = find_mbw()
         if peer is None and mbw is None:
-            print("nothing to compare with: install gcc or mbw", file=sys.stderr)
+            print("no peer to compare with: install gcc or mbw", file=sys.stderr)
             return 2
         figures: Figures = defaultdict(list)
         for number in range(options.rounds):

@@ -1,14 +1,14 @@
-"""A night's work in small: job files through the native engine and through llama-server, side by side.
+"""Batch throughput of the native engine compared with llama-server, on small job files.
 
     python bench/batch.py [--rounds 3] [--threads 2] [--models moe,smollm2] [--loads ...] [--width N] [--no-write]
 
-Four loads (batch_loads.py), four ways (batch_ways.py), the same llama.cpp, model, threads, context and micro-batch in
-all of them, greedy, the same lengths of answers. Every round runs every way once, on texts of its own, all at the same
-time in short turns (batch_turns.py), so that a machine with neighbours is the same for all. Medians and their ratios
-are printed with the prompt tokens computed against the least that the forest of prompts allows. The native engine's
-number of slots is the one that `tuner/slots.py` measures for each load before its first round, as `tokenmill run` does;
-what that took is told. So is the part of its time inside llama.cpp, from a pass alone, and from one with eight at once.
-Exits 1 when a goal is missed. Writes results/batch.json.
+Four loads (batch_loads.py) run in four ways (batch_ways.py) with the same llama.cpp, model, threads, context and
+micro-batch, greedy sampling and answers of the same length. Each round runs every way once, on new texts, all
+concurrently in short turns (batch_turns.py), so that other load on the machine affects all ways equally. Prints medians
+and their ratios, and the computed prompt tokens relative to the minimum that the prefix tree allows. The native
+engine's number of slots is measured with `tuner/slots.py` before the first round of each load, as in `tokenmill run`;
+its duration is printed, as is the share of time inside llama.cpp. Exits 1 if a goal is missed. Writes
+results/batch.json.
 """
 
 import argparse
@@ -45,9 +45,9 @@ from tokenmill.tuner.point import SlotPoint  # noqa: E402
 from tokenmill.tuner.slots import measure  # noqa: E402
 from tokenmill.units import GIB, number_of  # noqa: E402
 
-# As in Kimi, weights of experts and not attention bound a token: 96 experts of which 4 answer, a shared one, a dense
-# first layer, latent attention with two heads. At a depth of 1300 tokens attention took a fifth of the decode time
-# on one thread; the file is eight times the L3 of the machine it was chosen on.
+# As in Kimi, the weights of experts and not attention limit the speed: 96 experts of which 4 are active, a shared one,
+# a dense first layer, latent attention with two heads. At a depth of 1300 tokens attention takes a fifth of the decode
+# time on one thread; the file is eight times the L3 cache of the machine that it was designed on.
 MOE = {
     "layers": 4,
     "embed": 1024,
@@ -66,52 +66,52 @@ SIZES = {
 ROUNDS = {"moe": 2, "smollm2": 2}
 LEAST_SHARE = 0.97
 LEAST_DECODE = 0.97
-DECODE_LOAD, DECODE_WIDTH = "one digest", 8  # for which the second holds
+DECODE_LOAD, DECODE_WIDTH = "one digest", 8  # loads to which the second goal applies
 MOST_COMPUTED = 1.02
 GOALS = {"one digest": {"a: -np 1": 1.3, "b: -np 8": 1.3}, "four digests shuffled": {"a: -np 1": 1.25, "b: -np 8": 1.8}}
 
 
 @dataclass(slots=True)
 class Load:
-    """What was measured of one load: passes by way, in the order of the rounds."""
+    """Measurements of one load: passes by way, in the order of the rounds."""
 
     name: str
     jobs: int
-    least_tokens: list[int] = field(default_factory=list)  # of prompts, by round
+    least_tokens: list[int] = field(default_factory=list)  # minimum prompt tokens, by round
     prompt_tokens: list[int] = field(default_factory=list)
     slots: int = NATIVE_LANES  # of the native engine
     point: SlotPoint | None = None  # None: the slots were not measured
     calibration_s: float = 0.0
     passes: dict[str, list[Pass]] = field(default_factory=lambda: {way: [] for way in WAYS})
     alone: list[Pass] = field(default_factory=list)  # of the native engine, without turns
-    eight: list[Pass] = field(default_factory=list)  # the same, as many at once as a goal is for
+    eight: list[Pass] = field(default_factory=list)  # with DECODE_WIDTH slots, to which the goal applies
 
     def jobs_min(self, way: str) -> float:
         """The median."""
         return median(60 * self.jobs / each.seconds for each in self.passes[way])
 
     def ratio(self, way: str) -> float:
-        """Native against a way: the median over rounds, in each of which the machine was as it was for both."""
+        """Jobs per minute of the native engine relative to a way: median over the rounds."""
         pairs = zip(self.passes[way], self.passes["native"], strict=True)
         return median(other.seconds / native.seconds for other, native in pairs)
 
     def cpu_ratio(self, way: str) -> float:
-        """The same in processor time, which other programs on the machine change less."""
+        """The same in CPU time, which other programs on the machine affect less."""
         pairs = zip(self.passes[way], self.passes["native"], strict=True)
         return median(other.cpu_s / native.cpu_s for other, native in pairs)
 
     def computed(self, way: str) -> float:
-        """Prompt tokens computed against the least."""
+        """Computed prompt tokens relative to the minimum."""
         pairs = zip(self.passes[way], self.least_tokens, strict=True)
         return median(each.computed_tokens / least for each, least in pairs)
 
     def decode_share(self, *, eight: bool = False) -> float:
-        """Of the native engine's busy time, inside llama.cpp."""
+        """Share of the native engine's busy time inside llama.cpp."""
         return median(each.decode_share or 0.0 for each in (self.eight if eight else self.alone))
 
 
 def model_file(name: str, folder: Path) -> Path:
-    """The model's file, written or pulled if it is not there."""
+    """The model's file, which is written or downloaded if it is missing."""
     if name == "smollm2":
         return pull("smollm2", models_path=Config().models_path, keep_free_bytes=GIB).path
     path = folder / "moe.gguf"
@@ -121,7 +121,7 @@ def model_file(name: str, folder: Path) -> Path:
 
 
 async def calibrate(native: NativeEngine, load: Load, size: Size, folder: Path, given: int | None) -> None:
-    """Measure the slots for a load, on texts of no round, and the time that takes."""
+    """Measure the slots for a load, on texts of no round, and the duration."""
     if given is not None:
         load.slots = given
         return
@@ -136,7 +136,7 @@ async def calibrate(native: NativeEngine, load: Load, size: Size, folder: Path, 
 
 
 def described(load: Load) -> str:
-    """The slots of a load and where they come from."""
+    """The slots of a load and the reason for their number."""
     reason = load.point.slots_reason if load.point is not None else "as given"
     return f"{load.name}: {number_of(load.slots, 'slot')}, {reason}"
 
@@ -171,7 +171,7 @@ async def play(ways: Ways, load: Load, size: Size, folder: Path, number: int) ->
 
 
 async def alone(ways: Ways, path: Path, lines: Sequence[Line]) -> Pass:
-    """One pass of the native engine while the others have nothing to do."""
+    """One pass of the native engine while the other engines are idle."""
     await fresh(ways)
     again = path.with_name(f"{path.stem}-alone-{ways.width}-{time.monotonic_ns()}.jsonl")
     again.write_bytes(path.read_bytes())
@@ -208,7 +208,7 @@ async def on_model(name: str, asked: argparse.Namespace, folder: Path) -> dict[s
 
 
 def misses(model: str, load: Load) -> list[str]:
-    """Goals that do not hold."""
+    """Goals that are missed."""
     found = []
     others = [way for way in WAYS if way != "native"]
     for way, goal in GOALS.get(load.name, {}).items():
@@ -226,7 +226,7 @@ def misses(model: str, load: Load) -> list[str]:
 
 
 def summed(load: Load) -> dict[str, Any]:
-    """A load for the results."""
+    """A load as JSON."""
     return {
         "name": load.name,
         "width": load.slots,
@@ -246,7 +246,7 @@ def summed(load: Load) -> dict[str, Any]:
 
 
 def show(name: str, loads: Sequence[Load], missed: Sequence[str]) -> None:
-    """The table of one model."""
+    """Print the table of one model."""
     print(f"\n{name}: jobs per minute (prompt tokens computed / least)")
     print(
         f"  {'':22}"
@@ -268,16 +268,16 @@ def show(name: str, loads: Sequence[Load], missed: Sequence[str]) -> None:
 
 
 def main() -> int:
-    """Measure and judge."""
+    """Run the benchmark and judge the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rounds", type=int, default=None)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--pinned", type=int, default=4, help="slots of way c")
-    parser.add_argument("--width", type=int, default=None, help="of the native engine, instead of measuring it")
+    parser.add_argument("--width", type=int, default=None, help="slots of the native engine; default: measured")
     parser.add_argument("--models", type=lambda text: text.split(","), default=["moe", "smollm2"])
     parser.add_argument("--loads", type=lambda text: text.split(","), default=list(LOADS))
-    parser.add_argument("--keep", action="store_true", help="leave the synthetic model in the temporary folder")
-    parser.add_argument("--no-write", action="store_true", help="leave results/ alone")
+    parser.add_argument("--keep", action="store_true", help="keep the synthetic model in the temporary folder")
+    parser.add_argument("--no-write", action="store_true", help="do not write results/")
     asked = parser.parse_args()
     began = time.perf_counter()
     load_before = os.getloadavg()[0]

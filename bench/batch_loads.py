@@ -1,7 +1,7 @@
-"""The work of the batch benchmark: four kinds of job files, in words that no two rounds share.
+"""The loads of the batch benchmark: four kinds of job files, with new texts in every round.
 
-Every round has texts of its own, so that no engine finds what an earlier round left; within a round all ways of running
-get the same file. Lengths are in words of a list that both models' vocabularies cut into about the same tokens.
+Each round has its own texts, so that nothing is cached from an earlier round; within a round all ways get the same
+file. Lengths are in words of a list that the vocabularies of both models cut into about the same number of tokens.
 """
 
 import json
@@ -75,18 +75,18 @@ WORDS = [
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much work a model gets; words are about tokens times `words_per_token`."""
+    """Sizes of the loads of a model; words are about tokens times `words_per_token`."""
 
-    jobs: int  # twice as many where all share one digest
-    alone_jobs: int  # that share nothing: enough for each lane to have several, as in a night
+    jobs: int  # twice as many if all share one digest
+    alone_jobs: int  # jobs that share nothing: enough for each slot to have several
     digest_tokens: int
     tail_tokens: int
-    alone_tokens: int  # of a prompt that shares nothing
+    alone_tokens: int  # words of a prompt that shares nothing
     output_tokens: int
-    words_per_token: float = 1.0  # of the model's vocabulary
+    words_per_token: float = 1.0  # words per token of the model's vocabulary
 
     def words(self, tokens: int) -> int:
-        """Words that make about so many tokens."""
+        """Words with about this number of tokens."""
         return max(4, round(tokens * self.words_per_token))
 
 
@@ -114,9 +114,9 @@ def _digests(count: int) -> Make:
 
 
 def _table(size: Size, chance: random.Random) -> Iterator[list[dict[str, str]]]:
-    """Rows of five columns: two with few long values, two with few short ones, one different in each row.
+    """Rows of five columns: two with few long values, two with few short ones, one that differs in each row.
 
-    The columns stand in the order that shares most, for everyone; the rows are left as they come.
+    The columns are in the order that shares most; the rows are shuffled.
     """
     plans = [_text(size.words(size.digest_tokens // 3), chance) for _ in range(3)]
     places = [_text(size.words(size.digest_tokens // 6), chance) for _ in range(4)]
@@ -152,7 +152,7 @@ LOADS: dict[str, Make] = {
 
 
 def write(path: Path, load: str, size: Size, seed: str) -> list[Line]:
-    """A job file of one round, and its lines."""
+    """Write the job file of one round; returns its lines."""
     chance = random.Random(f"{load} {seed}")
     fixed = {"max_tokens": size.output_tokens, "temperature": 0, "ignore_eos": True}
     lines: list[Line] = [

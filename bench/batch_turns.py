@@ -1,10 +1,10 @@
-"""Several engines at work at once, of which only one runs at any moment: turns of a third of a second.
+"""Runs several engines concurrently, one at a time, in turns of a third of a second.
 
     native   ====    ====    ====
-    -np 8        ====    ====    ====        the others are stopped (SIGSTOP) meanwhile
+    -np 8        ====    ====    ====        the others are stopped (SIGSTOP)
 
-A machine with neighbours is faster in one minute than in the next, by more than what is compared. Whoever has had least
-time is next, so all see the same minutes. A way's time is the sum of its turns; what is stopped takes none.
+The speed of a shared machine changes by more than the compared differences, so all engines must see the same minutes.
+The engine with the least run time is next. The time of a way is the sum of its turns.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 async def in_turns(works: Mapping[str, Coroutine[Any, Any, T]], pids: Mapping[str, int]) -> dict[str, tuple[T, float]]:
-    """What comes of each work, and the seconds for which its process ran."""
+    """Run the works in turns; returns the result of each and the seconds for which its process ran."""
     seconds = dict.fromkeys(works, 0.0)
     for name in works:
         os.kill(pids[name], signal.SIGSTOP)

@@ -1,7 +1,7 @@
-"""The ways of running a job file that the batch benchmark compares, all on the same plan but for the slots.
+"""The ways of running a job file that the batch benchmark compares, with the same plan except for the slots.
 
-(a) and (b) are what people write: plain HTTP clients that send lines in the order of the file and wait for each answer
-whole. (c) and native go through the jobs worker, with store and output file, as `tokenmill run` does.
+(a) and (b) are plain HTTP clients that send lines in the order of the file and wait for each whole answer. (c) and
+native use the job worker with store and output file, as `tokenmill run` does.
 """
 
 import asyncio
@@ -46,24 +46,24 @@ SERVER = EngineConfig(kind="llama-server", port=0)
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """A job file run once in one way."""
+    """Result of running a job file once in one way."""
 
     seconds: float
-    computed_tokens: int  # of prompts
+    computed_tokens: int  # computed prompt tokens
     written_tokens: int
-    cpu_s: float  # of processors, in the engine: what other programs take does not count
-    decode_share: float | None = None  # of the engine's busy time, inside llama.cpp
-    lanes: float | None = None  # at work on average
+    cpu_s: float  # CPU seconds of the engine
+    decode_share: float | None = None  # share of the engine's busy time inside llama.cpp
+    lanes: float | None = None  # average number of busy slots
 
 
 @cache
 def machine() -> Machine:
-    """This one, probed once."""
+    """This machine, probed once."""
     return probe(Path.cwd())
 
 
 def plan_for(model: Path, *, sequences: int, threads: int, native: bool = False) -> Plan:
-    """The same settings for all: context of a job, micro-batch, threads; servers with the host cache they have."""
+    """Settings of all engines: context of a job, micro-batch, threads; servers keep their host cache."""
     goal = Goal(
         context=CONTEXT,
         sequences=sequences,
@@ -78,7 +78,7 @@ def plan_for(model: Path, *, sequences: int, threads: int, native: bool = False)
 
 @dataclass(slots=True)
 class Ways:
-    """Engines that are up, all at once: those that do not work take no processor time."""
+    """All engines, which run concurrently; idle ones use no CPU time."""
 
     native: NativeEngine
     alone: ServerEngine
@@ -87,7 +87,7 @@ class Ways:
     width: int = NATIVE_LANES
 
     def pids(self) -> dict[str, int]:
-        """The engines' processes, by way."""
+        """PIDs of the engines by way."""
         engines: dict[str, Engine] = {
             "a: -np 1": self.alone,
             "b: -np 8": self.eight,
@@ -99,7 +99,7 @@ class Ways:
 
 @asynccontextmanager
 async def up(model: Path, state: Path, threads: int, pinned: int) -> AsyncIterator[Ways]:
-    """All engines on one model."""
+    """Start all engines on one model."""
     started: list[Engine] = []
 
     async def begin(name: str, sequences: int, native: bool = False) -> Engine:
@@ -121,7 +121,7 @@ async def up(model: Path, state: Path, threads: int, pinned: int) -> AsyncIterat
 
 
 async def fresh(ways: Ways) -> None:
-    """Nothing of an earlier pass is in anybody's cells: slots are erased, the native context is made anew."""
+    """Clear the caches: erase the slots of servers, and create a new native context."""
     await ways.native.set_context(streams=False)
     await ways.native.set_slots(ways.width)
     for server in (ways.alone, ways.eight, ways.pinned):
@@ -130,7 +130,7 @@ async def fresh(ways: Ways) -> None:
 
 
 async def by_clients(server: ServerEngine, lines: Sequence[Line], clients: int) -> Pass:
-    """Clients take lines in the order of the file, one after another, each when its last answer has come."""
+    """Send lines in the order of the file, one per client, each after the client's last answer."""
     left = iter(lines)
     computed = written = 0
 
@@ -150,17 +150,17 @@ async def by_clients(server: ServerEngine, lines: Sequence[Line], clients: int) 
 
 
 def cpu_s(engine: Engine) -> float:
-    """Processor time of an engine's process so far."""
+    """CPU time of an engine's process so far."""
     words = Path(f"/proc/{engine.identity.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def by_worker(engine: Engine, path: Path, width: int | None, *, counted: bool = False) -> Pass:
-    """Through store, scheduler, worker and output file; the time is that of the whole, submitting included.
+    """Run a file through store, scheduler, worker and output file; the time includes submitting.
 
-    In turns (batch_turns.py) submitting, some 20 ms, falls into another's.
+    In turns (batch_turns.py), submitting takes some 20 ms of another way's turn.
 
-    `counted`: with the part of the time inside llama.cpp, for which it waits before and after, outside of that time.
+    `counted`: also measure the share of the time inside llama.cpp, which waits before and after the measured time.
     """
     folder = path.parent / f"{path.stem}.store"
     before = await _counters(engine) if counted else None
@@ -185,7 +185,7 @@ async def by_worker(engine: Engine, path: Path, width: int | None, *, counted: b
 
 
 async def _counters(engine: Engine) -> Counters:
-    """As they are when nothing runs; the native engine tells them five times a second."""
+    """Counters of an idle engine; the native engine reports them five times per second."""
     if isinstance(engine, NativeEngine):
         await asyncio.sleep(0.45)
     return (await engine.status()).counters

@@ -1,11 +1,11 @@
-"""How often what runs beside a sequence changes its greedy answer, through rounding alone.
+"""How often other work in a batch changes the greedy answer of a sequence, through rounding alone.
 
     python bench/batch_width.py [--prompts 12] [--tokens 40] [--threads 1]
 
-SmolLM2 answers every prompt greedily, alone at first, then with others in its batches in three ways: only decoded
-together, also prefilled together, and alone but with a chunk of a stranger's prompt beside its first tokens. No
-randomness is left: a different answer means that two tokens stood so close that the order of additions inside a
-product decided between them. Alone once more is the control. Writes results/batch_width.json.
+SmolLM2 answers every prompt greedily, first alone, then with others in its batches in three ways: decoded together,
+also prefilled together, and alone with a chunk of another prompt in the batches of its first tokens. There is no
+randomness: a different answer means that the two best tokens were so close that the order of additions decided. Running
+alone again is the control. Writes results/batch_width.json.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from tokenmill.native.llama.model import LlamaModel
 from tokenmill.native.llama.settings import ContextSettings, ModelSettings
 from tokenmill.units import GIB
 
-STRANGER = 8  # the sequence that is beside the others
+STRANGER = 8  # the sequence of the additional prompt
 SUBJECTS = (
     "a river",
     "bread",
@@ -61,7 +61,7 @@ ASKED = ("Tell me something about {}.", "Write two sentences that describe {}.",
 
 @dataclass(frozen=True)
 class Row:
-    """A piece of one sequence."""
+    """A part of one sequence in a batch."""
 
     sequence: int
     tokens: list[int]
@@ -71,12 +71,12 @@ class Row:
 
 @dataclass(frozen=True)
 class Way:
-    """How a sequence is computed."""
+    """How the sequences are computed."""
 
     name: str
     width: int = 1  # sequences decoded together
-    together: bool = False  # their prompts are one batch, too
-    strangers: int = 0  # tokens of another prompt beside its first decodes
+    together: bool = False  # whether their prompts are prefilled in one batch
+    strangers: int = 0  # tokens of another prompt in the batches of its first decodes
     flash_attention: bool = True
 
 
@@ -90,24 +90,24 @@ WAYS = (
     Way("8 prefilled and decoded together, no flash attention", 8, together=True, flash_attention=False),
     Way("beside a chunk of 128 tokens, no flash attention", strangers=128, flash_attention=False),
 )
-BESIDE = 2  # decodes that have a chunk beside them
+BESIDE = 2  # decodes with a chunk in their batch
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one way did to the answers, against each alone."""
+    """Differences between one way and the answers computed alone."""
 
     way: str
     answers: int
     different: int
-    first_difference: int | None  # median place of the first other token
-    gap: float | None  # median distance of the two best logits there, as they were alone
+    first_difference: int | None  # median position of the first different token
+    gap: float | None  # median distance of the two best logits there, when computed alone
 
 
 def answers(
     context: LlamaContext, prompts: list[list[int]], way: Way, tokens: int
 ) -> tuple[list[list[int]], list[list[float]]]:
-    """Greedy answers, and the gap between the two best logits at each token."""
+    """Greedy answers, and the difference of the two best logits at each token."""
     found: list[list[int]] = []
     gaps: list[list[float]] = []
     for start in range(0, len(prompts), way.width):
@@ -133,7 +133,7 @@ def answers(
 def step(
     context: LlamaContext, rows: list[Row], drawn: list[list[int]], gap: list[list[float]], beside: Sequence[Row] = ()
 ) -> list[Row]:
-    """Compute a batch, take the likeliest tokens, and give the rows of the next."""
+    """Compute a batch and sample the most likely tokens; returns the rows of the next batch."""
     if context.decode([*rows, *beside]) is not Decoded.OK:
         raise SystemExit("the context is too small")
     place = -1
@@ -150,7 +150,7 @@ def step(
 
 
 def compare(way: Way, alone: list[list[int]], gaps: list[list[float]], found: list[list[int]]) -> Outcome:
-    """Answers of a way beside those alone."""
+    """Compare the answers of a way with those computed alone."""
     firsts = []
     for one, other, gap in zip(alone, found, gaps, strict=True):
         first = next((at for at, pair in enumerate(zip(one, other, strict=True)) if pair[0] != pair[1]), None)
@@ -166,11 +166,11 @@ def compare(way: Way, alone: list[list[int]], gaps: list[list[float]], found: li
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Measure, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--prompts", type=int, default=12)
     parser.add_argument("--tokens", type=int, default=40)
-    parser.add_argument("--threads", type=int, default=1, help="more wait for each other on a busy machine")
+    parser.add_argument("--threads", type=int, default=1, help="more threads wait for each other on a busy machine")
     asked = parser.parse_args()
     path = pull("smollm2", models_path=Config().models_path, keep_free_bytes=GIB).path
     library = open_running()

@@ -1,11 +1,11 @@
-"""The speed forecast held against published runs.
+"""Compares the speed forecast with published runs.
 
     python bench/forecast.py [--fit] [--leave-out]
 
-Prints predicted against published for every figure of seeds.json and public_runs.json, for the curves measured on an
-H200 machine, and for runs that the fit never sees. --fit searches constants within their bounds and
-writes the better ones into rates.toml; --leave-out fits again without each machine in turn and forecasts it then.
-Writes results/forecast.json, which forecast_docs.py puts into docs/forecast.md. Exits 1 when a promise is broken.
+Prints predicted and published speeds for every figure of seeds.json and public_runs.json, for the curves measured on an
+H200 machine, and for runs that the fit never sees. --fit searches the constants within their bounds and writes better
+ones into rates.toml; --leave-out fits without each machine in turn and then forecasts that machine. Writes
+results/forecast.json, which forecast_docs.py puts into docs/forecast.md. Exits 1 if a promise is not met.
 """
 
 import argparse
@@ -31,14 +31,14 @@ from tokenmill.planner.speed.work import StepWork, work  # noqa: E402
 
 RATES = ROOT / "src/tokenmill/planner/speed/rates.toml"
 WEIGHTS = {"seed": 1.5, "A": 1.0, "B": 0.25, "h200": 1.0, "unseen": 0.0}
-PREFILL_WEIGHT = 0.3  # promised within 40 %, decode within 20 %
-PROMISED = {"decode": {"seed": 0.18, "h200": 0.24}, "prefill": {"seed": 0.37}}  # errors beyond cost dearly
-PRIOR = 0.25  # how much a constant is held to the middle of its bounds, against one case
+PREFILL_WEIGHT = 0.3  # promised: within 40 %, decode within 20 %
+PROMISED = {"decode": {"seed": 0.18, "h200": 0.24}, "prefill": {"seed": 0.37}}  # larger errors are weighted more
+PRIOR = 0.25  # weight that holds a constant to the middle of its bounds, relative to one case
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A figure with the work of one step, summed once."""
+    """A figure with the work of one step, computed once."""
 
     figure: Figure
     work: StepWork
@@ -46,7 +46,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One row of the report."""
+    """A row of the report."""
 
     set: str
     case: str
@@ -73,7 +73,7 @@ def points(figures: Iterable[Figure]) -> list[Point]:
 
 
 def predict(point: Point, rates: RateConstants) -> float | None:
-    """Tokens per second; None where the machine does not say enough."""
+    """Tokens per second; None if the machine file lacks a fact."""
     figure = point.figure
     step = point.work
     found = devices(figure.machine, figure.settings, rates, step.resident_bytes())
@@ -108,7 +108,7 @@ def predict(point: Point, rates: RateConstants) -> float | None:
 def loss(
     chosen: Sequence[Point], rates: RateConstants, start: RateConstants, names: Sequence[str], strict: float
 ) -> float:
-    """Weighted error over cases; large errors count for less, so that one odd run does not bend the constants."""
+    """Weighted error over cases; large errors are damped, so that one outlier does not dominate."""
     cases: dict[tuple[str, str], list[float]] = {}
     for point in chosen:
         figure = point.figure
@@ -134,14 +134,14 @@ def fit(chosen: Sequence[Point], say: Callable[[str], None], sweeps: int = 14) -
     at = start
     step = 1.25
     for sweep in range(sweeps):
-        # walls that are hard from the beginning would keep the search in the corner where it starts
+        # start with a small penalty: a hard bound would keep the search in its first corner
         strict = 2.0 if sweep < sweeps // 2 else 300.0
         best = loss(chosen, at, start, names, strict)
         before = at
         for name in names:
             for factor in (step, 1 / step):
                 best, at = _further(chosen, start, names, bounds, strict, best, at, {name: factor})
-        # and on along the way that the whole sweep took, which no single constant can go
+        # also try the direction of the whole sweep, which no single constant can follow
         way = {name: getattr(at, name) / getattr(before, name) for name in names}
         best, at = _further(chosen, start, names, bounds, strict, best, at, way)
         say(f"sweep {sweep + 1}: loss {best:.3f}, steps of {step:.3f}")
@@ -159,7 +159,7 @@ def _further(
     at: RateConstants,
     way: Mapping[str, float],
 ) -> tuple[float, RateConstants]:
-    """Go one way for as long as it gets better."""
+    """Move in one direction while the loss decreases."""
     while True:
         values = {
             name: min(max(getattr(at, name) * factor, bounds[name][0]), bounds[name][1]) for name, factor in way.items()
@@ -221,7 +221,7 @@ def summary(report: Sequence[Line]) -> dict[str, dict[str, float]]:
 
 
 def leave_out(chosen: Sequence[Point], say: Callable[[str], None]) -> dict[str, float]:
-    """Median decode error of each machine under constants fitted without it."""
+    """Median decode error of each machine with constants fitted without it."""
     made = {}
     for group in sorted({point.figure.group for point in chosen if point.figure.tier in ("seed", "A", "h200")}):
         others = [point for point in chosen if point.figure.group != group]
@@ -234,7 +234,7 @@ def leave_out(chosen: Sequence[Point], say: Callable[[str], None]) -> dict[str, 
 
 
 def write_rates(rates: RateConstants) -> None:
-    """Put fitted values into rates.toml, to three digits, leaving every word of it alone."""
+    """Write fitted values into rates.toml with three digits, leaving the rest of the file unchanged."""
     text = RATES.read_text(encoding="utf-8")
     for name, row in table().constants.items():
         if row.bounds is not None:
@@ -248,7 +248,7 @@ def _digits(value: float) -> str:
 
 
 def broken(report: Sequence[Line]) -> list[str]:
-    """Promises that do not hold."""
+    """Promises that are not met."""
     found = []
     own = [line for line in report if line.set == "seed" and line.error is not None]
     for line in own:
@@ -276,7 +276,7 @@ def show(report: Sequence[Line]) -> None:
 
 
 def main() -> int:
-    """Compare, and fit when asked."""
+    """Compare, and fit if requested."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fit", action="store_true")
     parser.add_argument("--leave-out", action="store_true")

@@ -66,7 +66,7 @@ def constants() -> str:
 
 
 def page(text: str) -> str:
-    """The page with its generated parts filled in."""
+    """The page with its generated parts."""
     result = json.loads(RESULT.read_text(encoding="utf-8"))
     made = {
         "summary": summary(result["summary"]),
@@ -88,7 +88,7 @@ def _span(values: Sequence[float]) -> str:
 
 
 def main() -> None:
-    """Write, or compare with --check."""
+    """Write the page, or compare it with --check."""
     text = PAGE.read_text(encoding="utf-8")
     made = page(text)
     if "--check" not in sys.argv:

@@ -1,12 +1,13 @@
-"""What the gateway adds between a client and a server, beside LiteLLM's proxy doing the same.
+"""Overhead that the gateway adds between a client and a server, compared with LiteLLM's proxy.
 
     python bench/gateway.py [--rounds 5] [--seconds 3] [--without-litellm]
 
-A server that answers at once, a gateway and the load each run in a process of their own, all on this machine; LiteLLM's
-proxy (one worker) in an environment of its own, made under .cache at the first run. Rounds are interleaved and their
-order turns, because others may use the same cores: what counts are medians and ratios within rounds. The gateways pass
-on one short chat; latency is of one client at a time, the rate of sixteen, the time of a token from the server's write
-to the client's read of four streams. Exits 1 when a goal is missed. Writes results/gateway.json.
+A server that answers immediately, a gateway and the load generator run in separate processes on this machine. LiteLLM's
+proxy (one worker) has its own environment, created under .cache by the first run. Rounds are interleaved in changing
+order, because other programs may use the same cores; the results are medians, and ratios within rounds. The gateways
+forward one short chat. Latency is measured with one client, the request rate with sixteen, and the time from the
+server's write of a token to the client's read with four streams. Exits 1 if a goal is missed. Writes
+results/gateway.json.
 """
 
 import argparse
@@ -46,7 +47,7 @@ READY_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Who is asked."""
+    """A server or gateway to measure."""
 
     name: str
     url: str
@@ -56,20 +57,20 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one round measured of one target."""
+    """Measurements of one target in one round."""
 
     target: str
     round: int
-    load_before: float  # of the machine, processes ready to run
-    median_ms: float  # one client
-    requests_s: float  # sixteen
-    token_ms: float  # four streams, median lag of a token
+    load_before: float  # load average of the machine
+    median_ms: float  # with one client
+    requests_s: float  # with sixteen clients
+    token_ms: float  # with four streams: median lag of a token
     token_p99_ms: float
 
 
 @contextmanager
 def running(*argv: str, **settings: Any) -> Iterator[subprocess.Popen[str]]:
-    """A process that ends with the block."""
+    """A process that is ended with the block."""
     with subprocess.Popen(argv, text=True, **settings) as process:
         try:
             yield process
@@ -82,7 +83,7 @@ def running(*argv: str, **settings: Any) -> Iterator[subprocess.Popen[str]]:
 
 
 def until_ready(target: Target, process: subprocess.Popen[str], log: Path) -> None:
-    """Wait until it lists its models."""
+    """Wait until the target lists its models."""
     url = target.url
     request = urllib.request.Request(f"{url}/v1/models", headers={"Authorization": f"Bearer {target.key}"})
     ends_s = time.monotonic() + READY_S
@@ -121,7 +122,7 @@ def tokenmill(stack: ExitStack, upstream: Target, folder: Path) -> Target:
         str(folder / "tokenmill.toml"),
     ]
     made = said("-m", "tokenmill", "keys", "add", "bench", "--json", "--config", argv[-1], python=sys.executable)
-    key = str(json.loads(made)["key"])  # the other checks one, too
+    key = str(json.loads(made)["key"])  # the other gateway checks a key, too
     output = stack.enter_context(log.open("w"))
     process = stack.enter_context(running(*argv, stdout=output, stderr=output))
     version = said("-m", "tokenmill", "--version", python=sys.executable)
@@ -133,7 +134,7 @@ def tokenmill(stack: ExitStack, upstream: Target, folder: Path) -> Target:
 def litellm(stack: ExitStack, upstream: Target, folder: Path) -> Target:
     python = str(LITELLM / "bin" / "python")
     if not (LITELLM / "bin" / "litellm").exists():
-        print("making an environment for LiteLLM's proxy ...", file=sys.stderr)
+        print("creating an environment for LiteLLM's proxy ...", file=sys.stderr)
         subprocess.run([sys.executable, "-m", "venv", str(LITELLM)], check=True)
         subprocess.run([python, "-m", "pip", "install", "--quiet", "litellm[proxy]"], check=True)
     port = free_port("127.0.0.1", 0)
@@ -217,7 +218,7 @@ def measure(target: Target, number: int, seconds: float) -> Round:
 
 
 def summary(rounds: list[Round]) -> dict[str, dict[str, float]]:
-    """Medians of what each adds to the direct way within a round, and of rates; the best rate as well."""
+    """Medians of the overhead relative to the direct connection within a round, and of rates; also the best rate."""
     direct = {one.round: one for one in rounds if one.target == "direct"}
     found = {}
     for name in dict.fromkeys(one.target for one in rounds):
@@ -233,7 +234,7 @@ def summary(rounds: list[Round]) -> dict[str, dict[str, float]]:
 
 
 def ratios(rounds: list[Round]) -> dict[str, float]:
-    """Requests a second beside LiteLLM's, round by round."""
+    """Requests per second relative to LiteLLM, by round."""
     ours, theirs = ({one.round: one for one in rounds if one.target == name} for name in ("tokenmill", "litellm"))
     each = [ours[number].requests_s / theirs[number].requests_s for number in theirs]
     return {"median": statistics.median(each), "worst": min(each), "best": max(each)} if each else {}
@@ -273,7 +274,7 @@ def main() -> int:
             targets.append(litellm(stack, upstream, folder))
         for target in targets:
             for way in ("whole", "stream"):
-                ask(target, way, 1, 1.0)  # what is loaded or compiled at the first request is not what is measured
+                ask(target, way, 1, 1.0)  # not measured: the first request loads and compiles
         print("round  target     one client  sixteen clients  token lag (p99)    load")
         for number in range(options.rounds):
             turned = targets[number % len(targets) :] + targets[: number % len(targets)]

@@ -1,8 +1,8 @@
-"""Asks a gateway again and again over connections that are kept, and tells how long it took.
+"""Sends requests to a gateway over persistent connections and measures their durations.
 
-    python bench/gateway_load.py URL MODEL KEY whole|stream AT_ONCE SECONDS       prints one JSON object
+    python bench/gateway_load.py URL MODEL KEY whole|stream CONCURRENT SECONDS    prints one JSON object
 
-`whole`: milliseconds of every answer. `stream`: milliseconds from when the server sent a token to when it was here.
+`whole`: milliseconds of every answer. `stream`: milliseconds from the server's write of a token to its arrival.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ TOKEN = re.compile(rb'"content": ?" (\d+)"')
 
 
 class Asking(asyncio.Protocol):
-    """One connection; one question at a time."""
+    """A connection with one request at a time."""
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
@@ -88,7 +88,7 @@ async def load(url: str, request: bytes, at_once: int, seconds: float) -> dict[s
             end_s = time.perf_counter()
             statuses[status] = statuses.get(status, 0) + 1
             if start_s >= began_s:
-                lags_ms.extend(asking.lags)  # also of a stream that took longer
+                lags_ms.extend(asking.lags)  # including a stream that took longer
                 if end_s <= ends_s:
                     took_ms.append((end_s - start_s) * 1000)
         asking.transport.abort()

@@ -1,6 +1,6 @@
-"""A server that does next to nothing, for measuring what is before it: always the same answer, at once.
+"""A server with almost no overhead, for measuring a proxy: always sends the same answer immediately.
 
-    python bench/gateway_upstream.py        prints its port, and serves until stdin closes
+    python bench/gateway_upstream.py        prints its port, and serves until stdin is closed
 
 A body with `"stream":true` is answered with TOKENS events, TOKEN_S apart, each with the time at which it was sent.
 """

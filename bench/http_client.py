@@ -1,8 +1,8 @@
-"""What one proxied request costs in the gateway's own HTTP client and in httpx, side by side in turns.
+"""Cost of a proxied request in the gateway's own HTTP client and in httpx.
 
-Both clients post the same chat request to the same local server (`gateway_upstream.py`, which answers with ready-made
-bytes) and read the whole answer, or all 50 events of a stream, over connections that are kept. The figure is the
-client's CPU time per request, which other programs on the machine disturb little.
+Both clients take turns to post the same chat request to the same local server (`gateway_upstream.py`), and read the
+whole answer, or all 50 events of a stream, over persistent connections. The result is the client's CPU time per
+request, which other programs on the machine affect little.
 
     python bench/http_client.py
 """
@@ -34,8 +34,8 @@ def body(*, stream: bool) -> bytes:
 
 
 async def cpu_ms(request: Callable[[], Awaitable[None]], count: int) -> float:
-    """Milliseconds of CPU time per request, CONCURRENT of them in flight."""
-    await asyncio.gather(*(request() for _ in range(CONCURRENT)))  # connects
+    """Milliseconds of CPU time per request, with CONCURRENT requests in flight."""
+    await asyncio.gather(*(request() for _ in range(CONCURRENT)))  # open the connections
 
     async def several() -> None:
         for _ in range(count // CONCURRENT):

@@ -1,13 +1,13 @@
-"""Interactive requests beside a batch that saturates the native engine: first tokens, and what becomes of the batch.
+"""Latency of interactive requests while a batch saturates the native engine, and their effect on the batch.
 
     python bench/interactive.py [--models moe,smollm2] [--requests 10] [--seconds 6] [--rounds 3]
 
-Eight batch requests run at all times; when one ends the next begins. Each round measures the batch alone, then with
-interactive requests that come one after another at moments drawn by lot, then alone again. How long each waited is what
-the engine says: in seconds until the first step that has a part of its prompt, and in steps that ended meanwhile; the
-first of these was under way when it came. The goal is one and a half steps and its own prefill. Steps are unequal: one
-that takes prompts in is many times as long as one that only decodes. The batch's rate afterwards is held against the
-rate before, each by what the engine has computed. Writes results/interactive.json; exits 1 when a goal is missed.
+Eight batch requests run at all times; when one ends, the next begins. Each round measures the batch alone, then with
+interactive requests at random moments, one after another, then alone again. The waiting time is the engine's: seconds
+until the first step with a part of the prompt, and steps that ended before, the first of which was running on arrival.
+The goal is one and a half steps plus the request's own prefill. Steps are unequal: one with prefill takes many times as
+long as one that only decodes. The batch's rate afterwards is compared with the rate before, by the tokens that the
+engine computed. Writes results/interactive.json; exits 1 if a goal is missed.
 """
 
 import argparse
@@ -53,26 +53,26 @@ LEAST_AFTER = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round of one model; tokens a second, and seconds and steps of each request."""
+    """One round of one model: tokens per second, and seconds and steps of each request."""
 
     before_tok_s: float
-    beside_tok_s: float  # interactive ones among them
+    beside_tok_s: float  # while interactive requests run, which are included
     after_tok_s: float
-    own_s: float  # first token of such a prompt on the idle engine, median
+    own_s: float  # median time to first token of the same prompt on the idle engine
     first_token_s: list[float]
     queued_s: list[float]
     queued_steps: list[int]
 
 
 def drawn(seed: int, tokens: int, most: int, vocab: int = 400) -> Request:
-    """A prompt like no other."""
+    """A prompt that differs from all others."""
     pick = random.Random(seed)
     prompt = tuple(pick.randrange(3, vocab) for _ in range(tokens))
     return Request(prompt, Sampling(temperature=0.0), max_tokens=most, ignore_eos=True)
 
 
 async def first_token(engine: NativeEngine, request: Request) -> tuple[float, Timings]:
-    """Seconds until its first token, and what the engine says; the answer is taken to its end."""
+    """Seconds to the first token, and the engine's notes; the answer is read to its end."""
     began = time.perf_counter()
     first = 0.0
     timings = Timings()
@@ -86,7 +86,7 @@ async def first_token(engine: NativeEngine, request: Request) -> tuple[float, Ti
 
 
 async def rate(engine: NativeEngine, seconds: float) -> float:
-    """Tokens a second that the engine computes, those of prompts and of answers."""
+    """Prompt and answer tokens per second that the engine computes."""
     began = time.perf_counter()
     before = (await engine.status()).counters
     await asyncio.sleep(seconds)
@@ -95,7 +95,7 @@ async def rate(engine: NativeEngine, seconds: float) -> float:
 
 
 class Batch:
-    """Requests without end, so many at a time."""
+    """Endless requests, a fixed number concurrently."""
 
     def __init__(self, engine: NativeEngine, seed: int) -> None:
         self._engine = engine
@@ -121,7 +121,7 @@ async def play(engine: NativeEngine, number: int, requests: int, seconds: float)
     own = [await first_token(engine, chat) for chat in chats[:requests]]
     batch = Batch(engine, number)
     chance = random.Random(number)
-    await asyncio.sleep(seconds)  # until answers end at different times
+    await asyncio.sleep(seconds)  # until the answers end at different times
     before = await rate(engine, 2 * seconds)
     began = time.perf_counter()
     tokens = (await engine.status()).counters.step_tokens or 0
@@ -158,7 +158,7 @@ async def measured(model: str, folder: Path, asked: argparse.Namespace) -> tuple
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Measure, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="moe,smollm2")
     parser.add_argument("--requests", type=int, default=10)

@@ -2,10 +2,10 @@
 
     python bench/million.py [--jobs 1000000] [--rounds 3] [--folder /tmp]
 
-Two files: lines of about 300 bytes, and lines with one of eight heads of 2 KB in front. Every round runs in a process
-of its own, so that its peak of memory is its own. The rate that counts is the best round's, because others may use the
-same cores; all rounds are kept, with the load of the machine and the processor time that a line took. No engine is
-involved: answers are made up. Exits 1 when a goal is missed. Writes results/million.json.
+Two files: lines of about 300 bytes, and lines that begin with one of eight prefixes of 2 KB. Every round runs in its
+own process, to measure its peak memory. The result is the best round's rate, because other programs may use the same
+cores; all rounds are stored, with the load of the machine and the CPU time per line. No engine is involved: answers are
+made up. Exits 1 if a goal is missed. Writes results/million.json.
 """
 
 import argparse
@@ -39,41 +39,43 @@ MOST_RSS_MB = 500
 MOST_DISPATCH_S = 5.0
 MOST_STATUS_S = 0.1
 MODEL = "0" * 64
-GROUP = 2000  # answers in one transaction, to fill the store; a batch commits far fewer at a time
+GROUP = 2000  # answers per transaction when filling the store; a batch commits far fewer
 WORDS = ["a", "batch", "of", "jobs", "shares", "its", "head,", "and", "what", "differs", "comes", "last;"]
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one round measured."""
+    """Measurements of one round."""
 
     variant: str
     lines: int
     line_bytes: int
-    load_before: float  # of the machine, processes ready to run
+    load_before: float  # load average of the machine
     submit_lines_s: float
-    submit_cpu_us: float  # processor time a line took in the process that stores ...
+    submit_cpu_us: float  # CPU time per line in the process that stores ...
     parse_cpu_us: float  # ... and in those that parse
-    first_dispatch_s: float  # from the beginning of the submit, while it goes on
-    dispatch_after_s: float  # the same when all is stored: a page of 64 and eight jobs started
-    rss_mb: float  # peak of the process that stores and the largest parser
+    first_dispatch_s: float  # from the start of the submission, while it is running
+    dispatch_after_s: float  # the same after the submission: a page of 64 jobs and eight started jobs
+    rss_mb: float  # peak of the storing process and the largest parser
     store_mb: float
     status_s: float  # from opening the store to the counts
-    walk_jobs_s: float  # pending jobs in head order, page by page
-    commit_ms: float  # one answer, on the disk
+    walk_jobs_s: float  # pending jobs in prefix order, page by page
+    commit_ms: float  # one answer, on disk
     output_lines_s: float
     output_mb_s: float
-    check_lines_s: float  # a finished output held against the store
-    again_s: float  # the same command again
+    check_lines_s: float  # checking a finished output against the store
+    again_s: float  # submitting the same file again
     reuse_lines_s: float  # the same lines in another batch, all answered
 
 
 def main() -> int:
-    """Play the rounds and judge them."""
+    """Run the rounds and judge them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--jobs", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--folder", type=Path, default=None, help="where the files go; about 12 GB for a million")
+    parser.add_argument(
+        "--folder", type=Path, default=None, help="folder for the files, which take about 12 GB for a million jobs"
+    )
     parser.add_argument("--play", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.play:
@@ -93,7 +95,7 @@ def main() -> int:
 
 
 def write_jobs(path: Path, count: int, head_bytes: int) -> None:
-    """OpenAI batch lines, the heads in no order."""
+    """Write OpenAI batch lines with shuffled prefixes."""
     heads = [f"Digest {number}. {' '.join(WORDS * (head_bytes // 50 + 1))}"[:head_bytes] for number in range(8)]
     with path.open("w", encoding="utf-8") as file:
         for number in range(count):
@@ -107,7 +109,7 @@ def write_jobs(path: Path, count: int, head_bytes: int) -> None:
 
 
 def play(variant: str, path: Path) -> Round:
-    """One round: everything from a fresh store."""
+    """One round, from an empty store."""
     load = os.getloadavg()[0]
     folder = path.parent / "round"
     shutil.rmtree(folder, ignore_errors=True)
@@ -189,7 +191,7 @@ def _pages(store: Store, batch: int) -> Iterator[list[int]]:
 
 
 def _answer_all(store: Store, batch: int) -> float:
-    """Every job answered; milliseconds of one answer committed alone, the median of 50."""
+    """Answer every job; returns the median milliseconds of 50 single commits."""
     alone = []
     for job in [item.id for item in store.waiting([batch], limit=50)]:
         store.start([job])
@@ -220,7 +222,7 @@ def _written(store: Store, batch: int) -> tuple[float, int, float]:
 
 
 def report(rounds: list[Round]) -> int:
-    """Print the table, write the JSON; 1 when a goal is missed."""
+    """Print the table and write the JSON; returns 1 if a goal is missed."""
     about = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "cpu": read_cpu(LocalHost())[0].model,

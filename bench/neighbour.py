@@ -1,12 +1,12 @@
-"""What a busy neighbour loses beside a batch on every core, and beside one that leaves it a core.
+"""How much a batch slows down another process: a batch on every core, and one that leaves a core free.
 
     python bench/neighbour.py [--turns 20] [--seconds 0.35]
 
-The neighbour does pure work, counts it, may run anywhere, and yields to the engines (nice), as what must not be noticed
-does. Two engines on the same generated MoE take turns beside it: one with a thread on every core, one that leaves a
-core. Whatever else the machine does slows both kinds of turn, so they alternate. Where that is allowed, all run before
-the rest of the machine. Prints the neighbour's work beside each, the ratio, and how likely equals would be ahead of
-each other so often (sign test). Needs two cores.
+The other process counts units of CPU work, may run on any core, and has a lower priority than the engines (nice). Two
+engines on the same generated MoE take turns: one with a thread on every core, one that leaves a core free. They
+alternate, so that other load on the machine affects both kinds of turns. If permitted, all of them run at a higher
+priority than the rest of the machine. Prints the work done with each engine, the ratio, and the probability of that
+many wins between equals (sign test). Needs two cores.
 """
 
 import argparse
@@ -41,7 +41,7 @@ from tokenmill.planner.make import make
 from tokenmill.planner.plan import Plan
 
 LANES = 4
-FIRST, YIELDS = -20, 10  # nice, and how much nicer the neighbour is
+FIRST, YIELDS = -20, 10  # nice values: of all, and the additional one of the other process
 NEIGHBOUR = """
 import hashlib, mmap, struct, sys
 with open(sys.argv[1], "r+b") as file:
@@ -57,14 +57,14 @@ while True:
 
 @dataclass(frozen=True)
 class Turn:
-    """What was seen in a fraction of a second."""
+    """Observations of one turn."""
 
-    done_s: float  # the neighbour's work in a second of wall time
-    rivals: int  # threads of the engine that ran or waited to run on the core that may be left, at all looks together
+    done_s: float  # units of work of the other process per second
+    rivals: int  # threads of the engine that ran or waited on the reserved core, over all samples
 
 
 class Neighbour:
-    """Another process, and how far it has come."""
+    """The other process and its progress."""
 
     def __init__(self, pid: int, seen: mmap.mmap) -> None:
         self.pid = pid
@@ -74,7 +74,7 @@ class Neighbour:
         return int(struct.unpack("<Q", self._seen[:])[0])
 
     async def beside(self, engine: int, left: set[int], turn_s: float) -> Turn:
-        """One turn beside an engine's process."""
+        """One turn with an engine's process."""
         before = self.done()
         began = time.monotonic()
         rivals = 0
@@ -85,7 +85,7 @@ class Neighbour:
 
 
 def threads_of(pid: int) -> list[tuple[str, int]]:
-    """State and latest CPU of every thread."""
+    """State and last CPU of every thread."""
     found = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         with suppress(OSError):  # it has ended
@@ -118,7 +118,7 @@ def plan_of(machine: Machine, model: Path, *, threads: int, reserve: int) -> Pla
 
 
 def may_be_first() -> bool:
-    """Whether this process may run before others."""
+    """Whether this process may raise its priority."""
     usual = os.getpriority(os.PRIO_PROCESS, 0)
     try:
         os.setpriority(os.PRIO_PROCESS, 0, FIRST)
@@ -129,7 +129,7 @@ def may_be_first() -> bool:
 
 
 def prefer(nice: int, *pids: int) -> None:
-    """Set how early processes run: nice counts inside a session alone where the kernel groups by sessions."""
+    """Set the priority of processes; if the kernel groups by sessions, nice has an effect only within a session."""
     for pid in pids:
         os.setpriority(os.PRIO_PROCESS, pid, nice)
         set_session_nice(nice, pid)
@@ -140,7 +140,7 @@ _numbers = count()
 
 @asynccontextmanager
 async def batch_on(engine: NativeEngine) -> AsyncIterator[int]:
-    """Jobs without end on every lane, no two alike, and the engine computes; afterwards it is idle again."""
+    """Keep every slot busy with different jobs during the block; afterwards the engine is idle."""
 
     async def lane() -> None:
         while True:
@@ -164,12 +164,12 @@ async def batch_on(engine: NativeEngine) -> AsyncIterator[int]:
 
 
 def by_chance(ahead: int, turns: int) -> float:
-    """How likely equals are ahead of each other so often (sign test)."""
+    """Probability of that many wins between equals (sign test)."""
     return float(sum(comb(turns, number) for number in range(ahead, turns + 1)) / 2**turns)
 
 
 async def measured(folder: Path, turns: int, turn_s: float) -> list[tuple[Turn, Turn]]:
-    """Pairs of turns, beside all cores taken and beside a reserve."""
+    """Pairs of turns: with all cores taken, and with a reserved core."""
     model = folder / "moe.gguf"
     generate.write("moe", generate.sizes("moe", {"layers": 4, "embed": 512}), model)
     machine = probe(folder)
@@ -184,7 +184,7 @@ async def measured(folder: Path, turns: int, turn_s: float) -> list[tuple[Turn, 
     with neighbour(folder) as other:
         everywhere = await start(greedy, model_path=model, config=config, state=folder, name="all")
         kept = await start(leaving, model_path=model, config=config, state=folder, name="some")
-        left = cpus - os.sched_getaffinity(0)  # we keep off it too, since that start
+        left = cpus - os.sched_getaffinity(0)  # this process avoids the core as well
         prefer(first, os.getpid(), everywhere.identity.pid or 0, kept.identity.pid or 0)
         prefer(min(19, first + YIELDS), other.pid)
         try:

@@ -1,13 +1,13 @@
-"""llama.cpp's RPC backend for real: a head and workers on loopback, as `tokenmill plan` says, beside one process alone.
+"""Runs llama.cpp's RPC backend as `tokenmill plan` describes it, with a head and workers on loopback.
 
     python bench/rpc.py BINARIES MODEL.gguf [--machine FILE] [--layers 10,10,10] [--rounds 5] [--out FILE]
 
-BINARIES is a folder with llama-server and ggml-rpc-server of one build with -DGGML_RPC=ON. One request after the other
-goes to both, in turns, because a shared host changes from second to second; figures are medians of the rounds. What is
-compared: the greedy text, each worker's memory and buffers with its ledger, what crossed the sockets (TCP's own count),
-the load, and the time of a token: on the wall, and of all processors together, which others on the host disturb less.
-A token's share is the difference of a long answer and a short one. The link is loopback, measured here first. Exits 1
-where the texts differ.
+BINARIES is a folder with llama-server and ggml-rpc-server of one build with -DGGML_RPC=ON. The distributed server and a
+single process get the same requests in turns, because the speed of a shared host changes from second to second; results
+are medians over the rounds. Compares the greedy text, each worker's memory and buffers with its ledger, the bytes over
+the sockets (counted by TCP), the load time, and the time per token, in wall time and in CPU time of all processes. The
+time per token is the difference between a long and a short answer. The loopback link is measured first. Exits 1 if the
+texts differ.
 """
 
 import argparse
@@ -48,12 +48,12 @@ from tokenmill.units import MIB, format_bytes
 PROMPT = "The history of the steam engine begins with"
 LOOPBACK = "127.0.0.1"
 READY_S = 300.0
-SHORT = 8  # tokens of the answer that a long one is compared with
+SHORT = 8  # tokens of the short answer that is subtracted
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One greedy answer and how fast it came."""
+    """A greedy answer and its speed."""
 
     text: str
     decode_tok_s: float
@@ -63,7 +63,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two that are compared: where it answers, its processes, and the workers' ports."""
+    """One of the two compared setups: its address, its processes, and the workers' ports."""
 
     port: int
     pids: list[int]
@@ -71,7 +71,7 @@ class Side:
 
 
 def main() -> int:
-    """Run the comparison; the exit code."""
+    """Run the comparison; returns the exit code."""
     given = _arguments()
     machine = find(given.machine)
     link = _loopback()
@@ -108,7 +108,7 @@ def main() -> int:
         for share in plan.workers:
             _listening(share.host.port)
         idle = {name: _memory(pid) for name, pid in workers.items()}
-        said = ["--log-verbosity", "4"]  # buffers are said from there on
+        said = ["--log-verbosity", "4"]  # position in the log from which buffers are reported
         lonely = stack.enter_context(_running([*single.argv, *said], folder / "alone.log"))
         alone_load_s = _ready(other)
         head = stack.enter_context(_running([*commands[-1].command.argv, *said], folder / "head.log"))
@@ -153,15 +153,15 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("binaries", type=Path)
     parser.add_argument("model", type=Path)
     parser.add_argument("--machine", default="this")
-    parser.add_argument("--layers", default="10,10,10", help="the head's, then each worker's")
+    parser.add_argument("--layers", default="10,10,10", help="layers of the head, then of each worker")
     parser.add_argument("--context", type=int, default=2048)
     parser.add_argument("--ubatch", type=int, default=512)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--predict", type=int, default=96, help="tokens beyond a short answer")
-    parser.add_argument("--prompt-words", type=int, default=400, help="of the prompt that prefill is timed with")
+    parser.add_argument("--predict", type=int, default=96, help="tokens in addition to the short answer")
+    parser.add_argument("--prompt-words", type=int, default=400, help="tokens of the prompt for measuring prefill")
     parser.add_argument("--logs", type=Path, default=Path("/tmp/tokenmill-rpc"))
-    parser.add_argument("--cache", type=Path, help="folder in which workers keep large tensors; default: they do not")
+    parser.add_argument("--cache", type=Path, help="folder in which workers cache large tensors; default: no cache")
     parser.add_argument("--out", type=Path)
     return parser.parse_args()
 
@@ -175,7 +175,7 @@ def _fleet(machine: Machine, link: NetworkLink, count: int) -> Fleet:
 
 
 def _compare(given: argparse.Namespace, plan: HostsPlan, sides: dict[str, Side]) -> dict[str, Any]:
-    """Requests to both in turns, after one round that nobody counts."""
+    """Send requests to both in turns, after one warm-up round."""
     filler = "word " * given.prompt_words
     texts: dict[str, set[str]] = {name: set() for name in sides}
     rows: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
@@ -215,7 +215,7 @@ def _compare(given: argparse.Namespace, plan: HostsPlan, sides: dict[str, Side])
 
 
 def _counted(side: Side, prompt: str, count: int) -> tuple[Answer, dict[str, float]]:
-    """An answer, and what it took of processors and sockets."""
+    """An answer, with the CPU time and the bytes over the sockets."""
     cpu = _cpu_s(side.pids)
     wire = _wire_bytes(side.ports)
     answer = _ask(side.port, prompt, count)
@@ -223,7 +223,7 @@ def _counted(side: Side, prompt: str, count: int) -> tuple[Answer, dict[str, flo
 
 
 def _cpu_s(pids: list[int]) -> float:
-    """Seconds of all processors that these processes have used."""
+    """CPU seconds of these processes so far."""
     ticks = 0
     for pid in pids:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
@@ -232,7 +232,7 @@ def _cpu_s(pids: list[int]) -> float:
 
 
 def _buffers(log: Path) -> dict[str, float]:
-    """MiB of every buffer that the head says it has made."""
+    """MiB of every buffer that the head reports."""
     text = log.read_text(encoding="utf-8", errors="replace")
     found = re.findall(r"(\S+)\s+(model|KV|compute|output) buffer size =\s+([0-9.]+) MiB", text)
     return {f"{where} {what}": float(size) for where, what, size in found}
@@ -247,7 +247,7 @@ def _predicted(decode: tuple[Speed, ...], prefill: tuple[Speed, ...]) -> dict[st
 
 
 def _worker(share: HostShare, idle: dict[str, int], memory: dict[str, int]) -> dict[str, Any]:
-    """A worker's memory beside its ledger, without what the ledger keeps free on purpose."""
+    """Compare a worker's memory with its ledger, without reserves."""
     rows = {row.item: row.bytes for row in share.ledger.after_load if row.item != "reserve"}
     peak = sum(row.bytes for row in share.ledger.load_peak if row.item != "reserve")
     return {
@@ -264,7 +264,7 @@ def _worker(share: HostShare, idle: dict[str, int], memory: dict[str, int]) -> d
 
 @contextmanager
 def _running(argv: list[str], log: Path, env: dict[str, str] | None = None) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process that ends with this block, whatever happens in it."""
+    """A process that is ended with the block."""
     with log.open("wb") as out:
         process = subprocess.Popen(argv, stdout=out, stderr=subprocess.STDOUT, env=os.environ | (env or {}))
         try:
@@ -285,7 +285,7 @@ def _free_port() -> int:
 
 
 def _listening(port: int) -> None:
-    """Wait until something listens; a connection that says nothing would be an error in the server's log."""
+    """Wait until a port is listened on, without connecting, which the server would log as an error."""
     end = time.monotonic() + READY_S
     wanted = f"{port:04X}"
     while time.monotonic() < end:
@@ -297,7 +297,7 @@ def _listening(port: int) -> None:
 
 
 def _ready(port: int) -> float:
-    """Seconds until the server says that it is ready."""
+    """Seconds until the server reports that it is ready."""
     began = time.monotonic()
     while time.monotonic() - began < READY_S:
         try:
@@ -322,13 +322,13 @@ def _ask(port: int, prompt: str, count: int) -> Answer:
 
 
 def _memory(pid: int) -> dict[str, int]:
-    """Resident now, and the most that ever was."""
+    """Resident memory now, and its peak."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
     return {name: int(size) << 10 for name, size in re.findall(r"^(VmRSS|VmHWM):\s+(\d+) kB", status, re.MULTILINE)}
 
 
 def _wire_bytes(ports: list[int]) -> int:
-    """What the head has sent to and got from the workers so far, by TCP's own count."""
+    """Bytes that the head has exchanged with the workers so far, counted by TCP."""
     total = 0
     for port in ports:
         done = subprocess.run(["ss", "-tinH", "dst", f"{LOOPBACK}:{port}"], capture_output=True, text=True, check=True)
@@ -337,7 +337,7 @@ def _wire_bytes(ports: list[int]) -> int:
 
 
 def _loopback(*, trips: int = 2000, size: int = 256 * MIB) -> NetworkLink:
-    """Round trip of a small message and rate of a large one over loopback, by a peer thread."""
+    """Round trip time of a small message and rate of a large one over loopback."""
     with socket.create_server((LOOPBACK, 0)) as server:
 
         def answer() -> None:

@@ -1,12 +1,12 @@
-"""How cost grows from one engine to a thousand: a million jobs on simulated engines, shared out as the product does.
+"""Simulates how cost grows from one engine to a thousand, with a million jobs and the product's own sharding.
 
     python bench/simulate.py [--jobs 1000000] [--processes 2] [--page]
 
-Every engine is a `Scheduler` of the jobs room over a model of an engine with recorded speeds (simulation/); jobs are
-shared out by the pure functions of `jobs/sharding/policy.py`, through a store with the measured costs of PostgreSQL.
-Nothing is measured here: all that is written is predicted. Checked twice: small batches that were really run, and jobs
-one by one against works of several jobs. Writes results/simulation.json, docs/scale.md and docs/img/scale.svg; --page
-writes the last two again from the first.
+Every engine is a `Scheduler` of `tokenmill.jobs` over a model of an engine with recorded speeds (simulation/). Jobs are
+assigned by the pure functions of `jobs/sharding/policy.py`, through a store with the measured costs of PostgreSQL. All
+results are predicted. They are checked against small batches that were really run, and single jobs against works of
+several jobs. Writes results/simulation.json, docs/scale.md and docs/img/scale.svg; --page writes the last two from an
+existing results/simulation.json.
 """
 
 import argparse
@@ -43,7 +43,7 @@ MANY = "four digests for each 48 jobs"
 ENGINES = (1, 16, 64, 256, 1000)
 FEW = (1, 64)  # for secondary questions, with a tenth of the jobs
 SMALL = (1, 64)
-WORKS = 80_000  # that a batch is cut into, at least
+WORKS = 80_000  # minimum number of works of a batch
 ORDER = ("jobs", "engine", "load", "way", "store", "failures", "engines")
 CHECKED_JOBS = 5_000
 CHECKED_WORKS = 400
@@ -72,13 +72,13 @@ def engine_of(name: str) -> Recorded:
 
 
 def store_of(name: str) -> StoreCosts | None:
-    """By name; None: it costs no time."""
+    """The store's costs by name; None: no cost."""
     writers = STORES[name]
     return None if writers is None else recorded.store(writers)
 
 
 def simulate(case: Case) -> Outcome:
-    """One batch from load to last answer."""
+    """Simulate one batch from the load to the last answer."""
     engine = engine_of(case.engine)
     all_kinds = kinds(case.load, case.jobs, recorded.nights())
     shares = None
@@ -106,7 +106,7 @@ def simulate(case: Case) -> Outcome:
 
 
 def cases(jobs: int) -> Iterator[Case]:
-    """All of the page, the longest first."""
+    """All cases of the page, the longest first."""
     for count in reversed(ENGINES):
         for way in ("scattered", "assigned"):
             yield Case("giant", MANY, way, count, "harsh", jobs)
@@ -121,7 +121,7 @@ def cases(jobs: int) -> Iterator[Case]:
 
 
 def checks() -> Iterator[tuple[Case, Case]]:
-    """The same batch job by job, and in works as large as those of a million."""
+    """The same batch job by job, and in works as large as those of a million jobs."""
     for load in LOADS:
         for way in ("assigned", "scattered"):
             for count, failures in ((1, "none"), (10, "none"), (10, "hourly")):
@@ -130,7 +130,7 @@ def checks() -> Iterator[tuple[Case, Case]]:
 
 
 def row(case: Case, outcome: Outcome) -> dict[str, Any]:
-    """As it is written."""
+    """A case as JSON."""
     return {
         **asdict(case),
         **asdict(outcome),
@@ -142,10 +142,10 @@ def row(case: Case, outcome: Outcome) -> dict[str, Any]:
 
 
 def played(case: Case) -> dict[str, Any]:
-    """For a process of its own."""
+    """Simulate a case in its own process."""
     began = time.perf_counter()
-    policy.joined = quickly_joined  # many millions of them; in this process there are only rows of tables
-    gc.disable()  # millions of objects, and no rubbish among them until the end
+    policy.joined = quickly_joined  # millions of short-lived objects, of which only table rows remain
+    gc.disable()  # collecting garbage would cost time and free nothing before the end
     made = row(case, simulate(case))
     gc.collect()
     took_s = time.perf_counter() - began
@@ -158,7 +158,7 @@ def played(case: Case) -> dict[str, Any]:
 
 
 def night_rows() -> list[dict[str, Any]]:
-    """Job files that were really run on one engine, against their simulation with the same jobs and no load."""
+    """Compare job files that were really run on one engine with their simulation, with the same jobs and no load."""
     made = []
     for night in recorded.nights():
         engine = recorded.small()
@@ -171,11 +171,11 @@ def night_rows() -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    """Simulate, and write what came of it."""
+    """Simulate and write the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--jobs", type=int, default=1_000_000)
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--page", action="store_true", help="only the page, from results/simulation.json")
+    parser.add_argument("--page", action="store_true", help="write only the page, from results/simulation.json")
     options = parser.parse_args()
     path = HERE / "results/simulation.json"
     if not options.page:

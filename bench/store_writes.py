@@ -31,7 +31,7 @@ GROUPS = (1, 2, 4, 8)
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one pass over a batch wrote."""
+    """Bytes written by one pass over a batch."""
 
     jobs: int
     group: int | None  # answers per transaction; None: as the worker groups them
@@ -81,7 +81,7 @@ def _job_file(folder: Path, jobs: int, line_bytes: int) -> Path:
 
 
 def _commit_groups(folder: Path, source: Path, group: int, options: argparse.Namespace) -> Measured:
-    """Answers of `group` jobs come together: their slots are filled again, then the answers are committed."""
+    """Run a batch with answers in groups of `group`: refill their slots, then commit the answers."""
     body = json.dumps({"text": "y" * options.answer_bytes}).encode()
     largest = 0
     with Store(folder / "store") as store:

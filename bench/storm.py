@@ -45,8 +45,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=400, help="jobs of one batch")
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--targets", type=_targets, default=None, help="such as engine,supervisor")
-    parser.add_argument("--folder", type=Path, default=None, help="for stores, outputs and the model")
-    parser.add_argument("--no-write", action="store_true", help="leave results/storm.json as it is")
+    parser.add_argument("--folder", type=Path, default=None, help="folder for stores, outputs and the model")
+    parser.add_argument("--no-write", action="store_true", help="do not write results/storm.json")
     options = parser.parse_args()
     seed = random.randrange(1 << 32) if options.seed is None else options.seed
     print(f"seed {seed}", file=sys.stderr)

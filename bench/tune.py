@@ -1,13 +1,13 @@
-"""The search for an operating point beside trying everything, on one load of the native engine.
+"""Compares the search for an operating point with measuring every combination, on one load of the native engine.
 
     python bench/tune.py [--models moe,smollm2] [--seconds 2] [--rounds 5] [--ubatch 256,512] [--cache f16]
                          [--small] [--busy] [--no-write]
 
-A stated space of threads, sequences, micro-batch and cache type is measured whole, in an order drawn by lot; then the
-search, which sees none of that, measures for itself. What both chose is measured again side by side, in turn: their
-ratio is the result, and how many runs each took. Goal: at least 95 % of the best of everything with at most a fifth of
-its runs. Trials that other processes disturbed are made again, and given up after three times; --busy counts them as
-they are. Exits 1 when a goal is missed. Writes results/tune.json.
+All combinations of a given space of threads, sequences, micro-batch and cache type are measured in random order. Then
+the search runs without that knowledge. Both choices are measured again in turns; their ratio is the result, together
+with the number of runs of each. Goal: at least 95 % of the best combination with at most a fifth of the runs. Trials
+that other processes disturbed are repeated up to three times; --busy accepts them. Exits 1 if a goal is missed. Writes
+results/tune.json.
 """
 
 import argparse
@@ -52,11 +52,11 @@ AIM = Aim(prompt_tokens=256, tail_tokens=32, output_tokens=32)
 CONTEXT = 1024
 LEAST_SHARE = 0.95
 MOST_RUNS = 0.20
-AGAIN = 3  # times that a disturbed trial is made
+AGAIN = 3  # maximum attempts at a disturbed trial
 
 
 def space_of(cores: int, ubatch: tuple[int, ...], cache: tuple[str, ...], *, small: bool) -> Space:
-    """What is tried: 160 combinations on two cores, 320 on four and more, or 24 that only show that it works."""
+    """The space: 160 combinations on two cores, 320 on four and more, or 24 for a smoke test."""
     threads = tuple(range(1, cores + 1)) if cores < 4 else tuple(cores * part // 4 for part in (1, 2, 3, 4))
     if small:
         return Space(
@@ -76,12 +76,12 @@ def space_of(cores: int, ubatch: tuple[int, ...], cache: tuple[str, ...], *, sma
 
 
 def figure(trial: Trial) -> float:
-    """What is compared; 0 where a trial came to nothing."""
+    """The compared figure; 0 if a trial failed."""
     return trial.figures.jobs_tok_s or 0.0 if trial.outcome == "measured" else 0.0
 
 
 async def tried(bed: TrialContext, dials: TrialSettings, work: WorkFor, number: int) -> Trial:
-    """A trial, again where it was disturbed."""
+    """A trial, repeated if it was disturbed."""
     for again in range(AGAIN):
         trial = await attempt(bed, dials, work, AGAIN * number + again)
         if trial.disturbed is None:
@@ -90,7 +90,7 @@ async def tried(bed: TrialContext, dials: TrialSettings, work: WorkFor, number: 
 
 
 async def everything(bed: TrialContext, space: Space, work: WorkFor) -> list[Trial]:
-    """Every combination once, in an order drawn by lot: what changes while it runs falls on all alike."""
+    """Measure every combination once, in random order, so that changes of the machine affect all alike."""
     order = list(space.combinations())
     random.Random(1).shuffle(order)
     trials = []
@@ -101,7 +101,7 @@ async def everything(bed: TrialContext, space: Space, work: WorkFor) -> list[Tri
 
 
 async def searched(bed: TrialContext, plan: Plan, space: Space, work: WorkFor) -> tuple[Trial | None, int, str]:
-    """What the search finds by itself, the runs it took, and why it stopped."""
+    """Run the search; returns its choice, its runs, and why it stopped."""
     limit = int(MOST_RUNS * space.all())
     search = Search(space, AIM, start_for(plan, space), forecast=forecaster(plan, AIM), max_trials=limit)
 
@@ -115,7 +115,7 @@ async def searched(bed: TrialContext, plan: Plan, space: Space, work: WorkFor) -
 async def side_by_side(
     bed: TrialContext, rivals: Sequence[TrialSettings], work: WorkFor, rounds: int
 ) -> list[list[float]]:
-    """Figures of each, measured in turn."""
+    """Figures of each choice, measured in turns."""
     found: list[list[float]] = [[] for _ in rivals]
     for number in range(rounds):
         for rates, dials in zip(found, rivals, strict=True):
@@ -124,7 +124,7 @@ async def side_by_side(
 
 
 async def on_model(name: str, asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Both ways on one model."""
+    """Both methods on one model."""
     path = model_file(name, folder)
     cores = len(os.sched_getaffinity(0))
     space = space_of(cores, asked.ubatch, asked.cache, small=asked.small)
@@ -164,7 +164,7 @@ async def on_model(name: str, asked: argparse.Namespace, folder: Path) -> dict[s
 
 
 def misses(found: dict[str, Any]) -> list[str]:
-    """Goals that do not hold."""
+    """Goals that are missed."""
     missed = []
     if found["share_of_best"] < LEAST_SHARE:
         missed.append(f"{found['share_of_best']:.1%} of the best of everything, goal {LEAST_SHARE:.0%}")
@@ -174,7 +174,7 @@ def misses(found: dict[str, Any]) -> list[str]:
 
 
 def told(number: int, of: int, trial: Trial) -> None:
-    """One trial on a line."""
+    """Print one trial."""
     dials = trial.dials
     words = f"{dials.threads} threads, {dials.sequences} sequences, ubatch {dials.ubatch}, {dials.cache_type_k}"
     told = f"{figure(trial):.3g} tok/s" if trial.outcome == "measured" else trial.outcome
@@ -182,7 +182,7 @@ def told(number: int, of: int, trial: Trial) -> None:
 
 
 def show(found: dict[str, Any]) -> None:
-    """Both choices, and the two ratios."""
+    """Print both choices and the two ratios."""
     print(f"\n{found['model']}: tokens a second of a batch, prompts counted")
     for way in ("everything", "search"):
         dials = found[way]["dials"]
@@ -200,16 +200,16 @@ def show(found: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    """Measure and judge."""
+    """Run the benchmark and judge the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--models", type=lambda text: text.split(","), default=["moe", "smollm2"])
-    parser.add_argument("--seconds", type=float, default=2.0, help="that each trial measures")
-    parser.add_argument("--rounds", type=int, default=5, help="of what both chose, side by side")
+    parser.add_argument("--seconds", type=float, default=2.0, help="seconds of each trial")
+    parser.add_argument("--rounds", type=int, default=5, help="repeats of both choices, in turns")
     parser.add_argument("--ubatch", type=lambda text: tuple(map(int, text.split(","))), default=(128, 256, 512, 1024))
     parser.add_argument("--cache", type=lambda text: tuple(text.split(",")), default=("f16", "q8_0"))
-    parser.add_argument("--small", action="store_true", help="a space that only shows that it works")
-    parser.add_argument("--busy", action="store_true", help="count trials that others disturbed")
-    parser.add_argument("--no-write", action="store_true", help="leave results/ alone")
+    parser.add_argument("--small", action="store_true", help="use a small space, for a smoke test")
+    parser.add_argument("--busy", action="store_true", help="accept trials that other processes disturbed")
+    parser.add_argument("--no-write", action="store_true", help="do not write results/")
     asked = parser.parse_args()
     began = time.perf_counter()
     load_before = os.getloadavg()[0]
