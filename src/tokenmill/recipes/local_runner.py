@@ -171,7 +171,7 @@ class LocalRunner:
             how = Submission(self._engines.origin.model_id, priority=self._options.priority)
             where = f"/dev/fd/{file.fileno()}"
             called = f"{self._options.name}: {stage}"
-            return (await asyncio.to_thread(submit, self._store, where, how, called=called)).batch
+            return (await asyncio.to_thread(submit, self._store, where, how, source_name=called)).batch
 
     async def _worked(self, stage: str, batch: Batch) -> RecipeEnd:
         """Run the batch until it is done or a limit is reached."""

@@ -25,12 +25,12 @@ DRAWN = DistillOptions(samples=2, max_tokens=24, top_logprobs=5, stop=(".",))
 
 @dataclass(frozen=True)
 class Taught:
-    """What several runs on one store made."""
+    """The results of several runs on one store."""
 
     rows: list[dict[str, Any]]
     drawn: list[dict[str, Any]]
     table: Path
-    spent: tuple[RecipeCost, ...]  # greedy, the same again, without probabilities, drawn
+    spent: tuple[RecipeCost, ...]  # greedy, repeated, without probabilities, sampled
     found: Distilled
     again: bytes
 
@@ -67,17 +67,17 @@ def read_vocab(smollm2_path: Path) -> Iterator[Vocab]:
         yield model.vocab
 
 
-def test_tokens_are_the_models_own_and_give_the_text_back(taught: Taught, vocab: Vocab) -> None:
+def test_tokens_decode_to_the_text(taught: Taught, vocab: Vocab) -> None:
     canonical = 0
     for row in taught.rows:
         assert b"".join(map(vocab.piece, row["token_ids"])).decode(errors="replace") == row["answer"]
         canonical += vocab.tokenise(row["answer"], add_special=False) == tuple(row["token_ids"])
-        ended = row["finish_reason"] == "stop"  # by a token that is counted, and is no part of the answer
+        ended = row["finish_reason"] == "stop"  # by a token that is counted and is not in the answer
         assert len(row["token_ids"]) == row["completion_tokens"] - ended
-    assert canonical >= 2  # the likeliest tokens of a text are nearly always its only cut
+    assert canonical >= 2  # the greedy tokens of a text are nearly always its canonical tokenisation
 
 
-def test_what_a_stop_text_cut_off_is_still_in_the_tokens(taught: Taught, vocab: Vocab) -> None:
+def test_tokens_of_a_stop_text_are_kept(taught: Taught, vocab: Vocab) -> None:
     stopped = [row for row in taught.drawn if row["finish_reason"] == "stop"]
     assert stopped
     for row in stopped:
@@ -86,7 +86,7 @@ def test_what_a_stop_text_cut_off_is_still_in_the_tokens(taught: Taught, vocab: 
         assert "." not in row["answer"]
 
 
-def test_probabilities_stand_beside_their_tokens(taught: Taught) -> None:
+def test_probabilities_match_their_tokens(taught: Taught) -> None:
     assert taught.rows
     for row in taught.rows:
         assert row["token_ids"]
@@ -95,13 +95,13 @@ def test_probabilities_stand_beside_their_tokens(taught: Taught) -> None:
             *(row[name] for name in ("token_ids", "logprobs", "top_ids", "top_logprobs")), strict=True
         ):
             assert len(ids) == len(tops) == 20
-            assert ids[0] == token  # the likeliest was taken
+            assert ids[0] == token  # greedy
             assert tops == sorted(tops, reverse=True)
             assert tops[0] == pytest.approx(logprob, rel=1 / 2048)
             assert logprob <= 0
 
 
-def test_samples_have_seeds_of_their_own_and_may_differ(taught: Taught) -> None:
+def test_samples_have_their_own_seeds(taught: Taught) -> None:
     assert [(row["prompt_id"], row["sample"]) for row in taught.drawn] == [
         (f"prompt-{number}", sample) for number in (1, 2, 3) for sample in (0, 1)
     ]
@@ -110,12 +110,12 @@ def test_samples_have_seeds_of_their_own_and_may_differ(taught: Taught) -> None:
     assert {len(top) for row in taught.drawn for top in row["top_ids"]} == {5}
 
 
-def test_an_answer_that_is_there_is_not_computed_again(taught: Taught) -> None:
+def test_existing_answers_are_reused(taught: Taught) -> None:
     first, again, without, drawn = taught.spent
     assert (first.answers, first.reused) == (3, 0)
     assert (again.answers, again.reused) == (0, 3)
     assert taught.again == taught.table.read_bytes()
-    assert without.answers == 3  # one without probabilities is another answer
+    assert without.answers == 3  # answers without probabilities are other jobs
     assert drawn.answers == 6
     assert (taught.found.rows, taught.found.without_ids, taught.found.failed) == (3, 0, 0)
 
@@ -129,4 +129,4 @@ def test_a_token_with_20_probabilities_takes_about_80_bytes(taught: Taught) -> N
     }
     tokens = sum(len(row["token_ids"]) for row in taught.rows)
     assert tokens > 60
-    assert 40 < (sizes["top_ids"] + sizes["top_logprobs"]) / tokens < 130  # a short table: few values come again
+    assert 40 < (sizes["top_ids"] + sizes["top_logprobs"]) / tokens < 130  # a short table, in which few values repeat

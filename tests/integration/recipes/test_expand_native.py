@@ -1,7 +1,7 @@
-"""An expansion with a real engine, killed in the middle: nothing is computed twice, and the rows are the same bytes.
+"""An expansion on a real engine that is killed: no answer is computed twice, and the rows are the same bytes.
 
-Answers are equal to the bit only where nothing that ran before leaves a trace (docs/determinism.md): one lane, one token
-at a time, and prompts that share no head, for the cells behind a shared one lie in another order then.
+Answers are bit-equal only under the conditions of docs/determinism.md: one slot, one token at a time, and prompts
+without a shared prefix, because a cached prefix changes the order of KV cells.
 """
 
 import json
@@ -29,8 +29,8 @@ EXACT = (
 PROMPT = "## system\n{example}\n## user\nSay that in other words. {fields}\n"
 JUDGE = "## system\n{example}\n## user\nHow good is this, from 1 to 5?\n"
 TEXTS = ("Mills stand at rivers.", "Flour is kept dry.", "Bread is rye.")
-SCHEMA = {"type": "string", "minLength": 8, "maxLength": 24}  # ends soon
-LINES = len(TEXTS)  # one of each
+SCHEMA = {"type": "string", "minLength": 8, "maxLength": 24}  # short answers
+LINES = len(TEXTS)  # one per text
 
 
 def words(folder: Path, model: Path, name: str) -> list[object]:
@@ -70,11 +70,11 @@ def words(folder: Path, model: Path, name: str) -> list[object]:
 
 
 def answers(store: Path) -> int:
-    """How many are in the store now, of all batches."""
+    """Number of answers in the store."""
     try:
         with StoreReader(store) as reader:
             found = [reader.results(batch.id, 0, 100) for batch in reader.batches()]
-    except StoreError:  # it is not there yet
+    except StoreError:  # it does not exist yet
         return 0
     return sum(result.body is not None for results in found for result in results)
 
@@ -86,7 +86,7 @@ def ended(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return document
 
 
-def test_kill_9_in_the_middle_costs_nothing_and_changes_nothing(smollm2_path: Path, tmp_path: Path) -> None:
+def test_a_run_after_kill_9_reuses_answers_and_writes_the_same_rows(smollm2_path: Path, tmp_path: Path) -> None:
     whole = ended(tokenmill(tmp_path, *words(tmp_path, smollm2_path, "whole")))
     assert whole["made"] == LINES
     assert whole["reused"] == 0
@@ -104,7 +104,7 @@ def test_kill_9_in_the_middle_costs_nothing_and_changes_nothing(smollm2_path: Pa
         process.wait()
     kept = answers(tmp_path / "cut")
     assert 2 <= kept < whole["answers"]
-    assert not (tmp_path / "cut.jsonl").exists()  # written whole at the end, or not at all
+    assert not (tmp_path / "cut.jsonl").exists()  # written atomically at the end
 
     again = ended(tokenmill(tmp_path, *cut))
     assert (again["answers"], again["reused"]) == (whole["answers"] - kept, kept)
@@ -113,5 +113,5 @@ def test_kill_9_in_the_middle_costs_nothing_and_changes_nothing(smollm2_path: Pa
     assert (tmp_path / "cut-rejected.jsonl").read_bytes() == (tmp_path / "whole-rejected.jsonl").read_bytes()
 
     third = ended(tokenmill(tmp_path, *cut))
-    assert (third["answers"], third["load_seconds"]) == (0, None)  # no engine is started for what is there
+    assert (third["answers"], third["load_seconds"]) == (0, None)  # no engine is started for existing answers
     assert (tmp_path / "cut.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()

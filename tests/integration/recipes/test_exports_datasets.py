@@ -75,7 +75,7 @@ def make_teacher(tmp_path: Path) -> Path:
         ),
     ],
 )
-def test_every_row_comes_back(teacher: Path, format: ExportFormat, name: str, features: dict[str, str]) -> None:
+def test_every_row_is_loaded(teacher: Path, format: ExportFormat, name: str, features: dict[str, str]) -> None:
     target, wanted = teacher.with_name(name), ExportRequest(format)
     assert export(teacher, target, wanted).rows == 4
     found = check(teacher, target, wanted)
@@ -84,7 +84,7 @@ def test_every_row_comes_back(teacher: Path, format: ExportFormat, name: str, fe
     assert sorted(path.name for path in teacher.parent.iterdir()) == sorted([name, teacher.name])  # no cache is left
 
 
-def test_what_trainers_get(teacher: Path, tmp_path: Path) -> None:
+def test_rows_as_trainers_load_them(teacher: Path, tmp_path: Path) -> None:
     import datasets
 
     target = teacher.with_name("train.parquet")
@@ -117,7 +117,7 @@ def test_a_file_that_differs_is_reported(teacher: Path, spoil: Any, says: str) -
     assert told.value.hint is not None
 
 
-def test_without_the_library_it_says_what_to_do(teacher: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_the_hint_names_it(teacher: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target, wanted = teacher.with_name("out.jsonl"), ExportRequest("messages")
     export(teacher, target, wanted)
     monkeypatch.setitem(sys.modules, "datasets", None)

@@ -1,4 +1,4 @@
-"""What a store knows of a recipe before it runs: outcomes of its very lines, and how long answers were."""
+"""Outcomes of lines and lengths of answers, read from a store for forecasts."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ def asked(stage: str, jobs: int, tokens: int | None = 100) -> list[Line]:
 def stored(store: Store, folder: Path, stage: str, lines: list[Line], model_id: str = "m") -> Batch:
     path = folder / "lines.jsonl"
     path.write_bytes(b"".join(map(line_bytes, lines)))
-    return submit(store, path, Submission(model_id), called=f"expand: {stage}").batch
+    return submit(store, path, Submission(model_id), source_name=f"expand: {stage}").batch
 
 
 def answer(store: Store, batch: Batch, count: int, tokens: int | None) -> None:
@@ -29,7 +29,7 @@ def answer(store: Store, batch: Batch, count: int, tokens: int | None) -> None:
     store.commit([FinishedJob(job, json.dumps({"choices": [], **usage}).encode()) for job in jobs])
 
 
-def test_lines_with_an_outcome_are_known_by_their_place(tmp_path: Path) -> None:
+def test_settled_lines_are_found_by_position(tmp_path: Path) -> None:
     lines = asked("write", 5)
     with Store(tmp_path / "s") as store:
         assert settled_lines(store, "m", lines) == frozenset()
@@ -40,10 +40,10 @@ def test_lines_with_an_outcome_are_known_by_their_place(tmp_path: Path) -> None:
         store.fail(fourth, Failure("too_long", "by much"))
         assert settled_lines(store, "m", lines) == {1, 3}
         assert settled_lines(store, "another", lines) == frozenset()
-        assert settled_lines(store, "m", lines[:4]) == {1}  # answered; a failure is its own batch's
+        assert settled_lines(store, "m", lines[:4]) == {1}  # answered; failures count only in their own batch
 
 
-def test_an_answer_is_found_in_whichever_batch(tmp_path: Path) -> None:
+def test_answers_are_found_in_any_batch(tmp_path: Path) -> None:
     lines = asked("write", 3)
     with Store(tmp_path / "s") as store:
         answer(store, stored(store, tmp_path, "write", lines[:2]), 2, 8)
@@ -57,7 +57,7 @@ def test_an_answer_is_found_in_whichever_batch(tmp_path: Path) -> None:
         assert stored_answer(store, "m", lines[2]) is None
 
 
-def test_lengths_are_of_the_same_stage_where_there_are_enough(tmp_path: Path) -> None:
+def test_lengths_come_from_the_same_stage_if_there_are_enough(tmp_path: Path) -> None:
     with Store(tmp_path / "s") as store:
         answer(store, stored(store, tmp_path, "write", asked("write", 10)), 10, 80)
         answer(store, stored(store, tmp_path, "judge", asked("judge", 10)), 5, 20)
@@ -67,14 +67,14 @@ def test_lengths_are_of_the_same_stage_where_there_are_enough(tmp_path: Path) ->
         assert found == {"write": Lengths(0.8, 10, same_stage=True), "judge": overall, "reduce": overall}
 
 
-def test_answers_that_say_nothing_of_their_length_do_not_count(tmp_path: Path) -> None:
+def test_answers_without_usage_do_not_count(tmp_path: Path) -> None:
     with Store(tmp_path / "s") as store:
         answer(store, stored(store, tmp_path, "write", asked("write", 3)), 3, None)
         answer(store, stored(store, tmp_path, "free", asked("free", 3, tokens=None)), 3, 50)
         assert lengths(store, "m", ["write"]) == {}
 
 
-def test_half_a_character_is_written_as_json_can() -> None:
+def test_a_lone_surrogate_is_escaped() -> None:
     line = {"custom_id": "\ud800"}
     assert line_bytes(line) == b'{"custom_id":"\\ud800"}\n'
     assert json.loads(line_bytes(line)) == line

@@ -1,4 +1,4 @@
-"""The runner on a store and an engine: stages that resume, budgets that end them, and faults that are outcomes."""
+"""The local runner on a store and an engine: resumed stages, budgets, failed lines."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
@@ -48,7 +48,7 @@ def names(stage: Stage) -> list[str]:
 
 
 class Heard(FakeEngine):
-    """Behaves as the last message says."""
+    """An engine that behaves as the last message says."""
 
     def stream(self, request: Request) -> AsyncGenerator[Piece | EngineAnswer, None]:
         assert isinstance(request.prompt, Chat)
@@ -56,7 +56,7 @@ class Heard(FakeEngine):
 
 
 class Nobody:
-    """A crew that must not be needed."""
+    """A provider whose engine must not be needed."""
 
     def __init__(self, model_id: str) -> None:
         self.origin = AnswerOrigin("none", model_id, "native", "none")
@@ -66,7 +66,7 @@ class Nobody:
 
 
 class Late:
-    """A crew whose engine never comes up."""
+    """A provider whose engine never becomes ready."""
 
     origin = AnswerOrigin("late", "m", "native", "late")
 
@@ -89,7 +89,7 @@ def with_fake(
     within: Callable[[Callable[[], Awaitable[None]]], None] = run,
     **given: Any,
 ) -> None:
-    """Run a runner on an engine that behaves as its prompts say."""
+    """Run `work` with a local runner on an engine that behaves as its prompts say."""
 
     async def go() -> None:
         engine, stop = Heard(), asyncio.Event()
@@ -106,7 +106,7 @@ def with_fake(
 # -- on the real engine ------------------------------------------------------------------------------------------------
 
 
-def test_a_run_that_a_budget_ended_goes_on_and_is_never_paid_twice(smollm2_path: Path, tmp_path: Path) -> None:
+def test_a_run_ended_by_a_budget_resumes_without_computing_twice(smollm2_path: Path, tmp_path: Path) -> None:
     folder = tmp_path / "store"
     told: list[tuple[str, str]] = []
 
@@ -125,7 +125,9 @@ def test_a_run_that_a_budget_ended_goes_on_and_is_never_paid_twice(smollm2_path:
         return runner, await runner.run("write", asked(THINGS, tokens=12))
 
     async def nights() -> None:
-        plan = plan_for(smollm2_path, sequences=1)  # with more, all may be in flight and none done when it is used up
+        plan = plan_for(
+            smollm2_path, sequences=1
+        )  # with more slots, all jobs may be in flight and none finished when the budget is used up
         async with native(smollm2_path, tmp_path / "state", plan=plan) as engine:
             with Store(folder) as store:
                 runner, first = await night(store, Budget(tokens=ENOUGH_FOR_ONE), engine)
@@ -199,7 +201,7 @@ def test_equal_lines_are_computed_once(tmp_path: Path) -> None:
     with_fake(tmp_path, work)
 
 
-def test_no_lines_are_no_batch(tmp_path: Path) -> None:
+def test_no_lines_make_no_batch(tmp_path: Path) -> None:
     async def work(runner: LocalRunner, _engine: FakeEngine, _stop: asyncio.Event) -> None:
         stage = await runner.run("write", iter(()))
         assert (stage.end, stage.total, names(stage), runner.spent) == ("finished", 0, [], RecipeCost())
@@ -209,7 +211,7 @@ def test_no_lines_are_no_batch(tmp_path: Path) -> None:
     with_fake(tmp_path, work)
 
 
-def test_who_asks_to_stop_keeps_what_is_answered_behind_a_gap_too(tmp_path: Path) -> None:
+def test_a_stop_keeps_answers_after_a_gap(tmp_path: Path) -> None:
     async def work(runner: LocalRunner, engine: FakeEngine, stop: asyncio.Event) -> None:
         lines = asked(["slow one", "quick", "slow two", "quicker"])
         running = asyncio.create_task(runner.run("write", lines))
@@ -225,7 +227,7 @@ def test_who_asks_to_stop_keeps_what_is_answered_behind_a_gap_too(tmp_path: Path
     with_fake(tmp_path, work)
 
 
-def test_hours_end_what_never_would(tmp_path: Path) -> None:
+def test_the_time_limit_ends_a_stage(tmp_path: Path) -> None:
     @contextmanager
     def watch(_stage: str, _batch: Batch) -> Iterator[OnSnapshot]:
         yield lambda now: pass_by(HOUR_S) if now.counts.done == 1 else None
@@ -240,7 +242,7 @@ def test_hours_end_what_never_would(tmp_path: Path) -> None:
     with_fake(tmp_path, work, within=run_ahead, budget=Budget(seconds=HOUR_S), watch=watch)
 
 
-def test_hours_count_from_when_the_run_began(tmp_path: Path) -> None:
+def test_the_time_limit_counts_from_the_start_of_the_run(tmp_path: Path) -> None:
     async def go() -> None:
         with Store(tmp_path) as store:
             began_s = asyncio.get_running_loop().time() - HOUR_S
@@ -253,7 +255,7 @@ def test_hours_count_from_when_the_run_began(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("budget", "end"), [(None, "stopped"), (Budget(seconds=HOUR_S), "hours")])
-def test_loading_is_broken_off(tmp_path: Path, budget: Budget | None, end: str) -> None:
+def test_a_stop_cancels_loading(tmp_path: Path, budget: Budget | None, end: str) -> None:
     async def go() -> None:
         crew, stop = Late(), asyncio.Event()
         with Store(tmp_path) as store:
@@ -270,7 +272,7 @@ def test_loading_is_broken_off(tmp_path: Path, budget: Budget | None, end: str) 
     run_ahead(go)
 
 
-def test_a_cancelled_batch_ends_the_stage_and_stays_so(tmp_path: Path) -> None:
+def test_a_cancelled_batch_ends_the_stage(tmp_path: Path) -> None:
     async def work(runner: LocalRunner, engine: FakeEngine, _stop: asyncio.Event) -> None:
         lines = asked(["slow"])
         running = asyncio.create_task(runner.run("write", lines))
@@ -288,7 +290,7 @@ def test_a_cancelled_batch_ends_the_stage_and_stays_so(tmp_path: Path) -> None:
     with_fake(tmp_path, work)
 
 
-def test_a_priority_is_the_batch_s(tmp_path: Path) -> None:
+def test_the_batch_gets_the_priority(tmp_path: Path) -> None:
     async def work(runner: LocalRunner, _engine: FakeEngine, _stop: asyncio.Event) -> None:
         await runner.run("write", asked(["one"]))
         with StoreReader(tmp_path) as reader:
@@ -298,8 +300,8 @@ def test_a_priority_is_the_batch_s(tmp_path: Path) -> None:
     with_fake(tmp_path, work, priority=5, name="distill a.jsonl")
 
 
-def test_tokens_that_others_use_are_not_ours(tmp_path: Path) -> None:
-    """Of an engine that others use too only what came back counts."""
+def test_tokens_of_other_clients_do_not_count(tmp_path: Path) -> None:
+    """On a shared engine only the tokens of received answers count."""
     seen: list[Snapshot] = []
 
     @contextmanager
@@ -316,7 +318,7 @@ def test_tokens_that_others_use_are_not_ours(tmp_path: Path) -> None:
     with_fake(tmp_path, work, budget=Budget(tokens=60), exclusive=False, watch=watch)
 
 
-def test_it_is_a_mill(tmp_path: Path) -> None:
+def test_the_local_runner_is_a_batch_runner(tmp_path: Path) -> None:
     async def work(runner: LocalRunner, _engine: FakeEngine, _stop: asyncio.Event) -> None:
         typed: BatchRunner = runner
         assert typed.origin == AnswerOrigin("fake", "m", "native", "fake 1", 4096)

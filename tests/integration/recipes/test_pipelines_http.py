@@ -139,7 +139,7 @@ def test_the_scheduler_examples(
             setattr(module, name, decorator)
         monkeypatch.setitem(sys.modules, package, module)
     for name, start in (("airflow", None), ("prefect", "nightly_batch")):
-        run_batch(f"{name}-nightly", jobs, results, poll_s=0.05)  # so that the example itself need not wait
+        run_batch(f"{name}-nightly", jobs, results, poll_s=0.05)  # so that the example does not have to wait
         results.unlink()
         made = runpy.run_path(str(next(EXAMPLES.glob(f"{name}_*.py"))))
         if start is not None:
@@ -150,7 +150,7 @@ def test_the_scheduler_examples(
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda path: path.name)
 def test_units_have_their_sections_and_a_valid_command(unit: Path) -> None:
-    parsed = configparser.RawConfigParser(strict=True)  # no key twice in a section
+    parsed = configparser.RawConfigParser(strict=True)  # refuses duplicate keys
     parsed.optionxform = str  # type: ignore[assignment,method-assign]
     parsed.read_string(unit.read_text().replace("\\\n", " "))
     wanted = {"Unit", "Timer", "Install"} if unit.suffix == ".timer" else {"Unit", "Service"}

@@ -1,4 +1,4 @@
-"""What the commands of recipes share, on the real engine: forecasts that store nothing, budgets, signals, the end."""
+"""Running recipes on the real engine: forecasts that store nothing, budgets, signals."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def asked(stage: str, jobs: int = 6) -> tuple[Line, ...]:
 
 
 async def recipe(runner: BatchRunner, tell: Callable[[str], None]) -> dict[str, int]:
-    """Two stages; what each has."""
+    """Two stages; returns the number of answers of each."""
     found = {}
     for stage in ("write", "judge"):
         ran = await runner.run(stage, asked(stage))
@@ -68,7 +68,7 @@ def prospect(tokens: Tokens) -> Prospect:
 
 
 class Here:
-    """A configuration and a state folder of its own."""
+    """Runs recipes with a separate configuration and state folder."""
 
     def __init__(self, folder: Path, model: Path) -> None:
         self.folder, self.model, self.state = folder, model, folder / "state"
@@ -106,7 +106,7 @@ def here(tmp_path: Path, smollm2_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     return Here(tmp_path, smollm2_path)
 
 
-def test_from_a_forecast_over_a_budget_to_the_end(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
+def test_forecast_budget_and_resumed_run(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
     assert here(dry_run=True) == 0
     first = capsys.readouterr().out
     assert not here.state.exists()
@@ -156,7 +156,7 @@ def test_a_signal_stops_the_recipe(here: Here, capsys: pytest.CaptureFixture[str
     assert "stopped" in capsys.readouterr().err
 
 
-def test_the_forecast_reads_at_eighty_columns(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_forecast_fits_80_columns(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
     assert here(dry_run=True, max_hours=1, max_tokens_total=300) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
@@ -177,7 +177,7 @@ def test_the_forecast_reads_at_eighty_columns(here: Here, capsys: pytest.Capture
         assert words in text
 
 
-def test_the_forecast_as_data(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_forecast_as_json(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
     assert here(dry_run=True, json=True) == 0
     found = json.loads(capsys.readouterr().out)
     assert [stage["stage"] for stage in found["stages"]] == ["write", "judge"]
@@ -195,7 +195,7 @@ def test_the_forecast_as_data(here: Here, capsys: pytest.CaptureFixture[str]) ->
     assert found["context"] == 1024
 
 
-def test_what_was_measured_here_is_used(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
+def test_measurements_of_this_machine_are_used(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
     machine = find("epyc-9175f")
     dials = TrialSettings(threads=16, threads_batch=16, sequences=4, ubatch=512, context=1024)
     speed = SpeedRecord(
@@ -254,7 +254,7 @@ def test_speeds_of_earlier_recipes_are_used(here: Here, capsys: pytest.CaptureFi
     assert capsys.readouterr().out.splitlines()[1:] == ["", "Nothing to compute.", "note: all is well"]
 
 
-def test_without_a_speed_it_is_said_what_helps(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_speed_the_output_names_the_remedy(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
     bare = here.folder / "bare.toml"
     bare.write_text('name = "bare"\n[cpu]\ncores = 4\n[dram]\ntotal_bytes = 8000000000\n')
     options = replace(SMALL, machine=str(bare))
@@ -266,7 +266,7 @@ def test_without_a_speed_it_is_said_what_helps(here: Here, capsys: pytest.Captur
     assert "3,600,000.00 EUR" in said
 
 
-def test_what_does_not_fit_is_refused_before_anything_is_stored(here: Here) -> None:
+def test_a_plan_that_does_not_fit_is_refused_before_anything_is_stored(here: Here) -> None:
     huge = EngineFlags(context=1024, sequences=4, reserve_ram=10**14)
     with pytest.raises(DoesNotFit):
         here(options=huge)

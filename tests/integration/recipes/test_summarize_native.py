@@ -1,4 +1,4 @@
-"""Summaries by the real engine: documents in pieces, one head for all, and nothing done twice."""
+"""Summaries by the real engine: split documents, one shared prefix, reused answers."""
 
 import shutil
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ LONG = "".join(
 
 
 class WatchedMill:
-    """A runner whose stages can be looked at afterwards."""
+    """A runner that keeps its stages."""
 
     def __init__(self, runner: LocalRunner) -> None:
         self._mill, self.stages = runner, list[Stage]()
@@ -42,7 +42,7 @@ class WatchedMill:
         return self.stages[-1]
 
     def cached(self) -> list[int]:
-        """Tokens that each answer did not need to compute."""
+        """Cached prompt tokens of each answer."""
         bodies = [answered.body for stage in self.stages for answered in stage.answers()]
         return [body["usage"]["prompt_tokens_details"]["cached_tokens"] for body in bodies if body is not None]
 
@@ -52,7 +52,7 @@ def order(folder: Path) -> SummarizeRequest:
     return SummarizeRequest(gather_documents([folder / "docs"], DocumentOptions()), folder / "out", PROMPTS, sampling)
 
 
-def test_nights_of_summaries(smollm2_path: Path, tmp_path: Path) -> None:
+def test_repeated_runs_of_summaries(smollm2_path: Path, tmp_path: Path) -> None:
     docs = tmp_path / "docs"
     docs.mkdir()
     (docs / "long.md").write_text(LONG)
@@ -78,7 +78,7 @@ def test_nights_of_summaries(smollm2_path: Path, tmp_path: Path) -> None:
         assert entry.pieces > 1
         assert entry.levels == 1
         assert (entry.finish_reason, entry.completion_tokens) == ("length", (entry.pieces + 1) * ANSWER)
-        # The head is computed once: only the first answer had to.
+        # The prefix is computed once, for the first answer.
         assert sum(cached < digest_tokens for cached in runner.cached()) <= 1
         first = runner.spent
 
@@ -102,7 +102,7 @@ def bytes_by_three(text: str) -> int:
     return -(-len(text.encode()) // 3)
 
 
-def test_a_count_that_is_far_too_low_is_mended_by_halving(smollm2_path: Path, tmp_path: Path) -> None:
+def test_pieces_are_halved_if_tokens_are_underestimated(smollm2_path: Path, tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "long.md").write_text(LONG)
     wanted = replace(order(tmp_path), prompts=Prompts(None, dict.fromkeys(KINDS, "Summarize.")))

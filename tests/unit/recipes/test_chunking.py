@@ -1,4 +1,4 @@
-"""Where a text is cut, and that nothing of it is lost."""
+"""Splitting of texts: boundaries, limits, overlap; no text is lost."""
 
 import re
 import unicodedata
@@ -18,7 +18,7 @@ def words(text: str) -> int:
 
 
 @given(TEXTS, st.integers(1, 40))
-def test_pieces_put_together_are_the_text_and_none_is_too_long(text: str, room: int) -> None:
+def test_pieces_concatenate_to_the_text_within_the_limit(text: str, room: int) -> None:
     pieces = split(text, room, len)
     assert "".join(pieces) == text
     assert all(len(piece) <= room for piece in pieces)
@@ -26,15 +26,15 @@ def test_pieces_put_together_are_the_text_and_none_is_too_long(text: str, room: 
 
 
 @given(TEXTS, st.integers(4, 40))
-def test_the_same_holds_for_tokens_of_several_bytes(text: str, room: int) -> None:
+def test_pieces_with_tokens_of_several_bytes(text: str, room: int) -> None:
     pieces = split(text, room, estimate)
     assert "".join(pieces) == text
-    # Sums of estimates are rounded up, so that pieces are never longer than they add up to.
+    # Estimates are rounded up, so the tokens of a piece never exceed the sum of its parts.
     assert all(estimate(piece) <= room for piece in pieces)
 
 
 @given(TEXTS, st.integers(8, 40), st.integers(1, 4))
-def test_an_overlap_is_the_end_of_the_piece_before(text: str, room: int, overlap: int) -> None:
+def test_a_piece_repeats_the_end_of_its_predecessor(text: str, room: int, overlap: int) -> None:
     pieces, plain = split(text, room, len, overlap=overlap), split(text, room - overlap, len)
     if len(text) <= room:
         assert pieces == (text,)
@@ -46,7 +46,7 @@ def test_an_overlap_is_the_end_of_the_piece_before(text: str, room: int, overlap
         assert plain[number - 1].endswith(repeated)
 
 
-def test_no_character_is_cut_from_its_marks() -> None:
+def test_combining_characters_stay_together() -> None:
     text = "e\u0301" * 50 + "👩\u200d🚀" * 20 + "👍🏽" * 20
     for piece in split(text, 7, len):
         assert not unicodedata.combining(piece[0])
@@ -65,14 +65,14 @@ def test_no_character_is_cut_from_its_marks() -> None:
         pytest.param("a b c d e f", 4, ["a", "d"], id="words"),
     ],
 )
-def test_texts_are_cut_where_they_divide_by_themselves(text: str, room: int, cuts: list[str]) -> None:
+def test_texts_are_cut_at_natural_boundaries(text: str, room: int, cuts: list[str]) -> None:
     pieces = split(text, room, words)
     assert "".join(pieces) == text
     assert len(pieces) == len(cuts)
     assert all(piece.startswith(cut) for piece, cut in zip(pieces, cuts, strict=True))
 
 
-def test_the_last_piece_is_no_crumb() -> None:
+def test_pieces_have_similar_lengths() -> None:
     text = "".join(f"Sentence number {number} is here. " for number in range(42))
     sizes = [words(piece) for piece in split(text, 200, words)]
     assert sizes == [105, 105]
@@ -88,11 +88,11 @@ def test_headings_of_markdown_and_rest() -> None:
     ]
 
 
-def test_a_rule_between_paragraphs_is_no_heading() -> None:
+def test_a_horizontal_rule_is_not_a_heading() -> None:
     assert headings("One\ntwo\n---\nthree\n\n---\n\nfour") == []
 
 
-def test_a_long_text_without_a_place_to_cut_is_cut_quickly() -> None:
+def test_a_long_text_without_boundaries_is_cut_quickly() -> None:
     counted = 0
 
     def count(text: str) -> int:
@@ -108,7 +108,7 @@ def test_a_long_text_without_a_place_to_cut_is_cut_quickly() -> None:
     assert counted < 60 * len(text)
 
 
-def test_a_short_text_is_not_even_counted() -> None:
+def test_a_short_text_is_not_counted() -> None:
     def count(_text: str) -> int:
         raise AssertionError
 

@@ -1,4 +1,4 @@
-"""A teacher's table from scripted answers: rows, what is counted, what goes on in another run."""
+"""A teacher's table from scripted answers: rows, counts, resumed runs."""
 
 import asyncio
 import json
@@ -35,9 +35,9 @@ class Stage:
 
 @dataclass
 class Scripted:
-    """A runner that answers by heart; what it has no answer for stays unanswered."""
+    """A runner with given answers; other lines stay unanswered."""
 
-    replies: Mapping[str, Any]  # custom_id -> body, or a code of failure
+    replies: Mapping[str, Any]  # custom_id -> response body, or error code
     end: RecipeEnd = "finished"
     asked: list[Line] = field(default_factory=list)
     origin: AnswerOrigin = ORIGIN
@@ -88,7 +88,7 @@ def taught(
     return asyncio.run(distill(runner, source, ask or DistillOptions(), output, **how))
 
 
-def test_a_row_has_everything(tmp_path: Path) -> None:
+def test_a_row_has_all_columns(tmp_path: Path) -> None:
     top = (entry("Bl", 5, -0.25), entry("Gr", 6, -2.0))
     reply = body("Blue.", "stop", entry("Bl", 5, -0.25, *top), entry("ue.", 9, -0.125, entry("ue.", 9, -0.125)))
     output = tmp_path / "teacher.parquet"
@@ -125,7 +125,7 @@ def test_a_row_has_everything(tmp_path: Path) -> None:
     assert parquet.ParquetFile(output).metadata.row_group(0).column(0).compression == "ZSTD"
 
 
-def test_samples_stand_in_order_and_failures_are_counted(tmp_path: Path) -> None:
+def test_samples_are_in_order_and_failures_are_counted(tmp_path: Path) -> None:
     replies = {"a/0": body("1"), "a/1": "too_long", "b/0": body("3", "length"), "b/1": body(None)}
     output = tmp_path / "teacher.jsonl"
     found = taught(Scripted(replies), prompts(tmp_path, "a", "b", "c"), output, DistillOptions(samples=2))
@@ -138,7 +138,7 @@ def test_samples_stand_in_order_and_failures_are_counted(tmp_path: Path) -> None
     assert found.messages[0] == "a/1: teach: too_long"
 
 
-def test_the_same_answers_are_the_same_bytes_whatever_the_run_before_left(tmp_path: Path) -> None:
+def test_equal_answers_give_equal_bytes_after_an_interrupted_run(tmp_path: Path) -> None:
     every = {f"{name}/0": body(name, "stop", entry(name, 3, -0.5)) for name in "abc"}
     source, output, other = prompts(tmp_path, *"abc"), tmp_path / "teacher.parquet", tmp_path / "other.parquet"
     part = taught(Scripted({"b/0": every["b/0"]}, "tokens"), source, output)
@@ -151,7 +151,7 @@ def test_the_same_answers_are_the_same_bytes_whatever_the_run_before_left(tmp_pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other.parquet", "prompts.jsonl", "teacher.parquet"]
 
 
-def test_ids_that_are_not_told_are_null_and_counted(tmp_path: Path) -> None:
+def test_missing_ids_are_null_and_counted(tmp_path: Path) -> None:
     reply = body("ab", "stop", entry("a", 1, -0.5, entry("a", None, -0.5)), entry("b", None, -0.5))
     output = tmp_path / "teacher.parquet"
     found = taught(Scripted({"x/0": reply}), prompts(tmp_path, "x"), output)
@@ -160,7 +160,7 @@ def test_ids_that_are_not_told_are_null_and_counted(tmp_path: Path) -> None:
     assert (row["token_ids"], row["top_ids"], row["logprobs"]) == (None, None, [-0.5, -0.5])
 
 
-def test_ids_are_in_the_bodies_that_our_engines_answers_become() -> None:
+def test_response_bodies_of_the_native_engine_have_ids() -> None:
     told = TokenLogprob("a", 7, -0.5, b"a", (TokenLogprob("a", 7, -0.5, b"a"), TokenLogprob("b", 8, -1.0, b"b")))
     silent = TokenLogprob("a", None, -0.5, b"a")
     for token, ids, tops in ((told, [7], [[7, 8]]), (silent, None, None)):
@@ -171,7 +171,7 @@ def test_ids_are_in_the_bodies_that_our_engines_answers_become() -> None:
         assert (found.ids, found.top_ids, found.logprobs, found.text) == (ids, tops, [-0.5], "a")
 
 
-def test_no_probabilities_no_tokens() -> None:
+def test_without_probabilities_there_are_no_tokens() -> None:
     assert tokens_of(body("x")).ids is None
     chosen = tokens_of(body("x", "stop", entry("x", 1, -0.5)))
     assert (chosen.ids, chosen.top_ids, chosen.top_logprobs) == ([1], None, None)
@@ -195,8 +195,8 @@ def test_reasoning(thinking: Thinking, reply: dict[str, Any], answer: str, reaso
     assert (found.answer, found.reasoning) == (answer, reasoning)
 
 
-def test_marks_that_are_control_tokens_are_found_in_the_tokens() -> None:
-    """gpt-oss: a text without control tokens has lost its marks; a stop text is not in the answer."""
+def test_tags_that_are_control_tokens_are_found_in_the_tokens() -> None:
+    """gpt-oss: text without control tokens lacks the tags; a stop text is not in the answer."""
     written = (
         "<|channel|>",
         "analysis",
@@ -218,7 +218,7 @@ def test_marks_that_are_control_tokens_are_found_in_the_tokens() -> None:
     assert (found.answer, found.reasoning) == ("Yes.", "hm")
 
 
-def test_a_template_that_opens_the_thinking_is_known_by_other_answers(tmp_path: Path) -> None:
+def test_other_answers_show_that_the_template_opens_the_reasoning(tmp_path: Path) -> None:
     replies = {"a/0": body("never done", "length"), "b/0": body("hm</think>Yes."), "c/0": body("No.")}
     output = tmp_path / "teacher.jsonl"
     found = taught(Scripted(replies), prompts(tmp_path, "a", "b", "c"), output)
@@ -230,18 +230,16 @@ def test_a_template_that_opens_the_thinking_is_known_by_other_answers(tmp_path: 
     lines = [{"id": "a", "prompt": "a?", **silent}, {"id": "b", "prompt": "b?"}]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     taught(Scripted(replies), DistillPrompts(path), output)
-    assert json.loads(output.read_text().splitlines()[0])["reasoning"] is None  # another template's beginning
+    assert json.loads(output.read_text().splitlines()[0])["reasoning"] is None  # another template option
 
 
 @given(st.floats(min_value=-10_000, max_value=0))
-def test_rounding_is_wrong_by_one_in_2048_at_most(value: float) -> None:
+def test_rounding_error_is_at_most_one_in_2048(value: float) -> None:
     assert math.isclose(rounded(value), value, rel_tol=1 / 2048)
     assert rounded(rounded(value)) == rounded(value)
 
 
-def test_a_forecast_has_every_line_or_of_very_many_a_fair_sample(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_forecast_has_all_lines_or_an_even_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = prospect_of(prompts(tmp_path, "a", "b"), DistillOptions(samples=3, max_tokens=100, top_logprobs=20))
     assert (few.rows, few.stages[0].jobs, len(few.stages[0].lines), few.stages[0].output_tokens) == (6, 6, 6, 100)
     assert "temperature 0.7" in few.notes[0]
@@ -253,16 +251,16 @@ def test_a_forecast_has_every_line_or_of_very_many_a_fair_sample(
     assert stage.jobs == 4000
     assert 900 <= len(stage.lines) <= 1100
     names = [line["custom_id"] for line in stage.lines]
-    assert names[:4] == ["0/0", "0/1", "4/0", "4/1"]  # samples of one prompt stay together: they share it
+    assert names[:4] == ["0/0", "0/1", "4/0", "4/1"]  # samples of one prompt are adjacent, because they share it
 
 
-def test_long_prompts_are_sampled_for_the_sake_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_prompts_are_sampled_to_save_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tokenmill.recipes.distillation.recipe._MAX_CHARACTERS", 100)
     (stage,) = prospect_of(prompts(tmp_path, *map(str, range(2000))), DistillOptions()).stages
     assert (stage.jobs, len(stage.lines)) == (2000, 500)
 
 
-def test_a_line_s_own_ceiling_is_in_the_words_and_the_bytes(tmp_path: Path) -> None:
+def test_a_forecast_uses_the_max_tokens_of_lines(tmp_path: Path) -> None:
     path = tmp_path / "own.jsonl"
     path.write_text('{"prompt": "a", "max_tokens": 10}\n{"prompt": "b"}\n')
     found = prospect_of(DistillPrompts(path), DistillOptions(max_tokens=30, top_logprobs=4))

@@ -1,4 +1,4 @@
-"""Prompts out of files, and the lines made of them."""
+"""Prompts read from files, and their batch lines."""
 
 import json
 import re
@@ -40,7 +40,7 @@ def file(folder: Path, *rows: Mapping[str, Any] | str, name: str = "prompts.json
             [{"role": "system", "content": "Be brief."}, USER],
             {},
         ),
-        ({"messages": json.dumps([USER])}, "prompt-1", [USER], {}),  # as Parquet has it
+        ({"messages": json.dumps([USER])}, "prompt-1", [USER], {}),  # as in Parquet
         (
             {
                 "custom_id": "b",
@@ -111,7 +111,7 @@ def test_the_example_can_be_run() -> None:
     assert check_prompts(prompts, DistillOptions(samples=2)) == 10
 
 
-def test_one_sample_takes_the_likeliest_and_has_no_seed() -> None:
+def test_one_sample_is_greedy_and_has_no_seed() -> None:
     (line,) = bodies(TeacherPrompt("a", (USER,)), DistillOptions(max_tokens=10, top_logprobs=3))
     assert line == {
         "custom_id": "a/0",
@@ -121,7 +121,7 @@ def test_one_sample_takes_the_likeliest_and_has_no_seed() -> None:
     }
 
 
-def test_several_samples_are_drawn_with_seeds_of_their_own() -> None:
+def test_each_sample_has_its_own_seed() -> None:
     first = list(bodies(TeacherPrompt("a", (USER,)), DistillOptions(samples=4, top_logprobs=None)))
     assert [line["custom_id"] for line in first] == ["a/0", "a/1", "a/2", "a/3"]
     assert {line["body"]["temperature"] for line in first} == {0.7}

@@ -1,4 +1,4 @@
-"""Which files become documents, under which names, and what is said of the others."""
+"""Documents from files and tables: names, encodings, skipped files."""
 
 import gzip
 import json
@@ -29,7 +29,7 @@ def reasons(found: FoundDocuments) -> dict[str, str]:
 
 
 def make(folder: Path, **files: str | bytes) -> Path:
-    """Files by name, with __ for a slash and _ for the dot before the suffix."""
+    """Write files; in the names, __ stands for a slash and _ for the dot before the suffix."""
     for key, content in files.items():
         path = folder / key.replace("__", "/").replace("_", ".")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ def test_the_same_folder_elsewhere_gives_the_same_documents(tmp_path: Path) -> N
     assert (first.name, first.text, first.sha256) == (second.name, second.text, second.sha256)
 
 
-def test_several_places_come_under_their_own_names(tmp_path: Path) -> None:
+def test_several_inputs_prefix_names(tmp_path: Path) -> None:
     make(tmp_path, a__docs__x_md="1", b__docs__x_md="2", c__x_md="3", x_md="4")
     places = [tmp_path / "a" / "docs", tmp_path / "b" / "docs", tmp_path / "c", tmp_path / "x.md"]
     found = gather_documents(places, ALL)
@@ -62,7 +62,7 @@ def test_a_file_named_twice_is_one_document(tmp_path: Path) -> None:
     assert names(gather_documents([tmp_path / "b.md", tmp_path / "a.md", tmp_path / "b.md"], ALL)) == ["b.md", "a.md"]
 
 
-def test_names_that_two_places_share_are_told_apart(tmp_path: Path) -> None:
+def test_names_that_two_inputs_share_are_made_unique(tmp_path: Path) -> None:
     make(tmp_path, docs__a_md="1", x__docs__a_md="2", y__a_md="3")
     found = gather_documents([tmp_path / "docs", tmp_path / "x" / "docs" / "a.md", tmp_path / "y" / "a.md"], ALL)
     assert len({*names(found)}) == 3
@@ -85,7 +85,7 @@ def test_globs(tmp_path: Path, globs: tuple[str, ...], expected: list[str]) -> N
     assert names(gather_documents([docs], DocumentOptions(globs))) == expected
 
 
-def test_where_summaries_go_is_not_read(tmp_path: Path) -> None:
+def test_the_output_folder_is_not_read(tmp_path: Path) -> None:
     docs = make(tmp_path, a_md="a", out__b_md="b", out__deep__c_md="c")
     found = gather_documents([docs], DocumentOptions(leave_out=docs / "out"))
     assert (names(found), found.contains_output) == (["a.md"], True)
@@ -94,7 +94,7 @@ def test_where_summaries_go_is_not_read(tmp_path: Path) -> None:
     assert not gather_documents([docs], DocumentOptions(leave_out=docs / "none")).contains_output
 
 
-def test_what_is_not_text_is_named_with_the_reason(tmp_path: Path) -> None:
+def test_skipped_files_have_a_reason(tmp_path: Path) -> None:
     make(
         tmp_path,
         a_pdf=b"%PDF-1.7 text",
@@ -122,7 +122,7 @@ def test_what_is_not_text_is_named_with_the_reason(tmp_path: Path) -> None:
     assert "its columns: a, b" in said["i.csv"]
 
 
-def test_a_huge_file_and_a_pipe_are_left_out(tmp_path: Path) -> None:
+def test_huge_files_and_pipes_are_skipped(tmp_path: Path) -> None:
     make(tmp_path, a_md="text", b_txt="")
     with (tmp_path / "b.txt").open("wb") as file:
         file.truncate(MOST_BYTES + 1)
@@ -132,7 +132,7 @@ def test_a_huge_file_and_a_pipe_are_left_out(tmp_path: Path) -> None:
     assert "more than" in reasons(found)["b.txt"]
 
 
-def test_encodings_that_say_what_they_are(tmp_path: Path) -> None:
+def test_declared_encodings(tmp_path: Path) -> None:
     page = '<meta charset="iso-8859-1"><p>gr\u00fcn'
     make(
         tmp_path,
@@ -172,7 +172,7 @@ def test_rows_without_ids_are_numbered(tmp_path: Path) -> None:
     ]
 
 
-def test_an_id_that_two_rows_have_refuses_the_table(tmp_path: Path) -> None:
+def test_a_table_with_duplicate_ids_is_refused(tmp_path: Path) -> None:
     make(tmp_path, a_csv="id,text\n1,x\n1,y\n", b_md="text")
     found = gather_documents([tmp_path], DocumentOptions(id_column="id"))
     assert names(found) == ["b.md"]
@@ -184,14 +184,14 @@ def test_one_object_of_json_is_one_document(tmp_path: Path) -> None:
     assert texts(gather_documents([tmp_path], DocumentOptions(text_column="content"))) == {"a.json": "the text"}
 
 
-def test_half_a_character_in_json_is_refused_and_nothing_else(tmp_path: Path) -> None:
+def test_a_lone_surrogate_in_json_skips_only_that_file(tmp_path: Path) -> None:
     make(tmp_path, a_json='{"text": "\\ud800"}', b_json='{"text": "\\ud83d\\ude00"}')
     found = gather_documents([tmp_path], ALL)
     assert texts(found) == {"b.json": "\U0001f600"}
     assert "surrogate" in reasons(found)["a.json"]
 
 
-def test_names_that_are_no_unicode(tmp_path: Path) -> None:
+def test_file_names_that_are_not_unicode(tmp_path: Path) -> None:
     path = os.fsencode(tmp_path) + b"/gr\xfcn.md"
     with open(path, "w") as file:  # noqa: PTH123
         file.write("text")

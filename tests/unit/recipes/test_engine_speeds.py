@@ -1,4 +1,4 @@
-"""Speeds for a forecast out of measurements: the newest build, every width, and when they do not tell."""
+"""Speeds for a forecast from measurements: the newest build, numbers of slots, missing figures."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def measured(
 ONE, FOUR = measured(1, decode_tok_s=10.0, prefill_tok_s=90.0), measured(4, day=2, decode_tok_s=30.0)
 
 
-def test_widths_are_put_together() -> None:
+def test_measurements_with_different_slots_are_combined() -> None:
     found = speeds_of_history([ONE, FOUR], 4)
     assert found is not None
     assert found.rates.decode_tok_s == ((1, 10.0), (4, 30.0))
@@ -32,7 +32,7 @@ def test_widths_are_put_together() -> None:
     assert found.source == "measured 2026-11-02 with b2"
 
 
-def test_the_newest_build_and_the_newest_figure_hold() -> None:
+def test_the_newest_build_and_figure_count() -> None:
     old = measured(4, build="b1", decode_tok_s=99.0, prefill_tok_s=999.0)
     again = measured(4, day=3, decode_tok_s=33.0, prefill_tok_s=95.0)
     found = speeds_of_history([old, ONE, FOUR, again], 4)
@@ -44,21 +44,21 @@ def test_the_newest_build_and_the_newest_figure_hold() -> None:
     ("speeds", "width"),
     [
         ([], 4),
-        ([FOUR], 4),  # nothing was read
-        ([measured(1, prefill_tok_s=90.0)], 1),  # nothing was written
-        ([ONE], 8),  # one alone says nothing of eight
+        ([FOUR], 4),  # no prefill
+        ([measured(1, prefill_tok_s=90.0)], 1),  # no decode
+        ([ONE], 8),  # one slot does not predict eight
     ],
 )
-def test_too_little_is_no_speed(speeds: list[SpeedRecord], width: int) -> None:
+def test_too_few_measurements_give_no_speed(speeds: list[SpeedRecord], width: int) -> None:
     assert speeds_of_history(speeds, width) is None
 
 
-def test_without_a_width_the_widest_counts() -> None:
+def test_without_a_number_of_slots_the_largest_measured_counts() -> None:
     found = speeds_of_history([ONE, FOUR], None)
     assert found is not None
     assert found.width == 4
 
 
-def test_a_lane_alone_has_its_share_at_least() -> None:
+def test_one_slot_has_at_least_its_share() -> None:
     assert with_one_slot([(8, 40.0)]) == ((1, 5.0), (8, 40.0))
     assert with_one_slot([(4, 30.0), (1, 10.0)]) == ((1, 10.0), (4, 30.0))

@@ -1,4 +1,4 @@
-"""Tokens, hours and costs of a recipe before it runs: arithmetic on lines, speeds and what is known."""
+"""Tokens, hours and costs of a recipe before it runs."""
 
 import json
 import math
@@ -27,7 +27,7 @@ FAST = EngineSpeeds(
 
 
 def words(text: str) -> int:
-    """A vocabulary of words."""
+    """A tokenizer with one token per word."""
     return max(1, len(text.split()))
 
 
@@ -54,7 +54,7 @@ def stage(count: int = 100, **more: Any) -> StageProspect:
     return StageProspect(**{"stage": "write", "jobs": count, "lines": lines, "output_tokens": 50, **more})
 
 
-def test_a_shared_head_is_computed_once() -> None:
+def test_a_shared_prefix_is_computed_once() -> None:
     found = reckoned(stage(), count=words)
     (one,) = found.stages
     whole, head = 100 * words(HEAD), words(HEAD)
@@ -65,7 +65,7 @@ def test_a_shared_head_is_computed_once() -> None:
     assert (found.counted, found.rows, found.notes) == (True, 7, ("mind the gap",))
 
 
-def test_it_is_the_arithmetic_of_lint() -> None:
+def test_the_estimate_agrees_with_lint() -> None:
     look = Lint(count=words)
     for number, line in enumerate(asked(100), 1):
         look.add(number, json.dumps(line))
@@ -77,7 +77,7 @@ def test_it_is_the_arithmetic_of_lint() -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(jobs=st.integers(60, 400), share=st.floats(0.2, 1.0), heads=st.integers(1, 4))
-def test_a_sample_stands_for_all(jobs: int, share: float, heads: int) -> None:
+def test_a_sample_is_extrapolated(jobs: int, share: float, heads: int) -> None:
     texts = [HEAD + f"Manner {letter}." for letter in "abcd"[:heads]]
     lines = [asked(1, head=texts[number % heads], first=number)[0] for number in range(jobs)]
     sample = tuple(lines[: max(24, int(share * jobs))])
@@ -89,7 +89,7 @@ def test_a_sample_stands_for_all(jobs: int, share: float, heads: int) -> None:
     assert some.output_tokens == full.output_tokens
 
 
-def test_without_lines_bytes_say_it() -> None:
+def test_without_lines_bytes_are_used() -> None:
     blind = StageProspect("judge", 10, prompt_bytes=40_000, shared_bytes=3_000, output_tokens=5, assumed="mean lengths")
     (one,) = reckoned(blind).stages
     assert (one.prompt_tokens, one.computed_tokens, one.output_tokens) == (10_000, 3_250, 50)
@@ -99,7 +99,7 @@ def test_without_lines_bytes_say_it() -> None:
     assert not reckoned(blind, count=words).counted
 
 
-def test_time_is_reading_and_writing() -> None:
+def test_time_is_prefill_plus_decode() -> None:
     found = reckoned(stage(), count=words)
     (one,) = found.stages
     work_s = one.computed_tokens / 100 + 5000 / 40
@@ -108,12 +108,12 @@ def test_time_is_reading_and_writing() -> None:
     assert (one.expected_s, found.expected_s) == (None, None)
 
 
-def test_few_jobs_do_not_fill_the_lanes() -> None:
+def test_few_jobs_do_not_fill_the_slots() -> None:
     (one,) = reckoned(stage(1), count=words).stages
     assert one.seconds == pytest.approx(one.computed_tokens / 100 + 50 / 10)
 
 
-def test_answers_are_expected_as_others_were() -> None:
+def test_expected_lengths_come_from_earlier_answers() -> None:
     known = {"write": Lengths(0.3, 120, same_stage=True)}
     found = reckoned(stage(), lengths=known)
     (one,) = found.stages
@@ -125,7 +125,7 @@ def test_answers_are_expected_as_others_were() -> None:
     assert (mixed.total.expected_output_tokens, mixed.expected_s) == (None, None)
 
 
-def test_what_is_answered_costs_nothing() -> None:
+def test_answered_lines_cost_nothing() -> None:
     found = reckoned(stage(), settled={"write": frozenset(range(60))}, count=words)
     (one,) = found.stages
     assert (one.jobs, one.answered, one.output_tokens) == (40, 60, 2000)
@@ -133,19 +133,19 @@ def test_what_is_answered_costs_nothing() -> None:
     assert (one.prompt_tokens, one.computed_tokens) == (rest.prompt_tokens, rest.computed_tokens)
 
 
-def test_a_recipe_that_is_done_takes_no_time_and_no_load() -> None:
+def test_a_finished_recipe_takes_no_time_and_no_load() -> None:
     found = reckoned(stage(), settled={"write": frozenset(range(100))}, count=words, per_hour=2.0)
     assert (found.total.jobs, found.total.answered, found.seconds, found.cost) == (0, 100, 0.0, 0.0)
     assert found.counted
 
 
-def test_without_a_speed_there_are_tokens_alone() -> None:
+def test_without_a_speed_only_tokens_are_estimated() -> None:
     found = reckoned(stage(), speeds=None, per_hour=1.0, budget=Budget(seconds=3600))
     assert found.total.output_tokens == 5000
     assert (found.seconds, found.cost, found.runs, found.stages[0].seconds) == (None, None, None, None)
 
 
-def test_costs_are_hours_times_their_price() -> None:
+def test_costs_are_hours_times_the_price() -> None:
     found = reckoned(stage(), per_hour=3.6, lengths={"write": Lengths(0.5, 9, same_stage=False)})
     assert found.seconds is not None
     assert found.expected_s is not None
@@ -162,10 +162,10 @@ def test_costs_are_hours_times_their_price() -> None:
         (Budget(tokens=10**9), lambda total: 1),
         (Budget(seconds=90.0), lambda total: math.ceil(total.seconds / 30)),
         (Budget(tokens=10**9, seconds=90.0), lambda total: math.ceil(total.seconds / 30)),
-        (Budget(seconds=60.0), lambda total: None),  # all of it is the load's
+        (Budget(seconds=60.0), lambda total: None),  # loading takes all of it
     ],
 )
-def test_a_budget_divides_it_into_runs(budget: Budget, runs: Any) -> None:
+def test_a_budget_divides_the_work_into_runs(budget: Budget, runs: Any) -> None:
     found = reckoned(stage(), budget=budget)
     assert found.runs == runs(found.total)
 
@@ -176,13 +176,13 @@ def test_lines_that_do_not_fit_are_named() -> None:
     assert found.notes[1].startswith("write: prompts do not fit the context; line ")
 
 
-def test_a_ceiling_is_each_line_s_own() -> None:
+def test_max_tokens_of_each_line_count() -> None:
     lines = (*asked(2, tokens=10), *asked(1, tokens=None, first=2))
     (one,) = reckoned(stage(3, lines=lines, output_tokens=100)).stages
     assert one.output_tokens == 120
 
 
-def test_speeds_are_asked_for_the_middle_of_an_answer() -> None:
+def test_speeds_are_requested_for_the_middle_of_an_answer() -> None:
     depths: list[int] = []
 
     def speeds(depth: int) -> EngineSpeeds:
@@ -193,7 +193,7 @@ def test_speeds_are_asked_for_the_middle_of_an_answer() -> None:
     assert depths == [round(one.prompt_tokens / 100 + 25)]
 
 
-def test_all_is_the_sum_of_its_stages() -> None:
+def test_the_total_is_the_sum_of_the_stages() -> None:
     found = reckoned(
         stage(),
         stage(20, stage="judge"),
@@ -209,7 +209,7 @@ def test_all_is_the_sum_of_its_stages() -> None:
         assert getattr(total, name) == pytest.approx(summed(name))
 
 
-def test_a_sample_tells_how_much_is_answered() -> None:
+def test_the_number_of_answered_jobs_is_extrapolated() -> None:
     found = reckoned(stage(1000, lines=asked(100)), settled={"write": frozenset(range(25))}, count=words)
     (one,) = found.stages
     assert (one.jobs, one.answered, one.output_tokens) == (750, 250, 750 * 50)
@@ -223,7 +223,7 @@ def test_more_lines_than_jobs_cost_no_more() -> None:
     assert reckoned(more, count=words).stages == reckoned(same, count=words).stages
 
 
-def test_of_very_many_lines_blocks_of_neighbours_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_adjacent_lines_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     full = reckoned(stage(600), count=words).stages[0]
     monkeypatch.setattr("tokenmill.recipes.estimate._BLOCKS", 5)
     some = reckoned(stage(600), count=words).stages[0]

@@ -1,4 +1,4 @@
-"""The recipe with a scripted runner: what is kept, what is dropped and why, when it ends, and that it resumes."""
+"""The recipe with a scripted runner: kept and dropped rows, ends, resumed runs."""
 
 import asyncio
 import json
@@ -43,7 +43,7 @@ WORDS = (
 
 
 def drawn(text: str, count: int = 12) -> str:
-    """Words that nobody else draws, the same every time."""
+    """Deterministic random words for a name."""
     digest = sha256(text.encode()).digest()
     return " ".join(f"{WORDS[byte % len(WORDS)]}{byte}" for byte in digest[:count])
 
@@ -52,7 +52,7 @@ Script = Callable[[Mapping[str, Any]], str | Answered]
 
 
 def written(line: Line) -> str:
-    """A new example of its own for every line; scores of 4."""
+    """A different example for every line; scores of 4."""
     if line["custom_id"].startswith("judge-"):
         return '{"score": 4, "reason": "fine"}'
     text = drawn(line["custom_id"])
@@ -70,7 +70,7 @@ class Stage:
 
 
 class Scripted:
-    """A runner with a memory: answers that were given are there; `most` more may be computed."""
+    """A runner that keeps its answers; at most `most` further answers are computed."""
 
     def __init__(self, script: Script = written, *, most: int | None = None, memory: dict[str, Answered] | None = None):
         self._script, self._left = script, most
@@ -166,8 +166,8 @@ def test_one_round_makes_every_variant_of_every_seed(tmp_path: Path) -> None:
     assert len({row["seed"] for row in rows}) == 12
 
 
-def test_the_output_is_the_same_however_often_it_was_stopped(tmp_path: Path) -> None:
-    """A run that is stopped after every third answer ends with the bytes of one that was not, and computes as much."""
+def test_interrupted_runs_give_the_same_output(tmp_path: Path) -> None:
+    """A run stopped after every third answer gives the same bytes and computes as much as an uninterrupted one."""
     whole = order(tmp_path, judge=True, target=40, output=tmp_path / "whole.jsonl")
     undisturbed = Scripted()
     grow(undisturbed, whole)
@@ -178,7 +178,7 @@ def test_the_output_is_the_same_however_often_it_was_stopped(tmp_path: Path) -> 
         runner = Scripted(most=3, memory=memory)
         done = grow(runner, pieces)
         computed += runner.computed
-        assert done.kept >= before  # what was there stays
+        assert done.kept >= before  # existing rows are kept
         before = done.kept
         if done.end == "finished":
             break
@@ -189,12 +189,12 @@ def test_the_output_is_the_same_however_often_it_was_stopped(tmp_path: Path) -> 
     assert done.kept == 40
 
 
-def test_a_stopped_round_without_judge_keeps_what_is_there(tmp_path: Path) -> None:
+def test_a_stopped_round_without_judge_keeps_its_rows(tmp_path: Path) -> None:
     done = grow(Scripted(most=5), order(tmp_path))
     assert (done.kept, done.rows, done.waiting, done.end) == (5, 5, 7, "tokens")
 
 
-def test_what_is_dropped_is_counted_and_told(tmp_path: Path) -> None:
+def test_dropped_lines_are_counted_and_reported(tmp_path: Path) -> None:
     found = seeds(tmp_path)
     seed = found.parents[2].example
 
@@ -235,7 +235,7 @@ def test_what_is_dropped_is_counted_and_told(tmp_path: Path) -> None:
     assert document["ways"]["paraphrase"]["made"] == 6
 
 
-def test_a_verdict_that_cannot_be_read_keeps_nothing(tmp_path: Path) -> None:
+def test_an_unreadable_score_drops_the_row(tmp_path: Path) -> None:
     def script(line: Mapping[str, Any]) -> str:
         return "splendid" if line["custom_id"].startswith("judge-") else written(line)
 
@@ -251,7 +251,7 @@ def test_new_rows_are_compared_with_each_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", [1, 12, 13, 100])
-def test_a_target_is_reached_exactly_in_as_many_rounds_as_it_takes(tmp_path: Path, target: int) -> None:
+def test_a_target_is_reached_exactly(tmp_path: Path, target: int) -> None:
     what, runner = order(tmp_path, judge=True, target=target), Scripted()
     done = grow(runner, what)
     rows = list(read_rows(what.output))
@@ -271,7 +271,7 @@ def test_a_larger_target_begins_with_the_rows_of_the_smaller(tmp_path: Path) -> 
     assert (first.computed, second.computed) == (36, 24)
 
 
-def test_a_larger_target_that_a_limit_ends_has_the_rows_of_the_smaller(tmp_path: Path) -> None:
+def test_a_larger_target_ended_by_a_limit_has_the_rows_of_the_smaller(tmp_path: Path) -> None:
     small = order(tmp_path, found=seeds(tmp_path, 200), judge=True, target=6)
     first = Scripted()
     grow(first, small)
@@ -283,7 +283,7 @@ def test_a_larger_target_that_a_limit_ends_has_the_rows_of_the_smaller(tmp_path:
     assert small.output.read_bytes().startswith(before)
 
 
-def test_a_limit_never_leaves_fewer_rows_than_there_were(tmp_path: Path) -> None:
+def test_a_limit_never_leaves_fewer_rows(tmp_path: Path) -> None:
     what = order(tmp_path, judge=True, target=20, keep_seeds=True, rejected=tmp_path / "rejected.jsonl")
     grow(Scripted(), what)
     before = [path.read_bytes() for path in (what.output, tmp_path / "rejected.jsonl")]
@@ -292,20 +292,20 @@ def test_a_limit_never_leaves_fewer_rows_than_there_were(tmp_path: Path) -> None
     assert (done.end, done.rows, done.kept, done.replaced) == ("tokens", 26, 2, False)
     assert not expand_summary(done)["replaced"]
     assert [path.read_bytes() for path in (what.output, tmp_path / "rejected.jsonl")] == before
-    done = grow(Scripted(), replace(other, target=1))  # to its end: as it was ordered
+    done = grow(Scripted(), replace(other, target=1))  # a finished run replaces the file
     assert (done.end, done.rows, done.replaced) == ("finished", 7, True)
     assert len(list(read_rows(what.output))) == 7
 
 
-def test_a_part_of_a_round_is_enough_where_it_reaches_the_target(tmp_path: Path) -> None:
+def test_a_part_of_a_round_can_reach_the_target(tmp_path: Path) -> None:
     what, runner = order(tmp_path, found=seeds(tmp_path, 200), target=50), Scripted()
     done = grow(runner, what)
-    assert runner.stages == [("write 1", 32), ("write 2", 32)]  # of 400
+    assert runner.stages == [("write 1", 32), ("write 2", 32)]  # of 400 lines
     assert (done.kept, done.surplus) == (50, 14)
     assert {row["way"] for row in read_rows(what.output)} == {"paraphrase", "harder"}
 
 
-def test_a_round_that_brings_next_to_nothing_is_the_last(tmp_path: Path) -> None:
+def test_a_round_with_a_low_yield_is_the_last(tmp_path: Path) -> None:
     same = json.dumps({"instruction": drawn("same"), "output": drawn("too")})
     done = grow(Scripted(lambda _line: same), order(tmp_path, target=100))
     assert (done.kept, done.rounds, done.end) == (1, 6, "finished")
@@ -316,7 +316,7 @@ def test_a_round_that_brings_next_to_nothing_is_the_last(tmp_path: Path) -> None
     assert large.why == "round 2 kept 0 new rows of 40 lines, less than 2%"
 
 
-def test_an_unlucky_small_round_is_not_the_last(tmp_path: Path) -> None:
+def test_a_single_small_round_with_a_low_yield_is_not_the_last(tmp_path: Path) -> None:
     same = json.dumps({"instruction": drawn("same"), "output": drawn("too")})
     unlucky = iter([False, True, True, True] + 99 * [False])
     done = grow(
@@ -326,7 +326,7 @@ def test_an_unlucky_small_round_is_not_the_last(tmp_path: Path) -> None:
     assert (done.kept, done.rounds, done.end) == (9, 11, "finished")
 
 
-def test_rounds_are_an_end_as_well(tmp_path: Path) -> None:
+def test_the_number_of_rounds_is_limited(tmp_path: Path) -> None:
     done = grow(Scripted(), order(tmp_path, target=100, rounds=3))
     assert (done.kept, done.rounds) == (36, 3)
     assert done.end == "finished"
@@ -334,7 +334,7 @@ def test_rounds_are_an_end_as_well(tmp_path: Path) -> None:
     assert grow(Scripted(), order(tmp_path, rounds=2)).kept == 24
 
 
-def test_evolution_goes_deeper_from_round_to_round(tmp_path: Path) -> None:
+def test_evolution_uses_the_rows_of_the_previous_round(tmp_path: Path) -> None:
     what = order(tmp_path, PARAPHRASE, found=seeds(tmp_path, 3), rounds=3, evolve=True)
     done = grow(Scripted(), what)
     rows = list(read_rows(what.output))
@@ -346,7 +346,7 @@ def test_evolution_goes_deeper_from_round_to_round(tmp_path: Path) -> None:
     assert done.kept == 9
 
 
-def test_evolution_ends_where_nothing_new_comes(tmp_path: Path) -> None:
+def test_evolution_ends_without_new_rows(tmp_path: Path) -> None:
     what = order(tmp_path, PARAPHRASE, target=100, evolve=True, least_yield=0.0, judge=True)
     done = grow(Scripted(lambda _line: '{"score": 1}'), what)
     assert done.kept == 0
@@ -360,12 +360,12 @@ def test_instructions_for_answers_keep_the_answer(tmp_path: Path) -> None:
     grow(Scripted(), what)
     answers = {parent.id: parent.example.answer for parent in what.seeds.parents}
     rows = list(read_rows(what.output))
-    assert len(rows) == 6  # the same answer is no near-duplicate here
+    assert len(rows) == 6  # equal answers are not near-duplicates here
     assert all(row["output"] == answers[row["parent"]] for row in rows)
     assert all(row["instruction"] == drawn(row["id"]) for row in rows)
 
 
-def test_texts_get_an_instruction_beside_them(tmp_path: Path) -> None:
+def test_texts_get_a_column_for_the_instruction(tmp_path: Path) -> None:
     (tmp_path / "texts.csv").write_text("text\nThe mill stands at the river.\nFlour is kept dry.\n")
     what = order(tmp_path, Variant(INSTRUCTION), PARAPHRASE, found=read_seeds(tmp_path / "texts.csv"))
     grow(Scripted(), what)
@@ -374,7 +374,7 @@ def test_texts_get_an_instruction_beside_them(tmp_path: Path) -> None:
     assert rows[0]["text"] == "The mill stands at the river."
 
 
-def test_conversations_keep_what_was_said_before(tmp_path: Path) -> None:
+def test_conversations_keep_earlier_messages(tmp_path: Path) -> None:
     chat = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Why?"},
@@ -393,7 +393,7 @@ def test_conversations_keep_what_was_said_before(tmp_path: Path) -> None:
     ]
 
 
-def test_seeds_stand_first_where_they_are_kept_and_columns_go_along(tmp_path: Path) -> None:
+def test_kept_seeds_come_first_and_columns_are_carried(tmp_path: Path) -> None:
     found = read_seeds(seeds(tmp_path, 2, topic="mills", score=9, id=None).path, carry=["topic", "score"])
     what = order(tmp_path, PARAPHRASE, found=found, keep_seeds=True, output=tmp_path / "out.parquet")
     done = grow(Scripted(), what)
@@ -404,10 +404,10 @@ def test_seeds_stand_first_where_they_are_kept_and_columns_go_along(tmp_path: Pa
     assert rows[0]["instruction"] == found.parents[0].example.task
     assert (rows[0]["parent"], rows[0]["model"], rows[0]["depth"]) == (None, None, 0)
     assert all(row["topic"] == "mills" and row["score"] == "9" for row in rows)
-    assert all(row["expand_score"] is None for row in rows)  # the seeds have a score of their own
+    assert all(row["expand_score"] is None for row in rows)  # the seeds have a column `score`
 
 
-def test_schemas_bind_the_answer(tmp_path: Path) -> None:
+def test_answers_follow_the_schema(tmp_path: Path) -> None:
     schema = {"type": "object", "required": ["sum"], "properties": {"sum": {"type": "integer"}}}
 
     def script(line: Mapping[str, Any]) -> str:
@@ -514,6 +514,6 @@ def test_a_prospect_has_the_lines_of_the_run(tmp_path: Path, count: int, target:
     assert (done.end, done.kept) == ("finished", target)
     (planned,) = prospect_of(what).stages
     assert planned.jobs == len(planned.lines)
-    shorter = min(planned.jobs, len(lines))  # the last part is one more, or one less, by chance
+    shorter = min(planned.jobs, len(lines))  # the last part may differ by one line
     assert json.loads(json.dumps(planned.lines[:shorter])) == lines[:shorter]
     assert abs(planned.jobs - len(lines)) <= max(48, target // 2)

@@ -1,4 +1,4 @@
-"""Answers of models, good and bad, and verdicts."""
+"""Valid and invalid answers, and scores of the judge."""
 
 import json
 from typing import Any
@@ -83,7 +83,7 @@ def test_invalid_answers_are_dropped_with_a_reason(
     assert tuple(found) == dropped
 
 
-def test_what_is_compared() -> None:
+def test_the_compared_text() -> None:
     assert compared(OLD, task_alone=False) == "Add.\n1, 2\n3"
     assert compared(OLD, task_alone=True) == "Add.\n1, 2"
     assert compared(Example(answer="x"), task_alone=True) == ""
@@ -94,7 +94,7 @@ def test_what_is_compared() -> None:
     [
         ('{"score": 4, "reason": "good"}', (4, "good")),
         ('{"score": 1}', (1, None)),
-        ('{"score": 5, "reason": "it is very', (5, None)),  # cut in the reason
+        ('{"score": 5, "reason": "it is very', (5, None)),  # cut inside the reason
         ('{"score": 5', None),
         ('{"score": 6, "reason": ""}', None),
         ('{"score": true}', None),
@@ -109,7 +109,7 @@ def test_verdicts(text: str | None, verdict: tuple[int, str | None] | None) -> N
     assert (None if found is None else tuple(found)) == verdict
 
 
-def test_judges_see_both_and_draw_nothing() -> None:
+def test_the_judge_sees_both_examples_and_is_greedy() -> None:
     line = judge_line("harder-1", Example("Hard?"), OLD, Variant("language", "de"), load_prompt(JUDGE), PAIR)
     text = line["body"]["messages"][-1]["content"]
     assert line["custom_id"] == "judge-harder-1"

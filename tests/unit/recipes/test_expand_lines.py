@@ -1,4 +1,4 @@
-"""Lines of an expansion: the same in every run, different where they must be."""
+"""Lines of an expansion: equal in every run, different for different jobs."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -34,7 +34,7 @@ def asked(jobs: Iterable[ExpansionJob]) -> set[tuple[str, Variant, int]]:
     return {(job.parent.id, job.variant, job.turn) for job in jobs}
 
 
-def test_lines_are_calls_that_an_engine_takes() -> None:
+def test_lines_are_valid_requests() -> None:
     for job in jobs_of(PARENTS, [*THREE, Variant("instruction")], None, 0):
         line = desk().line(job)
         call = check("chat", line["body"])
@@ -67,23 +67,23 @@ def test_equal_seeds_have_equal_jobs_under_two_names() -> None:
     assert one["custom_id"] != two["custom_id"]
 
 
-def test_draws_differ_from_round_to_round_and_way_to_way() -> None:
+def test_seeds_differ_by_round_and_way() -> None:
     seeds = {desk().seed(ExpansionJob(PARENTS[0], variant, turn)) for variant in THREE for turn in range(5)}
     assert len(seeds) == 15
     assert all(0 <= seed < 1 << 31 for seed in seeds)
 
 
 @pytest.mark.parametrize("per_parent", [None, 1, 2, 3, 5])
-def test_rounds_take_all_ways_in_turn(per_parent: int | None) -> None:
+def test_rounds_use_all_ways_in_turn(per_parent: int | None) -> None:
     rounds = [list(jobs_of(PARENTS, THREE, per_parent, before)) for before in range(6)]
     assert {len(jobs) for jobs in rounds} == {len(PARENTS) * (per_parent or len(THREE))}
     jobs = [job for one in rounds for job in one]
-    assert len(asked(jobs)) == len(jobs)  # nothing is asked for twice
+    assert len(asked(jobs)) == len(jobs)  # no line occurs twice
     for parent in PARENTS:
         ways = Counter(job.variant for job in jobs if job.parent == parent)
         assert max(ways.values()) - min(ways.values()) <= 1
     first = rounds[0][: len(PARENTS)]
-    assert [job.parent for job in first] == PARENTS  # everyone once before anyone twice
+    assert [job.parent for job in first] == PARENTS  # each parent once before any parent twice
     assert all(one.variant != two.variant for one, two in pairwise(first))
 
 
@@ -93,7 +93,7 @@ def test_more_of_each_seed_begins_with_the_same_jobs() -> None:
 
 
 @given(st.integers(0, 100_000), st.integers(1, 100_000))
-def test_parts_are_large_enough_to_pay_and_small_enough_to_waste_little(before: int, lines: int) -> None:
+def test_sizes_of_parts(before: int, lines: int) -> None:
     left, asked, parts = lines, before, list[int]()
     while left:
         parts.append(part_lines(asked, left))
@@ -105,7 +105,7 @@ def test_parts_are_large_enough_to_pay_and_small_enough_to_waste_little(before: 
     assert len(parts) < 40
 
 
-def test_ways_that_do_not_fit_are_left_out() -> None:
+def test_ways_that_do_not_apply_are_left_out() -> None:
     variants = (Variant("paraphrase"), Variant("instruction"))
     no_answer = Parent("a", "a", 0, Example("Task"))
     no_task = Parent("b", "b", 0, Example(answer="Text."))

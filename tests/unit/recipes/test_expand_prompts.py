@@ -1,4 +1,4 @@
-"""Prompt files: the packaged ones, those that people edit, and what is wrong in them."""
+"""Prompt files: packaged, edited and invalid ones."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ TEXT = Shape("text")
 
 
 @pytest.mark.parametrize("name", PACKAGED)
-def test_packaged_prompts_share_a_long_head(name: str) -> None:
+def test_packaged_prompts_share_a_long_prefix(name: str) -> None:
     prompt = load_prompt(name)
     texts = []
     for example in (Example("Add.", "1, 2", "3"), Example("Subtract.", "4, 5", "-1")):
@@ -39,7 +39,7 @@ def test_packaged_prompts_share_a_long_head(name: str) -> None:
         texts.append(system["content"] + "\n" + user["content"])
     assert texts[0] != texts[1]
     shared = next(at for at, (one, two) in enumerate(zip(*texts, strict=False)) if one != two)
-    assert shared > CHUNK_BYTES  # what jobs are ordered by
+    assert shared > CHUNK_BYTES  # the prefix by which jobs are sorted
 
 
 def test_prompts_are_written_edited_and_used(tmp_path: Path) -> None:
@@ -52,12 +52,12 @@ def test_prompts_are_written_edited_and_used(tmp_path: Path) -> None:
     assert edited.sha256 != load_prompt("harder").sha256
     assert edited.messages({"example": "x"}) == [{"role": "user", "content": "Harder, please: x"}]
     (folder / "judge.md").unlink()
-    assert load_prompt(JUDGE, folder) == load_prompt(JUDGE)  # what is not there is packaged
+    assert load_prompt(JUDGE, folder) == load_prompt(JUDGE)  # the packaged prompt replaces a missing file
     with pytest.raises(UsageError, match="broader.md"):
         write_prompts(folder, ["broader"])
 
 
-def test_a_file_of_ones_own_is_a_way(tmp_path: Path) -> None:
+def test_a_user_file_defines_a_way(tmp_path: Path) -> None:
     (tmp_path / "shorter.md").write_text("For the impatient.\n\n## USER\nShorter: {example} {{as it is}}\n{fields}\n")
     assert expand_methods(tmp_path) == [*WAYS, "shorter"]
     assert variants(["shorter"], [], [], expand_methods(tmp_path)) == (Variant("shorter"),)
@@ -118,7 +118,7 @@ def test_fields_say_how_to_answer(way: str, shape: Shape, schema: object, words:
     assert all(word in found for word in words)
 
 
-def test_an_example_is_shown_with_the_names_of_its_parts() -> None:
+def test_an_example_has_the_names_of_its_parts() -> None:
     before = ({"role": "system", "content": "Be brief."},)
     assert shown(Example("Add.", "", "3", before), PAIR) == (
         "Conversation before:\nsystem: Be brief.\n\nInstruction:\nAdd.\n\nOutput:\n3"

@@ -37,7 +37,7 @@ def is_followed(schema: Any, text: str) -> bool:
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if isinstance(case.schema, dict)], ids=lambda case: case.name)
-def test_documents_are_judged_right_or_the_schema_is_refused(tmp_path: Path, case: Case) -> None:
+def test_documents_are_checked_correctly_or_the_schema_is_refused(tmp_path: Path, case: Case) -> None:
     try:
         schema = read(tmp_path, case.schema)
     except UsageError as error:
@@ -147,7 +147,7 @@ def test_references_lead_into_the_answers_schema() -> None:
     assert (schema_error(whole, {"instruction": "", "output": {"v": 1}}) or "").startswith("answer.instruction: ''")
 
 
-def test_a_schema_with_an_id_can_be_put_inside_another() -> None:
+def test_a_schema_with_an_id_can_be_embedded() -> None:
     whole = answer_schema(PAIR, {"$id": "https://example.com/linked", **LINKED})
     assert whole is not None
     assert schema_error(whole, {"instruction": "x", "output": {"v": 1, "next": {"v": 2}}}) is None
@@ -163,6 +163,6 @@ def test_plain_texts_have_the_schema_itself() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "NaN", '{"a": Infinity}', "1e999", "[1e999]", "{} {}"])
-def test_what_is_no_json_is_no_document(text: str) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011  json's words
+def test_invalid_json_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011  the message is json's
         document(text)

@@ -1,4 +1,4 @@
-"""Seeds of every shape, read and written back, and files that cannot be read."""
+"""Seeds of every shape, read and written back, and invalid files."""
 
 import json
 from pathlib import Path
@@ -53,7 +53,7 @@ def seeds(tmp_path: Path, *rows: dict[str, Any], **how: Any) -> Seeds:
         ),
     ],
 )
-def test_shapes_are_told_by_their_columns_and_written_back(
+def test_columns_determine_the_shape(
     tmp_path: Path, row: dict[str, Any], example: Example, parts: tuple[str, ...]
 ) -> None:
     found = seeds(tmp_path, row)
@@ -65,7 +65,7 @@ def test_shapes_are_told_by_their_columns_and_written_back(
     assert set(found.shape.types) == set(written) == {name for name in row if name != "id"}
 
 
-def test_columns_can_be_said(tmp_path: Path) -> None:
+def test_columns_can_be_given(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
         {"q": "What?", "a": "That.", "topic": "x", "note": 1},
         {"q": "Who?", "a": "They.", "topic": "y"},
@@ -98,7 +98,7 @@ def test_csv_and_messages_as_json_text(tmp_path: Path) -> None:
         ([True, "x"], ["seed-1", "seed-2"]),
     ],
 )
-def test_ids_are_the_rows_own_where_they_can_be(tmp_path: Path, ids: list[Any], names: list[str]) -> None:
+def test_ids_of_rows_are_used_if_they_are_unique(tmp_path: Path, ids: list[Any], names: list[str]) -> None:
     found = seeds(tmp_path, *({"id": name, "text": str(at)} for at, name in enumerate(ids)))
     assert [parent.id for parent in found.parents] == names
     assert [parent.root for parent in found.parents] == names

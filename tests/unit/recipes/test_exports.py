@@ -1,4 +1,4 @@
-"""The formats of trainers, row by row."""
+"""Exports in the formats of training libraries."""
 
 import json
 from pathlib import Path
@@ -114,7 +114,7 @@ def test_nothing_left_to_export_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("format", "name"), [("messages", "a.parquet"), ("parquet", "a.jsonl"), ("alpaca", "a.txt")])
-def test_a_name_that_does_not_fit_is_refused(tmp_path: Path, format: ExportFormat, name: str) -> None:
+def test_a_file_name_of_another_format_is_refused(tmp_path: Path, format: ExportFormat, name: str) -> None:
     with pytest.raises(UsageError):
         export(table(tmp_path, row("a", asked("1"), "x")), tmp_path / name, ExportRequest(format))
 
@@ -131,8 +131,8 @@ def test_other_tables_are_refused(tmp_path: Path) -> None:
     assert not is_distilled(tmp_path / "broken.parquet")
 
 
-def test_long_rows_come_in_small_groups(tmp_path: Path) -> None:
-    """Memory holds a million numbers, however many rows there are."""
+def test_long_rows_are_written_in_small_groups(tmp_path: Path) -> None:
+    """A row group has at most a million numbers, whatever the number of rows."""
     import pyarrow.parquet as parquet
 
     tops = [[-1.0] * 20] * 10_000
@@ -147,7 +147,7 @@ def test_long_rows_come_in_small_groups(tmp_path: Path) -> None:
 @pytest.mark.parametrize("format", ["messages", "sharegpt", "alpaca"])
 def test_only_an_export_in_the_same_format_is_replaced(tmp_path: Path, format: ExportFormat, name: str) -> None:
     source, out = table(tmp_path, row("a", [SYSTEM, *asked("1", "2", "3")], "4")), tmp_path / name
-    check_replaceable(out, format)  # there is none
+    check_replaceable(out, format)  # the file does not exist
     export(source, out, ExportRequest(format))
     check_replaceable(out, format)
     for other in {"messages", "sharegpt", "alpaca"} - {format}:

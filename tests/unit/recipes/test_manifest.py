@@ -1,4 +1,4 @@
-"""The manifest of a folder of summaries: whose files are whose, and what needs to be done again."""
+"""The manifest of a folder of summaries: ownership of files, and changes that require new summaries."""
 
 import json
 from dataclasses import asdict, replace
@@ -75,7 +75,7 @@ def test_verdicts(
     assert forced == ("to do" if expected == "edited" else expected)
 
 
-def test_it_is_written_whole_and_read_back(tmp_path: Path) -> None:
+def test_a_manifest_is_written_and_read(tmp_path: Path) -> None:
     odd = replace(ENTRY, document="line\u2028 and \u0085 next", summary="x.md")
     manifest = Manifest(tmp_path, {odd.document: odd, "a.md": ENTRY})
     manifest.save()
@@ -87,7 +87,7 @@ def test_it_is_written_whole_and_read_back(tmp_path: Path) -> None:
     assert (before.st_ino, before.st_mtime_ns) == (after.st_ino, after.st_mtime_ns)
 
 
-def test_keys_of_a_later_version_are_passed_over(tmp_path: Path) -> None:
+def test_unknown_keys_are_ignored(tmp_path: Path) -> None:
     (tmp_path / MANIFEST).write_text(json.dumps(asdict(ENTRY) | {"mood": "good"}) + "\n")
     assert read_manifest(tmp_path).entries == {"a.md": ENTRY}
 
@@ -122,7 +122,7 @@ PART = st.text(min_size=1, max_size=20) | st.sampled_from(
 
 
 @given(st.lists(st.lists(PART, min_size=1, max_size=3).map(tuple), unique=True, max_size=8))
-def test_every_document_has_a_file_of_its_own_inside_the_folder(all_parts: list[tuple[str, ...]]) -> None:
+def test_every_document_has_its_own_file_inside_the_folder(all_parts: list[tuple[str, ...]]) -> None:
     documents = {"/".join(parts): SourceDocument(parts, "", "") for parts in all_parts}
     files = file_names(documents.values(), {})
     assert files.keys() == documents.keys()
@@ -138,7 +138,7 @@ def test_every_document_has_a_file_of_its_own_inside_the_folder(all_parts: list[
     assert file_names(reversed(documents.values()), files) == files
 
 
-def test_ordinary_names_stay_as_they_are() -> None:
+def test_ordinary_names_are_kept() -> None:
     names = ["guide/a.md", "b & c (2).txt", "Bericht über Mühlen.md", "हिन्दी.txt", "t.jsonl/row-0001"]
     documents = [SourceDocument(tuple(name.split("/")), "", "") for name in names]
     assert list(file_names(documents, {}).values()) == [f"{name}.md" for name in names]
@@ -160,13 +160,13 @@ def test_a_failed_write_names_the_file(tmp_path: Path) -> None:
         pass
 
 
-def test_what_a_kill_left_is_overwritten(tmp_path: Path) -> None:
+def test_a_partial_file_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / ".a.md.part").write_text("half")
     put(tmp_path / "a.md", b"whole")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"a.md": b"whole"}
 
 
-def test_empty_folders_go_with_their_last_file(tmp_path: Path) -> None:
+def test_empty_folders_are_removed(tmp_path: Path) -> None:
     put(tmp_path / "a" / "b" / "c.md", b"")
     put(tmp_path / "a" / "d.md", b"")
     remove(tmp_path / "a" / "b" / "c.md", tmp_path)

@@ -1,4 +1,4 @@
-"""NearDuplicates-duplicates: what is told apart, what is not, and that it is the same every time."""
+"""Near-duplicates: similar and different texts, and deterministic results."""
 
 import pytest
 from hypothesis import given, settings
@@ -34,7 +34,7 @@ def near(*texts: str, threshold: float = 0.8) -> NearDuplicates:
         ("The word 水 means water, and it is the only Chinese word in this long English sentence here.", ["words"]),
     ],
 )
-def test_what_a_text_is_compared_by(text: str, kinds: list[str]) -> None:
+def test_shingles_of_texts(text: str, kinds: list[str]) -> None:
     assert [kind for kind, _ in kinds_of(text)] == kinds
 
 
@@ -49,12 +49,12 @@ def test_what_a_text_is_compared_by(text: str, kinds: list[str]) -> None:
         (
             "How do millers store their grain safely?",
             "How do millers store their own grain safely?",
-        ),  # seven words and eight
+        ),  # seven and eight words
         ("ｆｕｌｌ ｗｉｄｔｈ", "full width"),
         ("水車小屋では小麦を石臼で挽いて粉にします。", "水車小屋では、小麦を石臼で挽いて粉にします"),
     ],
 )
-def test_nearly_the_same_is_found(known: str, new: str) -> None:
+def test_near_duplicates_are_found(known: str, new: str) -> None:
     found = near("Something else entirely stands here.", known, threshold=0.7).find(new)
     assert found is not None
     assert found.name == "text-2"
@@ -72,11 +72,11 @@ def test_nearly_the_same_is_found(known: str, new: str) -> None:
         ("?", "!"),
     ],
 )
-def test_what_differs_is_left(known: str, new: str) -> None:
+def test_different_texts_are_not_found(known: str, new: str) -> None:
     assert near(known).find(new) is None
 
 
-def test_the_most_alike_is_named_and_of_equals_the_first() -> None:
+def test_the_most_similar_text_is_found_first_of_equal_ones() -> None:
     other = LONG.replace("carts", "wagons").replace("town", "village")
     assert near(other, LONG, LONG).find(LONG) == near(other, LONG).find(LONG)
     found = near(other, LONG, LONG).find(LONG)
@@ -84,21 +84,21 @@ def test_the_most_alike_is_named_and_of_equals_the_first() -> None:
     assert (found.name, found.similarity) == ("text-2", 1.0)
 
 
-def test_a_threshold_of_one_drops_only_what_is_the_same() -> None:
+def test_a_threshold_of_one_finds_only_equal_texts() -> None:
     found = near(LONG, threshold=1.0)
     assert found.find(LONG) is not None
     assert found.find(LONG.replace("carts", "wagons")) is None
 
 
 @pytest.mark.parametrize("threshold", [0.0, -0.1, 1.01])
-def test_a_threshold_that_cannot_be_is_refused(threshold: float) -> None:
+def test_an_invalid_threshold_is_refused(threshold: float) -> None:
     with pytest.raises(UsageError, match=f"{threshold:g}"):
         NearDuplicates(threshold)
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.text(max_size=80), min_size=1, max_size=6, unique=True))
-def test_every_text_is_like_itself_and_verdicts_repeat(texts: list[str]) -> None:
+def test_every_text_is_found_and_results_are_deterministic(texts: list[str]) -> None:
     first, second = near(*texts), near(*texts)
     for text in texts:
         found = first.find(text)
@@ -107,5 +107,5 @@ def test_every_text_is_like_itself_and_verdicts_repeat(texts: list[str]) -> None
         assert second.find(text) == found
 
 
-def test_middling_texts_are_compared_both_ways() -> None:
+def test_texts_of_medium_length_are_compared_in_two_ways() -> None:
     assert FEW_WORDS < MANY_WORDS

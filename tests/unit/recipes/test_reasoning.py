@@ -1,4 +1,4 @@
-"""Reasoning and answers told apart."""
+"""Reasoning separated from answers."""
 
 import pytest
 from hypothesis import given
@@ -15,7 +15,7 @@ PLAIN = st.text(alphabet=st.characters(codec="utf-8", exclude_characters="<>[]|â
         ("Paris.", "Paris.", None),
         ("<think>\nFrance... Paris.\n</think>\n\nParis.", "Paris.", "France... Paris."),
         ("\n\n<think>a</think>b", "b", "a"),
-        ("<think>\n\n</think>\n\nParis.", "Paris.", ""),  # marked, and nothing thought
+        ("<think>\n\n</think>\n\nParis.", "Paris.", ""),  # tags without reasoning
         ("<think>never done", "", "never done"),
         ("[THINK]hm[/THINK]Yes.", "Yes.", "hm"),
         ("<seed:think>hm</seed:think>Yes.", "Yes.", "hm"),
@@ -47,12 +47,12 @@ PLAIN = st.text(alphabet=st.characters(codec="utf-8", exclude_characters="<>[]|â
         ("  indented code stays\n", "  indented code stays\n", None),
     ],
 )
-def test_marks_that_models_write(text: str, answer: str, reasoning: str | None) -> None:
+def test_tags_of_models(text: str, answer: str, reasoning: str | None) -> None:
     assert split_reasoning(text) == SplitReasoning(answer, reasoning)
     assert has_reasoning(text) == (reasoning is not None)
 
 
-def test_a_template_that_opens_the_thinking_leaves_the_closing_mark_alone() -> None:
+def test_only_a_closing_tag_means_that_the_template_opened_it() -> None:
     assert split_reasoning("France... Paris.\n</think>\n\nParis.") == SplitReasoning(
         "Paris.", "France... Paris.", by_template=True
     )
@@ -63,20 +63,20 @@ def test_a_template_that_opens_the_thinking_leaves_the_closing_mark_alone() -> N
     ("cut", "opened", "expected"),
     [
         (True, True, SplitReasoning("", "France, whose")),
-        (True, False, SplitReasoning("France, whose")),  # nothing says that it is a thought
-        (False, True, SplitReasoning("France, whose")),  # it came to an end, so it is an answer
+        (True, False, SplitReasoning("France, whose")),  # no tag
+        (False, True, SplitReasoning("France, whose")),  # not cut off, so it is an answer
     ],
 )
-def test_thinking_that_was_cut_off(cut: bool, opened: bool, expected: SplitReasoning) -> None:
+def test_reasoning_that_was_cut_off(cut: bool, opened: bool, expected: SplitReasoning) -> None:
     assert split_reasoning("France, whose", cut=cut, opened=opened) == expected
 
 
 @given(PLAIN, PLAIN)
-def test_what_was_put_together_comes_apart(answer: str, reasoning: str) -> None:
+def test_joined_reasoning_is_split_again(answer: str, reasoning: str) -> None:
     parted = split_reasoning(join_reasoning(answer.strip(), reasoning.strip()))
     assert (parted.answer, parted.reasoning) == (answer.strip(), reasoning.strip())
 
 
 @given(PLAIN)
-def test_text_without_marks_stays_as_it_is(text: str) -> None:
+def test_text_without_tags_is_unchanged(text: str) -> None:
     assert split_reasoning(join_reasoning(text, None)) == SplitReasoning(text)

@@ -1,4 +1,4 @@
-"""Speeds out of the stages that recipes worked on: what is kept, what is told of it, and what is too little."""
+"""Speeds measured by the stages of recipes: storage, filters, means."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -40,7 +40,7 @@ PACE = StageSpeed(
 )
 
 
-def test_a_stage_tells_its_rates_at_its_width() -> None:
+def test_the_speed_of_a_stage() -> None:
     assert stage_speed(REPORT, ORIGIN, MACHINE, WHEN) == PACE
 
 
@@ -48,17 +48,17 @@ def test_a_stage_tells_its_rates_at_its_width() -> None:
     "report",
     [
         replace(REPORT, rates=MeasuredRates()),
-        replace(REPORT, rates=MeasuredRates(None, ((1, 80.0),))),  # an engine that tells no times
+        replace(REPORT, rates=MeasuredRates(None, ((1, 80.0),))),  # an engine that reports no times
         replace(REPORT, tokens=RunTokens(3000, 2990, 800)),
         replace(REPORT, tokens=RunTokens(3000, 1000, 8)),
     ],
 )
-def test_too_little_is_not_kept(tmp_path: Path, report: RunReport) -> None:
+def test_too_few_tokens_are_not_stored(tmp_path: Path, report: RunReport) -> None:
     speed_recorder(tmp_path, MACHINE, lambda: ORIGIN)(report)
     assert read_json(tmp_path, "stage") == []
 
 
-def test_what_is_kept_is_of_one_place(tmp_path: Path) -> None:
+def test_stages_are_filtered_by_machine_model_and_build(tmp_path: Path) -> None:
     for origin in (ORIGIN, replace(ORIGIN, model_id="n"), replace(ORIGIN, engine="vllm"), replace(ORIGIN, build="b1")):
         speed_recorder(tmp_path, MACHINE, partial(replace, origin))(REPORT)
 
@@ -71,12 +71,12 @@ def test_what_is_kept_is_of_one_place(tmp_path: Path) -> None:
     assert stage_speeds(tmp_path, machine=find("this"), model_id="m", engine="native", build=None) == []
 
 
-def test_a_folder_that_takes_nothing_ends_no_recipe(tmp_path: Path) -> None:
+def test_a_read_only_folder_does_not_end_the_recipe(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file")
     speed_recorder(tmp_path / "state", MACHINE, lambda: ORIGIN)(REPORT)
 
 
-def test_stages_weigh_as_much_as_they_computed_and_wrote() -> None:
+def test_stages_are_weighted_by_their_tokens() -> None:
     short = replace(
         PACE,
         when="2026-11-03T00:00:00+00:00",

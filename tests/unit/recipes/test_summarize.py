@@ -1,4 +1,4 @@
-"""Summaries by a runner whose answers are scripted: what is asked, what is written, and what is not done again."""
+"""Summaries with a scripted runner: requests, written files, repeated runs."""
 
 import asyncio
 import json
@@ -38,12 +38,12 @@ def system(line: Line) -> str:
 
 
 def echo(line: Line) -> str:
-    """A summary that tells what it is of."""
+    """A summary that names its text."""
     return f"[{system(line).split()[-1]}: {user(line).split()[0]} {words(user(line))}]"
 
 
 class RefusingMill(ScriptedRunner):
-    """Finds some lines too long."""
+    """Refuses some lines as too long."""
 
     def __init__(self, answer: Callable[[Line], Said], longest: int, **more: Any) -> None:
         super().__init__(answer, **more)
@@ -110,7 +110,7 @@ def test_the_digest_is_first_and_the_document_alone_in_the_users_message(docs: P
     assert {line["body"]["max_tokens"] for line in runner.lines} == {20}
 
 
-def test_the_second_run_asks_for_nothing_and_changes_no_file(docs: Path) -> None:
+def test_a_second_run_sends_nothing_and_changes_no_file(docs: Path) -> None:
     ran(ScriptedRunner(echo), order(docs))
     out = docs.parent / "out"
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
@@ -125,7 +125,7 @@ def test_the_second_run_asks_for_nothing_and_changes_no_file(docs: Path) -> None
     assert nothing_to_do(order(docs), read_manifest(out), "another model") is None
 
 
-def test_only_what_changed_is_done_again(docs: Path) -> None:
+def test_only_changed_documents_are_summarized_again(docs: Path) -> None:
     ran(ScriptedRunner(echo), order(docs))
     (docs / "b.txt").write_text("Delta is new here.")
     (docs / "d.md").write_text("Epsilon comes late.")
@@ -144,7 +144,7 @@ def test_only_what_changed_is_done_again(docs: Path) -> None:
         {"sampling": {"max_tokens": 21}},
     ],
 )
-def test_another_recipe_does_everything_again(docs: Path, changes: dict[str, Any]) -> None:
+def test_other_inputs_summarize_everything_again(docs: Path, changes: dict[str, Any]) -> None:
     ran(ScriptedRunner(echo), order(docs))
     assert ran(ScriptedRunner(echo), order(docs, **changes)).done == 3
 
@@ -162,7 +162,7 @@ def test_a_long_document_is_read_in_pieces_and_reduced(docs: Path) -> None:
     entry = read_manifest(docs.parent / "out").entries["a.md"]
     assert (entry.pieces, entry.levels) == (8, 1)
     assert files(docs.parent / "out")["a.md.md"].startswith("[reduce: Part ")
-    # All of them share the digest, whatever they ask for.
+    # All prompts share the digest.
     assert all(system(line).startswith("the digest\n\n") for line in runner.lines)
 
 
@@ -179,11 +179,11 @@ def test_notes_that_do_not_fit_are_reduced_in_levels(docs: Path) -> None:
     assert entry.levels is not None
     assert entry.levels >= 2
     assert len(runner.stages) == entry.levels + 1
-    for line in runner.lines:  # nothing was sent that has no room
+    for line in runner.lines:  # every prompt fits the context
         assert words(system(line)) + words(user(line)) + 20 <= 256
 
 
-def test_a_piece_that_is_too_long_after_all_is_halved_and_not_lost(docs: Path) -> None:
+def test_a_piece_refused_as_too_long_is_halved(docs: Path) -> None:
     (docs / "a.md").write_text(LONG)
     runner = RefusingMill(echo, 70, origin=SMALL)
     ended = ran(runner, order(docs))
@@ -192,13 +192,13 @@ def test_a_piece_that_is_too_long_after_all_is_halved_and_not_lost(docs: Path) -
     assert sorted(read.split()) == sorted(LONG.split())
     entry = read_manifest(docs.parent / "out").entries["a.md"]
     assert entry.pieces == 16
-    # The notes are in the order of the text, halves in the place of what they were cut from.
+    # The notes are in the order of the text; halves replace the piece they were cut from.
     reduced = [user(line) for line in runner.lines if system(line).endswith("reduce") and "[piece" in user(line)]
     kinds = [note.split()[1] for notes in reduced for note in notes.split("\n") if note.startswith("[")]
     assert kinds == ["#", "Words"] * 8
 
 
-def test_a_whole_document_that_is_too_long_becomes_pieces(docs: Path) -> None:
+def test_a_document_refused_as_too_long_is_split(docs: Path) -> None:
     (docs / "a.md").write_text("One two three. " * 8)
     runner = RefusingMill(echo, 14, origin=SMALL)
     ended = ran(runner, order(docs))
@@ -206,7 +206,7 @@ def test_a_whole_document_that_is_too_long_becomes_pieces(docs: Path) -> None:
     assert read_manifest(docs.parent / "out").entries["a.md"].pieces == 2
 
 
-def test_what_never_fits_ends_as_a_failure(docs: Path) -> None:
+def test_a_document_that_never_fits_fails(docs: Path) -> None:
     runner = RefusingMill(echo, 0)
     ended = ran(runner, order(docs))
     assert [failure.code for _, failure in ended.failed] == ["too_long"] * 3
@@ -214,7 +214,7 @@ def test_what_never_fits_ends_as_a_failure(docs: Path) -> None:
     assert files(docs.parent / "out") == {}
 
 
-def test_a_budget_ends_it_and_the_same_again_goes_on(docs: Path) -> None:
+def test_a_budget_ends_the_run_and_the_same_command_resumes(docs: Path) -> None:
     (docs / "a.md").write_text(LONG)
     runner = ScriptedRunner(echo, origin=SMALL, stop_after=9)
     ended = ran(runner, order(docs))
@@ -241,14 +241,14 @@ def test_a_lost_output_folder_costs_nothing(docs: Path) -> None:
     assert files(out) == before
 
 
-def test_a_kill_between_manifest_and_file_is_mended(docs: Path) -> None:
+def test_a_kill_between_manifest_and_file_is_repaired(docs: Path) -> None:
     runner = ScriptedRunner(echo)
     ran(runner, order(docs))
     out = docs.parent / "out"
     stale = (out / "b.txt.md").read_bytes()
     (docs / "b.txt").write_text("Delta is new here.")
     ran(runner, order(docs))
-    (out / "b.txt.md").write_bytes(stale)  # as if killed before it was replaced
+    (out / "b.txt.md").write_bytes(stale)  # as after a kill before the replacement
     (out / "a.md.md").unlink()
     again = ScriptedRunner(echo, known=runner.known)
     ended = ran(again, order(docs))
@@ -256,7 +256,7 @@ def test_a_kill_between_manifest_and_file_is_mended(docs: Path) -> None:
     assert files(out)["b.txt.md"] == "[document: Delta 4]\n"
 
 
-def test_summaries_without_a_manifest_are_taken_over_when_they_are_the_same(docs: Path) -> None:
+def test_equal_summaries_without_a_manifest_are_kept(docs: Path) -> None:
     runner = ScriptedRunner(echo)
     ran(runner, order(docs))
     out = docs.parent / "out"
@@ -284,7 +284,7 @@ def test_an_edited_summary_is_kept_unless_forced(docs: Path) -> None:
     assert edited.read_text() == "[document: Alpha 3]\n"
 
 
-def test_a_summary_edited_while_the_run_goes_on_is_kept(docs: Path) -> None:
+def test_a_summary_edited_during_the_run_is_kept(docs: Path) -> None:
     ran(ScriptedRunner(echo), order(docs))
     edited = docs.parent / "out" / "a.md.md"
     (docs / "a.md").write_text("Alpha has changed.")
@@ -297,7 +297,7 @@ def test_a_summary_edited_while_the_run_goes_on_is_kept(docs: Path) -> None:
     assert edited.read_text() == "by hand"
 
 
-def test_summaries_of_vanished_documents_stay_until_they_are_pruned(docs: Path) -> None:
+def test_summaries_of_deleted_documents_are_kept_until_pruned(docs: Path) -> None:
     ran(ScriptedRunner(echo), order(docs))
     (docs / "deep" / "c.md").unlink()
     (docs / "b.txt").unlink()
@@ -313,7 +313,7 @@ def test_summaries_of_vanished_documents_stay_until_they_are_pruned(docs: Path) 
     assert "was edited" in said[0]
 
 
-def test_what_cannot_be_read_today_is_not_gone(docs: Path) -> None:
+def test_unreadable_documents_do_not_count_as_deleted(docs: Path) -> None:
     (docs / "t.csv").write_text("id,text\nx,one\n")
     reading = DocumentOptions(id_column="id", leave_out=docs.parent / "out")
     ran(ScriptedRunner(echo), order(docs, found=gather_documents([docs], reading)))
@@ -324,7 +324,7 @@ def test_what_cannot_be_read_today_is_not_gone(docs: Path) -> None:
     assert len(files(docs.parent / "out")) == 4
 
 
-def test_a_failure_is_recorded_and_tried_again_as_another_job(docs: Path) -> None:
+def test_a_failure_is_recorded_and_retried_as_another_job(docs: Path) -> None:
     def no_beta(line: Line) -> str | None:
         return None if "Beta" in user(line) else echo(line)
 
@@ -340,7 +340,7 @@ def test_a_failure_is_recorded_and_tried_again_as_another_job(docs: Path) -> Non
     assert read_manifest(docs.parent / "out").entries["b.txt"].failures == 0
 
 
-def test_a_failed_update_keeps_the_old_summary_as_ours(docs: Path) -> None:
+def test_a_failed_update_keeps_the_old_summary(docs: Path) -> None:
     ran(ScriptedRunner(echo), order(docs))
     (docs / "a.md").write_text("Alpha has changed.")
     ran(ScriptedRunner(lambda _: None), order(docs))
@@ -355,14 +355,14 @@ def test_an_empty_answer_is_a_failure(docs: Path, said: str) -> None:
     assert [failure.code for _, failure in ended.failed] == ["empty"] * 3
 
 
-def test_what_a_model_thought_is_not_in_the_summary_and_a_cut_is_told(docs: Path) -> None:
+def test_reasoning_is_not_in_the_summary_and_a_cut_is_reported(docs: Path) -> None:
     runner = ScriptedRunner(lambda line: completion("<think>hm</think>\nGood.", line, finish="length"))
     ended = ran(runner, order(docs))
     assert {*files(docs.parent / "out").values()} == {"Good.\n"}
     assert ended.cut == ("a.md", "b.txt", "deep/c.md")
 
 
-def test_a_thought_that_the_template_opened_is_no_summary_where_it_was_cut(docs: Path) -> None:
+def test_cut_reasoning_opened_by_the_template_is_not_a_summary(docs: Path) -> None:
     def thinks(line: Line) -> Said:
         if "Alpha" in user(line):
             return completion("Let me see, Alpha is", line, finish="length")
@@ -373,7 +373,7 @@ def test_a_thought_that_the_template_opened_is_no_summary_where_it_was_cut(docs:
     assert {*files(docs.parent / "out").values()} == {"Good.\n"}
 
 
-def test_cancelled_jobs_are_no_failures(docs: Path) -> None:
+def test_cancelled_jobs_are_not_failures(docs: Path) -> None:
     class CancelledRunner(ScriptedRunner):
         def _one(self, line: Line) -> Answered | None:
             return Answered(line["custom_id"], None, "cancelled", "by somebody")
@@ -405,13 +405,13 @@ def test_an_unknown_context_must_be_given(docs: Path) -> None:
     assert ran(runner, order(docs, context=4096)).done == 3
 
 
-def test_without_a_vocabulary_more_room_is_kept_free() -> None:
+def test_without_a_tokenizer_a_larger_margin_is_kept() -> None:
     exact, estimated = token_limits(8192, PROMPTS, words, answer=100), token_limits(8192, PROMPTS, None, answer=100)
     assert estimated.available("document") < 0.8 * exact.available("document")
     assert estimated.count("x" * 100) == 25
 
 
-def test_the_prospect_names_what_the_run_then_asks_for(docs: Path) -> None:
+def test_the_prospect_has_the_lines_of_the_run(docs: Path) -> None:
     ran(ScriptedRunner(echo, origin=SMALL), order(docs))
     (docs / "a.md").write_text(LONG * 4)
     (docs / "b.txt").write_text("Beta has changed.")
@@ -428,7 +428,7 @@ def test_the_prospect_names_what_the_run_then_asks_for(docs: Path) -> None:
     assert prospect(order(docs), SMALL.model_id, None, words).stages == ()
 
 
-def test_what_answers_lead_to_the_end_needs_no_reducing(docs: Path) -> None:
+def test_fully_answered_documents_need_no_reducing(docs: Path) -> None:
     (docs / "a.md").write_text(LONG * 4)
     runner = ScriptedRunner(lambda line: f"note {len(user(line))} " * 6, origin=SMALL)
     ran(runner, order(docs))
@@ -442,11 +442,11 @@ def test_what_answers_lead_to_the_end_needs_no_reducing(docs: Path) -> None:
     whole = prospect(lost, SMALL.model_id, 256, words, stored)
     assert [stage.stage for stage in whole.stages] == ["read"]
     assert whole.stages[0].lines == runner.stages[0][1]
-    known.popitem()  # the last level of reducing
+    known.popitem()  # the answer of the last level
     assert len(prospect(lost, SMALL.model_id, 256, words, stored).stages) > 1
 
 
-def test_the_prospect_of_pruning_names_what_would_go(docs: Path) -> None:
+def test_the_prospect_of_pruning_names_the_summaries(docs: Path) -> None:
     ran(ScriptedRunner(echo, origin=SMALL), order(docs))
     for name in ("a.md", "b.txt"):
         (docs / name).unlink()
@@ -460,7 +460,7 @@ def test_the_prospect_of_pruning_names_what_would_go(docs: Path) -> None:
     assert len(prospect(order(docs), SMALL.model_id, 256, words).notes) == 1
 
 
-def test_prompts_are_files_that_people_edit(tmp_path: Path) -> None:
+def test_prompts_are_written_edited_and_read(tmp_path: Path) -> None:
     folder = tmp_path / "prompts"
     made = write_packaged(folder, force=False)
     assert [path.name for path in made] == ["document.md", "piece.md", "reduce.md"]

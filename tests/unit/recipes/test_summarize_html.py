@@ -1,4 +1,4 @@
-"""The text of pages."""
+"""The text of HTML pages."""
 
 import pytest
 from hypothesis import given
@@ -15,7 +15,7 @@ PAGE = """<!doctype html><html><head><title>The mill</title><style>p { color: re
   y</pre><noscript>hidden</noscript><h2>End</h2>last</body></html>"""
 
 
-def test_what_a_reader_sees_is_kept_and_the_rest_dropped() -> None:
+def test_only_visible_text_is_kept() -> None:
     assert page_text(PAGE) == (
         "The mill\n\n# A mill\n\nOne two,\nthree & four five.\n\n- first\n- second thing\n\n"
         "a | b\n1 | 2\n\nx = 1\n  y\n\n## End\n\nlast"
@@ -41,7 +41,7 @@ def test_damaged_and_odd_markup(page: str, text: str) -> None:
 
 
 @given(st.text(st.sampled_from('<>/!-& "=abphr1ul\n'), max_size=80))
-def test_nothing_makes_it_fail(page: str) -> None:
+def test_any_text_can_be_parsed(page: str) -> None:
     assert "\n\n\n" not in page_text(page)
 
 
@@ -53,5 +53,5 @@ def test_nothing_makes_it_fail(page: str) -> None:
         (b"<p>charset=x</p>", None),
     ],
 )
-def test_pages_say_their_encoding(data: bytes, encoding: str | None) -> None:
+def test_declared_encodings_of_pages(data: bytes, encoding: str | None) -> None:
     assert declared_encoding(data) == encoding
