@@ -126,7 +126,7 @@ def bench(
     if wanted is not None and "sweep" in parts:
         _deep_enough(wanted.plan.settings.context, bench_options)
     done = asyncio.run(_work(choice, wanted, bench_options, repeat, common))
-    _tell(done, cost, "json" if common.json else format)
+    _print_result(done, cost, "json" if common.json else format)
     return 0
 
 
@@ -205,7 +205,7 @@ def _shown() -> Iterator[Tell]:
         yield lambda words: status.update(f"measuring: {words}")
 
 
-def _tell(done: Bench, price: Price | None, format: BenchFormat) -> None:
+def _print_result(done: Bench, price: Price | None, format: BenchFormat) -> None:
     if format == "json":
         show_json(document(done, price))
     elif format == "csv":

@@ -38,7 +38,7 @@ _OPTIONS = frozenset(("max_tokens", "max_completion_tokens", "temperature", "top
 
 @Parameter(name="*", group=SAMPLING)
 @dataclass(frozen=True, slots=True)
-class Drawing:
+class SamplingFlags:
     """Sampling of answers; values in a line take precedence."""
 
     samples: int = 1
@@ -105,7 +105,7 @@ def distill(
     export: Annotated[tuple[str, ...], Parameter(metavar="FORMAT=FILE")] = (),
     check: bool = False,
     force: bool = False,
-    drawing: Drawing = Drawing(),
+    sampling: SamplingFlags = SamplingFlags(),
     limits: RecipeOptions = RecipeOptions(),  # noqa: B008  frozen
     options: EngineFlags = EngineFlags(),  # noqa: B008  frozen
     common: Common = Common(),  # noqa: B008  frozen
@@ -117,7 +117,7 @@ def distill(
     After Ctrl-C, a crash or a limit, the same command resumes; no answer is computed twice. `tokenmill export` converts
     the table to trainers' formats; --export does that in the same run.
 
-        tokenmill distill prompts.jsonl -o teacher.parquet --model kimi.gguf --samples 4
+        tokenmill distill prompts.jsonl -o out.parquet --model kimi.gguf --samples 4
 
     Parameters
     ----------
@@ -141,7 +141,7 @@ def distill(
     force:
         Let --export overwrite any file, instead of only exports in the same format.
     """
-    ask = drawing.ask()
+    ask = sampling.ask()
     check_target(output)
     _check_replaceable(output)
     targets = _targets(export, output, check=check, force=force)
@@ -161,7 +161,7 @@ def distill(
     if isinstance(done, int):
         return done
     made, wrong = _exported(done, targets, output, check=check, force=force)
-    _tell(done, made, common)
+    _print_result(done, made, common)
     if wrong is not None:
         raise wrong
     return done.code
@@ -246,7 +246,7 @@ def _text(path: Path) -> str:
     return text
 
 
-def _tell(done: RecipeResult[Distilled], made: list[dict[str, Any]], common: Common) -> None:
+def _print_result(done: RecipeResult[Distilled], made: list[dict[str, Any]], common: Common) -> None:
     found = done.value
     for failure in found.messages:
         say(f"failed: {failure}")

@@ -31,7 +31,7 @@ _TITLES = ("", "made", "kept", "near-dup", "invalid", "too low", "failed")
 
 @Parameter(name="*", group=Group.create_ordered("Generation", sort_key=0))
 @dataclass(frozen=True, slots=True)
-class GrowOptions:
+class GenerationOptions:
     """What to generate from the seeds."""
 
     ways: Annotated[str | None, Parameter(metavar="LIST")] = None
@@ -105,7 +105,7 @@ class FilterOptions:
 
 @Parameter(name="*", group=SAMPLING)
 @dataclass(frozen=True, slots=True)
-class DrawOptions:
+class SamplingFlags:
     """Sampling of answers."""
 
     max_tokens: int = 512
@@ -120,7 +120,7 @@ class DrawOptions:
     seed: int = 0
     """Sampling seed."""
 
-    def drawing(self) -> SamplingOptions:
+    def settings(self) -> SamplingOptions:
         """The recipe's settings; UsageError if an option is invalid."""
         BodyOptions(self.max_tokens, self.temperature, self.top_p, self.seed).defaults()
         return SamplingOptions(self.temperature, self.top_p, self.max_tokens, self.seed)
@@ -133,10 +133,10 @@ def expand(
     output: Annotated[Path | None, Parameter(name=("--output", "-o"), metavar="FILE")] = None,
     model: Annotated[str | None, Parameter(metavar="MODEL")] = None,
     write_prompts: Path | None = None,
-    growing: GrowOptions = GrowOptions(),
-    reading: SeedOptions = SeedOptions(),
-    keeping: FilterOptions = FilterOptions(),
-    drawing: DrawOptions = DrawOptions(),
+    generation: GenerationOptions = GenerationOptions(),
+    seed_options: SeedOptions = SeedOptions(),
+    filters: FilterOptions = FilterOptions(),
+    sampling: SamplingFlags = SamplingFlags(),
     limits: RecipeOptions = RecipeOptions(),  # noqa: B008  frozen
     options: EngineFlags = EngineFlags(),  # noqa: B008  frozen
     common: Common = Common(),  # noqa: B008  frozen
@@ -148,7 +148,7 @@ def expand(
     and the output is the same as without the interruption. Running again with a larger --target continues from the
     existing rows.
 
-        tokenmill expand seeds.jsonl -o expanded.parquet --model kimi.gguf --target 1000
+        tokenmill expand seeds.jsonl -o out.parquet --model kimi.gguf --target 1000
 
     Parameters
     ----------
@@ -169,15 +169,15 @@ def expand(
         raise UsageError(
             "a seeds file and --output are required", hint="tokenmill expand seeds.jsonl -o expanded.parquet"
         )
-    check_targets(output, seeds, keeping.rejected)
-    order = _order(seeds, output, growing, reading, keeping, drawing.drawing())
+    check_targets(output, seeds, filters.rejected)
+    request = _request(seeds, output, generation, seed_options, filters, sampling.settings())
 
     async def recipe(runner: BatchRunner, tell: Callable[[str], None]) -> Expanded:
-        return await grow(runner, order, tell)
+        return await grow(runner, request, tell)
 
     done = run_recipe_command(
         recipe,
-        lambda _tokens: prospect_of(order),
+        lambda _tokens: prospect_of(request),
         called="expand",
         model=model,
         limits=limits,
@@ -189,7 +189,7 @@ def expand(
     if common.json:
         show_json({**spent_document(done), **expand_summary(done.value)})
     else:
-        show(*_summary(done, order))
+        show(*_summary(done, request))
     return done.code
 
 
@@ -202,39 +202,44 @@ def _prompts_written(folder: Path, common: Common) -> int:
     return 0
 
 
-def _order(
+def _request(
     seeds: Path,
     output: Path,
-    growing: GrowOptions,
-    reading: SeedOptions,
-    keeping: FilterOptions,
-    drawing: SamplingOptions,
+    generation: GenerationOptions,
+    seed_options: SeedOptions,
+    filters: FilterOptions,
+    sampling: SamplingOptions,
 ) -> ExpandRequest:
     """The validated options and seeds."""
-    NearDuplicates(keeping.near)  # UsageError for an invalid value or if datasketch is not installed
+    NearDuplicates(filters.near)  # UsageError for an invalid value or if datasketch is not installed
     asked = variants(
-        _listed(growing.ways), _listed(growing.languages), _listed(growing.formats), expand_methods(growing.prompts)
+        _listed(generation.ways),
+        _listed(generation.languages),
+        _listed(generation.formats),
+        expand_methods(generation.prompts),
     )
-    prompts = {way: load_prompt(way, growing.prompts) for way in dict.fromkeys(variant.way for variant in asked)}
-    schema = None if growing.schema is None else read_schema(growing.schema)
-    found = read_seeds(seeds, column=reading.column, answer_column=reading.answer_column, carry=_listed(reading.carry))
+    prompts = {way: load_prompt(way, generation.prompts) for way in dict.fromkeys(variant.way for variant in asked)}
+    schema = None if generation.schema is None else read_schema(generation.schema)
+    found = read_seeds(
+        seeds, column=seed_options.column, answer_column=seed_options.answer_column, carry=_listed(seed_options.carry)
+    )
     if INSTRUCTION in prompts:
         found = replace(found, shape=found.shape.with_task())
     return ExpandRequest(
         found,
-        ExpandPrompts(found.shape, prompts, drawing, schema),
+        ExpandPrompts(found.shape, prompts, sampling, schema),
         asked,
         output,
-        judge=load_prompt(JUDGE, growing.prompts) if keeping.judge else None,
-        least_score=keeping.least_score,
-        near=keeping.near,
-        per_seed=growing.per_seed,
-        target=growing.target,
-        rounds=growing.rounds,
-        least_yield=growing.least_yield,
-        evolve=growing.evolve,
-        keep_seeds=reading.keep_seeds,
-        rejected=keeping.rejected,
+        judge=load_prompt(JUDGE, generation.prompts) if filters.judge else None,
+        least_score=filters.least_score,
+        near=filters.near,
+        per_seed=generation.per_seed,
+        target=generation.target,
+        rounds=generation.rounds,
+        least_yield=generation.least_yield,
+        evolve=generation.evolve,
+        keep_seeds=seed_options.keep_seeds,
+        rejected=filters.rejected,
     )
 
 
@@ -242,7 +247,7 @@ def _listed(text: str | None) -> list[str]:
     return [] if text is None else [part.strip() for part in text.split(",") if part.strip()]
 
 
-def _summary(done: RecipeResult[Expanded], order: ExpandRequest) -> list[Any]:
+def _summary(done: RecipeResult[Expanded], request: ExpandRequest) -> list[Any]:
     value = done.value
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title in _TITLES:
@@ -252,9 +257,9 @@ def _summary(done: RecipeResult[Expanded], order: ExpandRequest) -> list[Any]:
         table.add_row(name, *(f"{tally[key]:,}" for key in _COUNTS))
     if len(value.ways) > 1:
         table.add_row("all", *(f"{counted[key]:,}" for key in _COUNTS), style="bold")
-    rows = {"rows": _rows_words(value, order), "ended": value.why}
+    rows = {"rows": _rows_words(value, request), "ended": value.why}
     if value.cut:
-        most = order.prompts.sampling.max_tokens
+        most = request.prompts.sampling.max_tokens
         rows["cut"] = f"{number_of(value.cut, 'answer')} at --max-tokens {most:,}; increase it to keep them"
     if value.waiting:
         rows["waiting"] = f"{number_of(value.waiting, 'line')} without an answer or a score"
@@ -263,12 +268,12 @@ def _summary(done: RecipeResult[Expanded], order: ExpandRequest) -> list[Any]:
     return [table, "", facts(rows | summary_rows(done))]
 
 
-def _rows_words(value: Expanded, order: ExpandRequest) -> str:
+def _rows_words(value: Expanded, request: ExpandRequest) -> str:
     if not value.replaced:
-        so_far = value.kept + (len(order.seeds.parents) if order.keep_seeds else 0)
+        so_far = value.kept + (len(request.seeds.parents) if request.keep_seeds else 0)
         return f"kept the previous {number_of(value.rows, 'row')} in {value.output}; this run has {so_far:,} so far"
     words = f"{value.rows:,} in {value.output}"
-    if order.keep_seeds:
+    if request.keep_seeds:
         words += f", {value.rows - value.kept:,} of them seeds"
     if value.surplus:
         words += f"; {value.surplus:,} more beyond the target"

@@ -6,7 +6,7 @@ from cyclopts import App, Group
 from rich.table import Table
 
 from tokenmill.cli.output import Common, say, show, show_json, show_text
-from tokenmill.gateway.http import keys as kept
+from tokenmill.gateway.http import keys as api_keys
 from tokenmill.gateway.http.keys import KeyLimits
 
 app = App(
@@ -45,7 +45,7 @@ def add(
         Maximum prompt and completion tokens per minute. [default: from the configuration]
     """
     limits = KeyLimits(requests_at_once, requests_per_minute, tokens_per_minute)
-    secret = kept.add(common.load_config().state_path, name, limits)
+    secret = api_keys.add(common.load_config().state_path, name, limits)
     if common.json:
         show_json({"name": name, "key": secret})
         return
@@ -56,7 +56,7 @@ def add(
 @app.command(name="list")
 def list_(*, common: Common = Common()) -> None:  # noqa: B008  frozen
     """List the names and limits of all keys, without the keys themselves."""
-    found = kept.read(common.load_config().state_path)
+    found = api_keys.read(common.load_config().state_path)
     if common.json:
         show_json([{"name": key.name, "created_s": key.created_s, "limits": key.limits} for key in found])
         return
@@ -84,8 +84,8 @@ def revoke(name: str, /, *, common: Common = Common()) -> None:  # noqa: B008  f
         The name given to `tokenmill keys add`.
     """
     state = common.load_config().state_path
-    kept.revoke(state, name)
-    left = kept.read(state)
+    api_keys.revoke(state, name)
+    left = api_keys.read(state)
     if common.json:
         show_json({"name": name, "keys_left": len(left)})
         return

@@ -98,12 +98,12 @@ def lint(
     )
     with tokeniser(model, common.load_config()) as tokens:
         survey = Survey() if fix else None
-        report = _look(jobs, tokens, context or known.context, survey)
+        report = _scan(jobs, tokens, context or known.context, survey)
         fixed = None
         before = report
         if survey is not None and output is not None:
             fixed = _fix(jobs, output, survey, force=force)
-            report = _look(str(output), tokens, context or known.context, None)
+            report = _scan(str(output), tokens, context or known.context, None)
     if common.json:
         show_json(document(report, known.prefill_tok_s) | _more(before, fixed, known))
     else:
@@ -119,7 +119,7 @@ def lint(
             )
         )
         if fixed is not None:
-            _tell(fixed, before, report)
+            _report_fix(fixed, before, report)
     return 0 if report.clean else 1
 
 
@@ -177,17 +177,17 @@ def _measured(place: str, machine: Machine, state: Path) -> SpeedRecord | None:
     return next((speed for speed in reversed(found) if speed.model_id == model_id), None)
 
 
-def _look(jobs: str, tokens: Tokeniser, context: int | None, survey: Survey | None) -> Report:
+def _scan(jobs: str, tokens: Tokeniser, context: int | None, survey: Survey | None) -> Report:
     """One pass over the file."""
-    look = Lint(context=context, count=tokens.count)
+    scan = Lint(context=context, count=tokens.count)
     for item in _lines(jobs, "lint"):
         if isinstance(item, BadLine):
-            look.bad(item)
+            scan.bad(item)
         else:
-            look.add(*item)
+            scan.add(*item)
             if survey is not None:
                 survey.add(*item)
-    return look.report()
+    return scan.report()
 
 
 def _lines(jobs: str, what: str) -> Iterator[tuple[int, str] | BadLine]:
@@ -246,7 +246,7 @@ def _more(before: Report, fixed: Fixed | None, known: LintModel) -> dict[str, An
     return more
 
 
-def _tell(fixed: Fixed, before: Report, after: Report) -> None:
+def _report_fix(fixed: Fixed, before: Report, after: Report) -> None:
     if not fixed.changed_lines:
         say(f"nothing to correct: {fixed.output} has the same lines")
         return

@@ -55,7 +55,7 @@ def show(*parts: RenderableType) -> None:
 
 
 def facts(rows: Mapping[str, str]) -> Table:
-    """Labels and what they stand for, one on a line; long ones are folded."""
+    """A table of labels and values, one pair per row; long values are folded."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     table.add_column(overflow="fold")

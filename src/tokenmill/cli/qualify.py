@@ -86,12 +86,12 @@ def qualify(
             _all(choice, reference, plans, wanted_depths, quick=quick, given=depths is not None, tell=tell)
         )
     found = _document(identity, checks, choice, reference, options, common)
-    kept = _keep(found, choice)
+    path = _save(found, choice)
     if common.json:
         show_json(found)
     else:
         show(*rendered(found, checks))
-        say(f"saved to {kept}")
+        say(f"saved to {path}")
     return 1 if strict and not all(check.good for check in checks) else 0
 
 
@@ -109,7 +109,7 @@ async def _all(
     checks: list[Check] = []
     async with opened(choice, plans[0], folder) as engine:
         identity = engine.identity
-        async for check in ask_all(engine, depths=_held(depths, identity, given), quick=quick, tell=tell):
+        async for check in ask_all(engine, depths=_fitting(depths, identity, given), quick=quick, tell=tell):
             checks.append(check)
         mine = await _read(engine, quick, "the model", tell) if reference is not None else None
     if reference is not None and mine is not None:
@@ -130,7 +130,7 @@ async def _read(engine: Engine, quick: bool, who: str, tell: Tell, *, like: Text
     return await read_texts(engine, texts, positions, like=like, tell=told)
 
 
-def _held(depths: tuple[int, ...], identity: Identity, given: bool) -> tuple[int, ...]:
+def _fitting(depths: tuple[int, ...], identity: Identity, given: bool) -> tuple[int, ...]:
     """The depths that fit the engine's context; reports the others if the user chose them."""
     kept = fitting(depths, identity.context)
     if given and kept != tuple(sorted(depths)):
@@ -212,7 +212,7 @@ def _document(
     }
 
 
-def _keep(found: dict[str, Any], choice: EngineChoice) -> Path:
+def _save(found: dict[str, Any], choice: EngineChoice) -> Path:
     """Save the result for `tokenmill report`; return the file."""
     measurements.replace(choice.state, "qualification", found)
     return measurements.journal_path(choice.state)

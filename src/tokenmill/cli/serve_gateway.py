@@ -135,9 +135,9 @@ def _document(state: GatewayState) -> dict[str, Any]:
             for backend in state.backends
         ],
         "digests": [
-            {"name": digest.name, "engine": name, **jsonable(head)}
+            {"name": digest.name, "engine": name, **jsonable(result)}
             for digest in state.digests
-            for name, head in digest.held.items()
+            for name, result in digest.held.items()
         ],
     }
 

@@ -36,7 +36,7 @@ STEP = 512
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _SoakOptions:
     """The options of a soak."""
 
     depth: int | None
@@ -99,7 +99,9 @@ def soak(
                 hint=f"use --context {depth}, or a smaller --depth",
             )
     keep = keep_free if keep_free is not None else min(KEEP_FREE, round(KEEP_SHARE * (memory_limit or 1 << 62)))
-    result = asyncio.run(_work(choice, wanted, _Asked(depth, step, lanes, memory_limit, keep, options.margin), common))
+    result = asyncio.run(
+        _work(choice, wanted, _SoakOptions(depth, step, lanes, memory_limit, keep, options.margin), common)
+    )
     path = save(choice.state, result) if result.machine_id and memory_limit is None else None
     if common.json:
         show_json(document(result))
@@ -112,7 +114,7 @@ def soak(
     return 1 if result.ended == "died" else 0 if result.ended == "goal" else DoesNotFit.exit_code
 
 
-async def _work(choice: EngineChoice, wanted: EnginePlan | None, asked: _Asked, common: Common) -> SoakResult:
+async def _work(choice: EngineChoice, wanted: EnginePlan | None, asked: _SoakOptions, common: Common) -> SoakResult:
     plan = wanted.plan if wanted is not None else None
     folder = choice.state / "soak" / str(os.getpid())  # names the engine: several soaks may run concurrently
     async with opened(choice, wanted, folder) as engine:
@@ -134,7 +136,7 @@ async def _work(choice: EngineChoice, wanted: EnginePlan | None, asked: _Asked, 
         return _result(place, limit, fillings, asked)
 
 
-def _limit(rig: Rig, plan: Plan | None, tier: str, asked: _Asked) -> Limit:
+def _limit(rig: Rig, plan: Plan | None, tier: str, asked: _SoakOptions) -> Limit:
     goal = asked.depth or rig.room
     if goal is None:
         raise UsageError("the engine does not report its context length", hint="use --depth N")
@@ -154,7 +156,7 @@ async def _filled(
     return await fill(rig, limit, gauge.read, sequences=sequences, tell=tell)
 
 
-def _result(place: PointScope, limit: Limit, fillings: list[Filled], asked: _Asked) -> SoakResult:
+def _result(place: PointScope, limit: Limit, fillings: list[Filled], asked: _SoakOptions) -> SoakResult:
     alone = fillings[0]
     last = fillings[-1]
     together = last if len(fillings) > 1 else None

@@ -64,10 +64,10 @@ def summarize(
 ) -> int:
     """Summarize documents into a folder; later runs process only new and changed documents.
 
-    A document that fits the context is summarized at once; a longer one is split at headings, paragraphs or sentences,
-    and the notes on its pieces are reduced to one summary. OUTPUT gets a file PATH.md per document, and manifest.jsonl
-    with the origin of every summary. Summaries edited by hand are not overwritten. After Ctrl-C, a crash or a limit,
-    the same command resumes. Exit code 0: no document failed.
+    A document that fits the context is summarized in one request; a longer one is split at headings, paragraphs or
+    sentences, and the notes on its pieces are reduced to one summary. OUTPUT gets a file PATH.md per document, and
+    manifest.jsonl with the origin of every summary. Summaries edited by hand are not overwritten. After Ctrl-C, a crash
+    or a limit, the same command resumes. Exit code 0: no document failed.
 
         tokenmill summarize docs/ -o summaries/ --model kimi.gguf --max-hours 8
 
@@ -113,7 +113,7 @@ def summarize(
         Remove the summaries of documents that no longer exist.
     """
     if write_prompts is not None:
-        return _written(write_prompts, common, force=force)
+        return _write_prompts(write_prompts, common, force=force)
     if output is None or not docs:
         missing = "documents" if output is not None else "--output"
         raise UsageError(f"no {missing} given", hint="for example: tokenmill summarize docs/ -o summaries/")
@@ -123,38 +123,38 @@ def summarize(
     texts = summary_prompts(prompts, digest, max_tokens=max_tokens, language=language)
     found = gather_documents(docs, DocumentOptions(glob, text_column, id_column, leave_out=output))
     _check_found(found, output, strict=strict)
-    order = SummarizeRequest(
+    request = SummarizeRequest(
         found, output, texts, given.defaults(), overlap=overlap, context=options.context, force=force, prune=prune
     )
     limits.check()
     choice = choose(model, options, common)
-    if not limits.dry_run and (ended := nothing_to_do(order, read_manifest(output), choice.model_id)) is not None:
-        return _told(ended, output, None, common)
+    if not limits.dry_run and (ended := nothing_to_do(request, read_manifest(output), choice.model_id)) is not None:
+        return _finish(ended, output, None, common)
     known = choice.model if model is None and choice.path is not None else model
     with tokeniser(str(choice.path) if choice.path is not None else None, common.load_config()) as counting:
         if counting.count is None:
             why = counting.why_not if choice.path is not None else "the vocabulary of a running engine is unknown"
             say(f"tokens are estimated at 4 bytes each, and a quarter of the context is kept free: {why}")
-        came = run_recipe_command(
-            _recipe(order, counting.count),
-            _prospect(order, choice, limits, options, common),
+        result = run_recipe_command(
+            _recipe(request, counting.count),
+            _prospect(request, choice, limits, options, common),
             called="summarize",
             model=known,
             limits=limits,
             options=options,
             common=common,
         )
-    return came if isinstance(came, int) else _told(came.value, output, came, common)
+    return result if isinstance(result, int) else _finish(result.value, output, result, common)
 
 
 def _recipe(
-    order: SummarizeRequest, count: Tokens
+    request: SummarizeRequest, count: Tokens
 ) -> Callable[[BatchRunner, Callable[[str], None]], Awaitable[Summarized]]:
-    return lambda runner, tell: summarize_documents(runner, order, tokens=count, tell=tell)
+    return lambda runner, tell: summarize_documents(runner, request, tokens=count, tell=tell)
 
 
 def _prospect(
-    order: SummarizeRequest, choice: EngineChoice, limits: RecipeOptions, options: EngineFlags, common: Common
+    request: SummarizeRequest, choice: EngineChoice, limits: RecipeOptions, options: EngineFlags, common: Common
 ) -> Callable[[Tokens], Prospect]:
     def made(count: Tokens) -> Prospect:
         context = options.context
@@ -164,9 +164,9 @@ def _prospect(
             context = asyncio.run(_context_of(choice))
         address = store_address(limits.store, common.load_config())
         if not has_batches(address):
-            return prospect(order, choice.model_id, context, count)
+            return prospect(request, choice.model_id, context, count)
         with StoreReader(address) as reader:
-            return prospect(order, choice.model_id, context, count, partial(stored_answer, reader, choice.model_id))
+            return prospect(request, choice.model_id, context, count, partial(stored_answer, reader, choice.model_id))
 
     return made
 
@@ -177,7 +177,7 @@ async def _context_of(choice: EngineChoice) -> int | None:
         return engine.identity.context
 
 
-def _written(folder: Path, common: Common, *, force: bool) -> int:
+def _write_prompts(folder: Path, common: Common, *, force: bool) -> int:
     made = write_packaged(folder, force=force)
     if common.json:
         show_json({"prompts": [str(path) for path in made]})
@@ -210,7 +210,7 @@ def _check_found(found: FoundDocuments, output: Path, *, strict: bool) -> None:
         say(f"skipped {len(words) - MAX_NAMES:,} more; --json lists all")
 
 
-def _told(ended: Summarized, output: Path, run: RecipeResult[Summarized] | None, common: Common) -> int:
+def _finish(ended: Summarized, output: Path, run: RecipeResult[Summarized] | None, common: Common) -> int:
     if common.json:
         show_json(_document(ended, output, run))
     else:

@@ -45,7 +45,7 @@ def build(
 
     Downloads the source through your package index, raises the limit of sequences, and compiles the library and
     llama-server with cmake and ninja: for CUDA if there is an NVIDIA card, else for this processor. The engines native
-    and llama-server then use the newest build that suits the machine. Interrupted, the same command continues.
+    and llama-server then use the newest build that suits the machine. After an interruption, the same command resumes.
 
         tokenmill engines build
         tokenmill engines build --cpu --max-sequences 1024
@@ -54,26 +54,26 @@ def build(
     Parameters
     ----------
     cuda
-        Build for CUDA. [default: if there is an NVIDIA card]
+        Build for CUDA. [default: if the machine has an NVIDIA GPU]
     cpu
         Build without CUDA.
     cuda_architecture
-        Compute capability to build for, such as 90 for 9.0; may be repeated. [default: that of the cards]
+        Compute capability to build for, such as 90 for 9.0; may be repeated. [default: those of the GPUs]
     max_sequences
-        Maximum number of sequences of a context, 256-16384. Every KV cell takes a bit of host memory for each: 512
+        Maximum number of sequences per context, 256-16384. Each KV cell uses one bit of host memory per sequence: 512
         bytes at 4096.
     source
-        xllamacpp's source distribution, or a folder with llama.cpp, instead of the download.
+        Source distribution of xllamacpp, or folder with llama.cpp. [default: download it]
     jobs
-        Number of concurrent compilers. [default: one for each core that has memory for it]
+        Number of concurrent compilers. [default: one per core, as far as memory allows]
     force
-        Build even if the same build is finished.
+        Build again if the same build exists.
     keep_build_tree
-        Keep the folder of the build, to look into it.
+        Keep the build folder, for debugging.
     """
     config = common.load_config()
     if cuda and cpu:
-        raise UsageError("--cuda and --cpu are mutually exclusive", hint="leave out one of them")
+        raise UsageError("--cuda and --cpu are mutually exclusive", hint="use only one of them")
     options = BuildOptions(
         engines=config.engines_path,
         cache=cache_home() / "sources",
@@ -94,14 +94,14 @@ def build(
     if common.json:
         show_json(_document(result.build, used=_used(config.engines_path)) | {"was_there": result.was_there})
     else:
-        sys.stdout.write(f"{result.build.folder}\n")  # one line whatever its length, for $(tokenmill engines build)
+        sys.stdout.write(f"{result.build.folder}\n")  # never folded, for $(tokenmill engines build)
 
 
 def list_builds(
     *,
     common: Common = Common(),  # noqa: B008  frozen
 ) -> None:
-    """List the finished builds of llama.cpp, with the one that the engines native and llama-server use."""
+    """List the builds of llama.cpp, and which one the engines native and llama-server use."""
     config = common.load_config()
     builds = finished.finished(config.engines_path)
     used = _used(config.engines_path)
@@ -109,14 +109,14 @@ def list_builds(
         show_json([_document(found, used=used) for found in builds])
         return
     if not builds:
-        show(f"no builds of llama.cpp (looked in {config.engines_path})", "to make one: tokenmill engines build")
+        show(f"no builds of llama.cpp in {config.engines_path}", "to make one: tokenmill engines build")
         return
     table = Table(box=None, pad_edge=False)
     for column in ("name", "sequences", "size", "built", "used"):
         table.add_column(column, overflow="fold")
     for found in builds:
         reason = finished.unsuitable(found, finished.this_host())
-        state = "yes" if found.name == used else f"no: {reason}" if reason else "no: there is a newer one"
+        state = "yes" if found.name == used else f"no: {reason}" if reason else "no: a newer build exists"
         table.add_row(found.name, f"{found.max_sequences:,}", format_bytes(found.bytes), found.built_at[:10], state)
     show(table)
     if config.engine.library is not None:
@@ -134,7 +134,7 @@ def remove_build(
     Parameters
     ----------
     name:
-        The build's name, as shown by `tokenmill engines builds`.
+        Name of the build, as shown by `tokenmill engines builds`.
     """
     removed = finished.remove(common.load_config().engines_path, name)
     if common.json:
@@ -156,7 +156,7 @@ def _document(found: Build, *, used: str | None) -> dict[str, object]:
 
 @contextmanager
 def _build_shown() -> Iterator[OnBuildProgress]:
-    """A bar for each step on stderr; lines where that is not a terminal."""
+    """Progress on stderr: a bar per step, or lines if it is not a terminal."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _Lines().show
@@ -167,7 +167,7 @@ def _build_shown() -> Iterator[OnBuildProgress]:
 
 
 class _Bars:
-    """One bar, which starts again with every step."""
+    """A bar that restarts with every step."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -182,7 +182,7 @@ class _Bars:
 
 
 class _Lines:
-    """A line for each step, and one for each tenth of it."""
+    """A line per step, and one per tenth of it."""
 
     def __init__(self) -> None:
         self._phase = ""
