@@ -220,7 +220,7 @@ def misses(model: str, load: Load) -> list[str]:
     if load.computed("native") > MOST_COMPUTED:
         found.append(f"{load.name}: {load.computed('native'):.3f} x the least prompt tokens, goal {MOST_COMPUTED:g}")
     if model == "moe" and load.eight and load.decode_share(eight=True) < LEAST_DECODE:
-        share = f"{load.decode_share(eight=True):.1%} of busy time in llama.cpp with {DECODE_WIDTH} at once"
+        share = f"{load.decode_share(eight=True):.1%} of busy time in llama.cpp with {DECODE_WIDTH} slots"
         found.append(f"{load.name}: {share}, goal {LEAST_DECODE:.0%}")
     return found
 
@@ -263,7 +263,7 @@ def show(name: str, loads: Sequence[Load], missed: Sequence[str]) -> None:
         )
     print(*(f"  {described(load)}" for load in loads), sep="\n")
     for load in (load for load in loads if load.eight):
-        print(f"  {load.name}: {load.decode_share(eight=True):.1%} in llama.cpp with {DECODE_WIDTH} at once")
+        print(f"  {load.name}: {load.decode_share(eight=True):.1%} in llama.cpp with {DECODE_WIDTH} slots")
     print(*(f"  missed: {text}" for text in missed), sep="\n", end="\n" if missed else "")
 
 

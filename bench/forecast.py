@@ -270,7 +270,7 @@ def show(report: Sequence[Line]) -> None:
         published = f"{low:g}" if low == high else f"{low:g}-{high:g}"
         got = "not said" if line.predicted is None else f"{line.predicted:9.2f}"
         off = "" if line.error is None else f"{line.error:+6.0%}"
-        where = f"depth {line.depth}" if line.sequences == 1 else f"{line.sequences} at once"
+        where = f"depth {line.depth}" if line.sequences == 1 else f"{line.sequences} sequences"
         what = f"{line.set:6} {line.kind:7} {line.case[:36]:36} {line.note[:24]:24} {where:13}"
         print(f"{what} {published:>12} {got} {off}")
 

@@ -129,12 +129,12 @@ async def play(engine: NativeEngine, number: int, requests: int, seconds: float)
     for chat in chats[requests:]:
         asked.append(await first_token(engine, chat))
         await asyncio.sleep(chance.uniform(0.1, 0.5))
-    beside = (((await engine.status()).counters.step_tokens or 0) - tokens) / (time.perf_counter() - began)
+    during = (((await engine.status()).counters.step_tokens or 0) - tokens) / (time.perf_counter() - began)
     after = await rate(engine, 2 * seconds)
     await batch.stop()
     return Round(
         before,
-        beside,
+        during,
         after,
         median(first for first, _ in own),
         [first for first, _ in asked],
@@ -174,7 +174,7 @@ def main() -> None:
             build, rounds = asyncio.run(measured(model, Path(folder), asked))
             steps = sorted(step for one in rounds for step in one.queued_steps)
             after = median(one.after_tok_s / one.before_tok_s for one in rounds)
-            beside = median(one.beside_tok_s / one.before_tok_s for one in rounds)
+            during = median(one.beside_tok_s / one.before_tok_s for one in rounds)
             missed |= steps[-1] > MOST_STEPS or after < LEAST_AFTER
             first, waits, own = (
                 [each for one in rounds for each in of(one)]
@@ -183,8 +183,8 @@ def main() -> None:
             print(
                 f"{model}: {steps[-1]} steps at most before its own (of {len(steps)} requests), that is "
                 f"{median(waits):.3f} s at the median and {max(waits):.2f} s at most; first token after "
-                f"{median(first):.3f} s, {max(first):.2f} s at most, {median(own):.3f} s alone; the batch {beside:.0%} "
-                f"beside them, {after:.0%} afterwards"
+                f"{median(first):.3f} s, {max(first):.2f} s at most, {median(own):.3f} s alone; batch at {during:.0%} "
+                f"during them and {after:.0%} afterwards"
             )
             found[model] = [asdict(one) for one in rounds]
     result = {

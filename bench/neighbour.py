@@ -106,7 +106,7 @@ def neighbour(folder: Path) -> Iterator[Neighbour]:
     ):
         try:
             if process.stdout is None or process.stdout.readline() != b"works\n":
-                raise RuntimeError("the neighbour did not start")
+                raise RuntimeError("the other process did not start")
             yield Neighbour(process.pid, seen)
         finally:
             process.kill()
@@ -211,13 +211,13 @@ def main() -> None:
     beside_all, beside_some = (median(turn.done_s for turn in turns) for turns in zip(*pairs, strict=True))
     ahead = sum(after.done_s > before.done_s for before, after in pairs)
     rivals = [sum(turn.rivals for turn in turns) for turns in zip(*pairs, strict=True)]
-    print(f"beside a batch on every core  {beside_all:10,.0f} pieces of work a second")
-    print(f"beside one that leaves a core {beside_some:10,.0f}")
+    print(f"next to a batch on every core  {beside_all:10,.0f} pieces of work a second")
+    print(f"next to one that leaves a core {beside_some:10,.0f}")
     print(
         f"ratio {beside_some / beside_all:.2f}, ahead in {ahead} of {len(pairs)} pairs of turns, "
         f"by chance with {by_chance(ahead, len(pairs)):.2g}"
     )
-    print(f"threads of the engine seen on the core that may be left: {rivals[0]} and {rivals[1]}")
+    print(f"threads of the engine seen on the reserved core: {rivals[0]} and {rivals[1]}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""The native engine on a CUDA build of llama.cpp: load, share a head, decode, and hold memory against the plan.
+"""The native engine on a CUDA build of llama.cpp: load, share a prefix, decode, and compare memory with the plan.
 
     python bench/gpu/native_engine.py --library build/bin/libllama.so --header include/llama.h [--output native.json]
 
-A synthetic mixture of experts is written and run three ways: all on the card, experts in host memory, and without the
-card. In each, sixteen requests share a head of two thousand tokens. Prints what was measured; nothing is assumed.
+A synthetic mixture of experts runs in three placements: all on the GPU, experts in host memory, and without the GPU. In
+each, sixteen requests share a prefix of two thousand tokens. Prints the measurements.
 """
 
 import argparse
@@ -48,7 +48,7 @@ SIZES = generate.Sizes(
 
 
 def plans(machine: Machine, model: Path, threads: int) -> dict[str, Plan]:
-    """One plan for each way; the experts are driven off the card by planning for a smaller one."""
+    """A plan for each placement; the experts are moved to host memory by planning for a smaller GPU."""
     profile = read(str(model))
     goal = Goal(context=4096, sequences=REQUESTS, threads=threads, threads_batch=threads)
     found = {"all on the card": make(machine, profile, goal_for(goal))}
@@ -98,7 +98,7 @@ async def measured(plan: Plan, model: Path, config: EngineConfig, state: Path) -
 
 
 async def killed(plan: Plan, model: Path, config: EngineConfig, state: Path) -> float:
-    """Seconds from killing a worker on the card to its successor's first answer."""
+    """Seconds from killing a worker on the GPU to the first answer of the restarted one."""
     import os  # noqa: PLC0415
     import signal  # noqa: PLC0415
 

@@ -1,22 +1,21 @@
-"""The proof on a GPU: plans, ledgers, forecasts, batches and the tuning held against what a card and llama.cpp do.
+"""Validation on a GPU: compares plans, ledgers, forecasts, batches and the tuning with a real GPU and llama.cpp.
 
     python bench/gpu/prove.py --state FOLDER --source SDIST [--stage slice,build,...] [--budget-s 570] [--out FOLDER]
-    python bench/gpu/prove.py --state FOLDER --cpu --server llama-server       the same in small, without a card
+    python bench/gpu/prove.py --state FOLDER --cpu --server llama-server       small version without a GPU
 
-Needs the repository, Python with tokenmill's own packages, cmake, ninja and nvcc, and xllamacpp's source distribution
-(an archive or its folder). Stages, with about what each takes on an H200 machine with 16 cores:
+Needs the repository, Python with tokenmill's dependencies, cmake, ninja and nvcc, and xllamacpp's source distribution
+(an archive or its folder). Stages, with their approximate duration on an H200 machine with 16 cores:
 
     slice    1 min    five layers of Kimi-K2.5 with random weights, 38.9 GiB
     build    5 min    llama.cpp with CUDA: library and llama-server
-    ledger   2 min    five plans loaded, every item predicted beside measured
+    ledger   2 min    five plans loaded, every item predicted and measured
     speed    6 min    decode and prefill by threads, micro-batch, depth and sequences, on the same loads
     tune     5 min    `tokenmill tune` with the experts in host memory
     batch    6 min    shared digests: native at the tuned point, llama-server -np 1, -np 8 and -np 32
-    digest   2 min    sequences over a digest of 16 K tokens on a card of 12 GB
+    digest   2 min    sequences that share a digest of 16 K tokens on a GPU of 12 GB
 
-`--stage tune:170,batch,digest` gives a stage so many seconds, `--budget-s` the whole run. Rows are kept in the state
-folder as they are measured; a run that is killed loses none, and the next one leaves out what is there. bench/gpu/
-table.py makes tables of them.
+`--stage tune:170,batch,digest` limits the seconds of a stage, `--budget-s` those of the whole run. Rows are stored in
+the state folder as they are measured; after a kill, the next run continues. bench/gpu/table.py makes tables of them.
 """
 
 import argparse
@@ -51,9 +50,9 @@ from tokenmill.model.read import read
 from tokenmill.tuner.measure import MeasureOptions
 
 ORDER = ("slice", "build", "ledger", "speed", "tune", "batch", "digest")
-KEEP_BACK_S = 15.0  # for packing what was measured
+KEEP_BACK_S = 15.0  # reserved for packing the results
 PROBE_S = 3.0
-FIRST_SHARE = 0.4  # of the time, for the plan that is measured at most points
+FIRST_SHARE = 0.4  # share of the time for the plan that is measured at most points
 
 
 @dataclass(slots=True)
@@ -72,11 +71,11 @@ class Proof:
 
     @property
     def logs(self) -> Path:
-        """Of engines and commands."""
+        """Configuration of engines and commands."""
         return self.state / "logs"
 
     def built(self) -> prove_build.Built:
-        """What it runs on; TokenmillError where the stage is still to be run."""
+        """The build to run on; raises TokenmillError if its stage has not run."""
         if self.given.server is not None:
             return prove_build.Built(self.given.library, self.given.header, self.given.server)
         found = prove_build.found(self.state / "build")
@@ -85,12 +84,12 @@ class Proof:
         return found
 
     def config(self) -> EngineConfig:
-        """The native engine on that build."""
+        """The native engine's configuration for that build."""
         built = self.built()
         return EngineConfig(library=_text(built.library), header=_text(built.header))
 
     def machine(self) -> Machine:
-        """Probed and measured once; memory that is free is looked up each time."""
+        """The machine, probed and measured once; free memory is read each time."""
         path = self.state / "machine.toml"
         here = probe(self.state)
         if not path.exists():
@@ -103,7 +102,7 @@ class Proof:
         return replace(here, measured=known.measured)
 
     def bench(self) -> Bench:
-        """What engines are run with."""
+        """Environment variables for engines."""
         tiny = bool(self.given.cpu)
         how = MeasureOptions(seconds=0.6 if tiny else 2.0, noise=0.05)
         took = [row["load_s"] for row in self.rows.of("ledger") if "load_s" in row]
@@ -116,7 +115,7 @@ def _text(path: Path | None) -> str | None:
 
 
 def about(proof: Proof, machine: Machine) -> None:
-    """What was measured on."""
+    """Facts of the machine and the builds."""
     driver = _said(["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"])
     facts = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -159,7 +158,7 @@ def stage_slice(proof: Proof, clock: Clock) -> None:
 
 
 def stage_build(proof: Proof, clock: Clock) -> None:
-    """Compile, or take what was compiled elsewhere."""
+    """Build llama.cpp, or unpack a build made elsewhere."""
     folder = proof.state / "build"
     if proof.given.server is not None or prove_build.found(folder) is not None:
         say("build: it is there")
@@ -178,7 +177,7 @@ def stage_build(proof: Proof, clock: Clock) -> None:
 
 
 def stage_plans(proof: Proof, stages: set[str], clock: Clock) -> None:
-    """Ledger and speed together: one load of a plan serves both."""
+    """Ledger and speed, which share one load per plan."""
     machine = proof.machine()
     bench = proof.bench()
     found = cases(machine, read(str(proof.model)), tiny=bench.tiny)
@@ -196,7 +195,7 @@ def stage_plans(proof: Proof, stages: set[str], clock: Clock) -> None:
 
 
 def stage_tune(proof: Proof, clock: Clock) -> None:
-    """The operating point."""
+    """Find the operating point."""
     from prove_tune import Tuning, tune  # noqa: PLC0415
 
     machine = proof.machine()
@@ -226,14 +225,14 @@ def _work(proof: Proof) -> Any:
 
 
 def stage_batch(proof: Proof, clock: Clock) -> None:
-    """Shared digests, side by side."""
+    """Batches with shared digests."""
     from prove_batch import batches  # noqa: PLC0415
 
     asyncio.run(batches(proof.bench(), _work(proof), clock))
 
 
 def stage_digest(proof: Proof, clock: Clock) -> None:
-    """A long digest on a small card."""
+    """A long digest on a small GPU."""
     from prove_digest import digest  # noqa: PLC0415
 
     asyncio.run(digest(proof.bench(), _work(proof), clock))
@@ -249,11 +248,11 @@ ALONE: dict[str, Callable[[Proof, Clock], None]] = {
 
 
 def run(proof: Proof, wanted: dict[str, float]) -> int:
-    """Every stage that is asked for, in order; one that fails does not keep the others from running."""
+    """Run the requested stages in order; a failed stage does not stop the others."""
     failed = 0
     for name in (name for name in ORDER if name in wanted):
         if name == "speed" and "ledger" in wanted:
-            continue  # was done with it
+            continue  # done together with the other one
         together = {name} | ({"speed"} & wanted.keys() if name == "ledger" else set())
         seconds = sum(wanted[each] for each in together)
         clock = proof.clock.part(min(seconds, proof.clock.left_s))
@@ -274,7 +273,7 @@ def run(proof: Proof, wanted: dict[str, float]) -> int:
 
 
 def pack(proof: Proof) -> None:
-    """Rows and logs in one archive, in the state folder and where the run hands things back."""
+    """Archive rows and logs in the state folder and the output folder."""
     target = proof.state / "proof.tar.gz"
     with tarfile.open(target, "w:gz") as tar:
         for name in ("rows", "logs", "machine.toml", "tune/points", "engines/measured"):
@@ -285,18 +284,20 @@ def pack(proof: Proof) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """What was asked for."""
+    """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--state", type=Path, required=True, help="folder that outlives the run")
-    parser.add_argument("--stage", default=",".join(ORDER), help="stages with commas between; NAME:SECONDS limits one")
-    parser.add_argument("--budget-s", type=float, default=3600.0, help="for the whole run")
+    parser.add_argument("--state", type=Path, required=True, help="folder that is kept between runs")
+    parser.add_argument("--stage", default=",".join(ORDER), help="stages, separated by commas; NAME:SECONDS limits one")
+    parser.add_argument("--budget-s", type=float, default=3600.0, help="seconds for the whole run")
     parser.add_argument("--source", type=Path, help="xllamacpp's source distribution, or llama.cpp's folder")
-    parser.add_argument("--built", type=Path, help="folder with the parts of a build from an earlier run's --out")
-    parser.add_argument("--out", type=Path, help="folder to which everything that was measured is written as well")
+    parser.add_argument("--built", type=Path, help="folder with the parts of a build, from the --out of an earlier run")
+    parser.add_argument("--out", type=Path, help="additional folder for all results")
     parser.add_argument("--models", type=Path, help="folder for the slice; default: the state folder")
-    parser.add_argument("--layers", type=int, default=prove_slice.LAYERS, help="of the slice, the first one dense")
-    parser.add_argument("--case", help="only plans with this in their name")
-    parser.add_argument("--cpu", action="store_true", help="no card: a tiny model, and the wheel's library")
+    parser.add_argument(
+        "--layers", type=int, default=prove_slice.LAYERS, help="layers of the slice, of which the first is dense"
+    )
+    parser.add_argument("--case", help="only plans whose name contains this")
+    parser.add_argument("--cpu", action="store_true", help="run without a GPU: a tiny model, and the wheel's library")
     parser.add_argument("--server", type=Path, help="a llama-server to use instead of building one")
     parser.add_argument("--library", type=Path, help="with --server: its libllama.so; default: the wheel's")
     parser.add_argument("--header", type=Path, help="with --library: its llama.h")
@@ -304,7 +305,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Run the stages; the exit code."""
+    """Run the stages; returns the exit code."""
     given = arguments()
     try:
         wanted = budgets(given.stage, given.budget_s)

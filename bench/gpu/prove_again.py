@@ -1,7 +1,7 @@
-"""What the present version predicts at the points that a proof has measured, in the place of what was predicted then.
+"""Repeats the predictions for measured points with the present version.
 
-A proof teaches something, and the model is mended by it: a page made of its rows would show the mistakes of the day for
-ever. Whoever makes a page with `--again` has it say so, because these predictions have seen what they predict.
+Measurements improve the model, so a page with the original predictions would show outdated errors. A page made with
+`--again` states that these predictions come from a version that was calibrated with the same measurements.
 """
 
 from pathlib import Path
@@ -22,11 +22,11 @@ from tokenmill.tuner.point import Figures
 
 DIGEST = "llama-server, digest-np"
 MAPPED = (("host", "weights"), ("host", "mapped"))
-PLANNED = ("weights", "kv", "compute", "runtime", "total")  # items of a card that a plan knows by these names
+PLANNED = ("weights", "kv", "compute", "runtime", "total")  # items of a GPU under the names of the plan
 
 
 def slice_profile(layers: int = prove_slice.LAYERS) -> Profile:
-    """The slice as a plan sees it, without its weights."""
+    """The model profile of the slice, without its weights."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "slice.gguf"
         made = prove_slice.head(layers)
@@ -37,7 +37,7 @@ def slice_profile(layers: int = prove_slice.LAYERS) -> Profile:
 
 
 def on_card(ledger: Ledger, tier: str, item: str = "total") -> int:
-    """Bytes of a card after loading, in the items that an engine and a driver report."""
+    """Bytes of a GPU after loading, in the items that an engine and a driver report."""
     rows = [row for row in ledger.after_load if row.tier == tier and row.item != "reserve"]
     if item == "total":
         return sum(row.bytes for row in rows)
@@ -46,7 +46,7 @@ def on_card(ledger: Ledger, tier: str, item: str = "total") -> int:
 
 
 def point_of(row: Row) -> Point:
-    """Where a speed was measured."""
+    """The point at which a speed was measured."""
     dials = row["dials"]
     return Point(row["axis"], dials["threads"], dials["sequences"], dials["ubatch"], row["head"])
 
@@ -61,13 +61,13 @@ class Again:
         self.plans: dict[str, Plan] = {name: case.plan for name, case in self.cases.items()} | servers
 
     def plan(self, case: str) -> Plan | None:
-        """Of a ledger's row."""
+        """Settings of a ledger's row."""
         if case.startswith(DIGEST):
             return server_plan(self._work, FULL, int(case.removeprefix(DIGEST)))
         return self.plans.get(case)
 
     def ledger(self, row: Row) -> Row:
-        """A ledger's row with the present plan's figures of the card and of mapped files; others as they are."""
+        """A row of a ledger with the present prediction for the GPU and for mapped files; other rows are unchanged."""
         plan = self.plan(row.get("case", ""))
         if plan is None or "rows" not in row:
             return row
@@ -84,7 +84,7 @@ class Again:
         return {**row, "rows": items, **load}
 
     def speed(self, row: Row, first: Row | None) -> Row:
-        """A speed's row with the present forecasts, calibrated by the plan's first point where there is one."""
+        """A row of a speed with the present forecasts, calibrated by the plan's first point if there is one."""
         case = self.cases.get(row.get("case", ""))
         if case is None or "measured" not in row:
             return row
@@ -99,7 +99,7 @@ class Again:
         return {**row, "before": _told(forecast(case.plan, point)), "after": after, "vram_predicted": taken}
 
     def tables(self, found: dict[str, dict[str, Row]]) -> dict[str, dict[str, Row]]:
-        """Everything that was read, with new predictions of memory and speed."""
+        """All rows, with new predictions of memory and speed."""
         speeds = found["speed"]
         firsts = {row["case"]: row for row in speeds.values() if row.get("axis") == "first" and "measured" in row}
         return {

@@ -1,10 +1,10 @@
-"""Batches with shared digests, experts in host memory: the native engine at its tuned point beside llama-server.
+"""Batches with shared digests and experts in host memory: the native engine at its tuned point, and llama-server.
 
-Servers are run as people run them: clients that send jobs in the order of the file, one per slot, each when its last
-answer has come; -np 1 and -np 8 with the plan's own settings, -np 32 with the engine's defaults. Before the time
-counts, every slot and the native engine have the one digest; -np 32, which would compute it for minutes, gets jobs
-without it, which can only make it faster. Servers are measured for a window of time, the tokens of unfinished answers
-counted; the native engine, through store and worker as in `tokenmill run`, for a whole file.
+Servers run with clients that send jobs in the order of the file, one per slot, each after its last answer: -np 1 and
+-np 8 with the plan's settings, -np 32 with the engine's defaults. Before the measurement, the digest is cached in every
+slot and in the native engine; -np 32, which would compute it for minutes, gets jobs without it, which can only make it
+faster. Servers are measured for a limited time, including tokens of unfinished answers; the native engine runs a whole
+file through store and worker, as in `tokenmill run`.
 """
 
 import asyncio
@@ -54,23 +54,23 @@ READY_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is run, and where."""
+    """What to run, and where."""
 
     machine: Machine
     profile: Profile
     server: Path
     dials: dict[str, Any]  # of the tuned point
-    folder: Path  # job files, stores
+    folder: Path  # for job files and stores
     tiny: bool
 
     @property
     def context(self) -> int:
-        """Tokens of one job at most."""
+        """Maximum tokens of one job."""
         return TINY_CONTEXT if self.tiny else CONTEXT
 
 
 def plan_of(work: Work, way: str) -> Plan:
-    """The plan of a way: experts in host memory, and what the way says of the rest."""
+    """The plan of a way: experts in host memory, with the settings of that way."""
     threads = 1 if work.tiny else None
     goal = Goal(context=work.context, cpu_only=work.tiny, gpu_margin_bytes=MARGIN, threads=threads)
     where = None if work.tiny else placed(work.machine, work.profile, [])
@@ -86,7 +86,7 @@ def plan_of(work: Work, way: str) -> Plan:
 
 
 def lines_of(work: Work, load: str) -> tuple[Path, list[Line]] | None:
-    """A load's job file and its lines; None: it was not written yet."""
+    """The path of a load's job file and its lines; None if it does not exist yet."""
     path = work.folder / f"{load.replace(' ', '-')}.jsonl"
     if not path.is_file():
         return None
@@ -94,7 +94,7 @@ def lines_of(work: Work, load: str) -> tuple[Path, list[Line]] | None:
 
 
 def warm_lines(lines: list[Line], slots: int) -> list[Line]:
-    """A few tokens for each slot, so that all have the digest: the file's first lines with questions of their own."""
+    """Jobs with a few tokens for each slot, to cache the digest: the file's first lines with other questions."""
     return [
         {
             **line,
@@ -111,7 +111,7 @@ def bare(line: Line) -> Line:
 
 
 async def batches(bench: Bench, work: Work, clock: Clock) -> None:
-    """Every way that was not measured yet, the native engine first: it says how long words are in tokens."""
+    """Measure every way that is missing, the native engine first, which determines the tokens per word."""
     work.folder.mkdir(parents=True, exist_ok=True)
     for way in (NATIVE, *WAYS):
         loads = LOADS[:1] if "untuned" in way else LOADS
@@ -151,7 +151,7 @@ async def _native(bench: Bench, work: Work, left: list[str], clock: Clock, spare
                 began = time.monotonic()
                 await answer(engine, call_of(json.dumps(warm_lines(lines, 1)[0])).request("batch"))
                 warm_s = time.monotonic() - began
-            store = work.folder / f"{path.stem}-{int(time.time())}.jsonl"  # a store of its own for every try
+            store = work.folder / f"{path.stem}-{int(time.time())}.jsonl"  # a new store for each attempt
             store.write_bytes(path.read_bytes())
             done = await by_worker(engine, store, work.dials["sequences"], counted=True)
             _keep(
@@ -222,7 +222,7 @@ def _keep(
 
 @asynccontextmanager
 async def server(bench: Bench, work: Work, plan: Plan, slug: str, *, untuned: bool = False) -> AsyncIterator[str]:
-    """llama-server of the same build for a plan; its address."""
+    """Start llama-server of the same build for a plan; yields its address."""
     config = EngineConfig(kind="llama-server", binary=str(program(work, untuned=untuned)), port=0, warm=False)
     name = f"prove-{slug}"
     try:
@@ -232,7 +232,7 @@ async def server(bench: Bench, work: Work, plan: Plan, slug: str, *, untuned: bo
         say(f"llama-server {slug}: loaded in {load_s:.1f} s")
         try:
             if not isinstance(engine, ServerEngine):
-                raise TokenmillError("this is no server")
+                raise TokenmillError("the engine has no HTTP server")
             yield engine.identity.address
             case = Case(f"llama-server, {slug}", plan)
             if not bench.rows.has("ledger", case.name):
@@ -244,7 +244,7 @@ async def server(bench: Bench, work: Work, plan: Plan, slug: str, *, untuned: bo
 
 
 def program(work: Work, *, untuned: bool) -> Path:
-    """llama-server; untuned, as who knows nothing of the offload threshold starts it."""
+    """Configuration of llama-server; untuned without the offload threshold, as users start it."""
     if not untuned:
         return work.server
     script = work.folder / "llama-server"
@@ -255,18 +255,18 @@ def program(work: Work, *, untuned: bool) -> Path:
 
 @dataclass(slots=True)
 class Sent:
-    """What clients saw."""
+    """Totals over the clients."""
 
-    written: int = 0  # tokens
+    written: int = 0  # generated tokens
     computed: int = 0  # prompt tokens
-    jobs: int = 0  # answered to the end
+    jobs: int = 0  # complete answers
 
 
 async def sent(address: str, lines: list[Line], clients: int, clock: Clock) -> Sent:
-    """Clients take lines in the order of the file until there are none or the time is over."""
+    """Send lines in the order of the file until all are sent or the time is over."""
     left = iter(lines)
     seen = Sent()
-    once = httpx.Limits(max_keepalive_connections=0)  # the server closes idle ones, and a request may run into that
+    once = httpx.Limits(max_keepalive_connections=0)  # the server closes idle connections, which a request may hit
     async with httpx.AsyncClient(base_url=address, timeout=READY_S, trust_env=False, limits=once) as http:
         tasks = [asyncio.create_task(_client(http, left, seen)) for _ in range(clients)]
         try:
@@ -297,7 +297,7 @@ async def _client(http: httpx.AsyncClient, left: Any, seen: Sent) -> None:
 
 
 def counted(text: str) -> tuple[int, int] | None:
-    """Tokens written and prompt tokens computed so far, by a line of an answer's stream; None: it says nothing."""
+    """Generated and computed prompt tokens so far, from a line of a stream; None if it has none."""
     if not text.startswith("data: {"):
         return None
     times = json.loads(text[6:]).get("timings")

@@ -1,9 +1,9 @@
-"""The build of llama.cpp that the proof runs on, made by `tokenmill engines build` without its command line.
+"""Builds llama.cpp for the validation, with the code of `tokenmill engines build`.
 
-`pack` writes the result in parts of a size that can be carried elsewhere, `unpack` puts them back: a build takes
-minutes of 16 cores.
+`pack` writes the result in parts that can be copied elsewhere, `unpack` restores them: a build takes minutes on 16
+cores.
 
-    python bench/gpu/prove_build.py SDIST OUT.tar.gz      the part of the source that a build needs: 5 MB instead of 38
+    python bench/gpu/prove_build.py SDIST OUT.tar.gz      archive the part of the source that a build needs: 5 of 38 MB
 """
 
 import io
@@ -27,7 +27,7 @@ PACKED = "built.tar.gz"
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What a proof runs on."""
+    """The library and the server to run on."""
 
     library: Path | None  # None: the wheel's own
     header: Path | None
@@ -35,7 +35,7 @@ class Built:
 
 
 def found(folder: Path) -> Built | None:
-    """A build that is whole."""
+    """Whether a build is complete."""
     library = folder / "bin" / "libllama.so"
     header = folder / "llama.h"
     server = folder / "bin" / "llama-server"
@@ -43,7 +43,7 @@ def found(folder: Path) -> Built | None:
 
 
 def slim(given: Path, target: Path) -> int:
-    """Write the part of the source that is needed as an archive; return its bytes."""
+    """Write the required part of the source as an archive; returns its bytes."""
     with tarfile.open(target, "w:gz", compresslevel=9) as tar:
         for name, data in source_files(given):
             member = tarfile.TarInfo(f"llama.cpp/{name}")
@@ -53,7 +53,7 @@ def slim(given: Path, target: Path) -> int:
 
 
 def make(source: Path, state: Path, clock: Clock, *, cuda: bool) -> tuple[Built, float, tuple[str, ...]]:
-    """Build into `state`/build within the time; return the build, its seconds and the architectures of its cards.
+    """Build into `state`/build within the time; returns the build, its seconds and its GPU architectures.
 
     After a timeout, the same call continues.
     """
@@ -77,7 +77,7 @@ def make(source: Path, state: Path, clock: Clock, *, cuda: bool) -> tuple[Built,
 
 
 def pack(folder: Path, target: Path) -> int:
-    """The library, what it links to, llama-server and llama.h, compressed, in parts; how many."""
+    """Write the library, its dependencies, llama-server and llama.h compressed and in parts; returns their number."""
     target.mkdir(parents=True, exist_ok=True)
     names = [*sorted((folder / "bin").glob("*.so*")), folder / "bin" / "llama-server", folder / "llama.h"]
     whole = io.BytesIO()
@@ -92,7 +92,7 @@ def pack(folder: Path, target: Path) -> int:
 
 
 def unpack(parts: Path, folder: Path) -> Built | None:
-    """A build that `pack` wrote; None: there is none."""
+    """A build that `pack` wrote; None if there is none."""
     names = sorted(parts.glob(f"{PACKED}.*"))
     if not names:
         return None

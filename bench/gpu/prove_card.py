@@ -1,8 +1,8 @@
-"""Makes a large card a small one: a process that holds all of its memory but so much, for as long as it lives.
+"""Makes a large GPU behave like a small one: a process that allocates all of its memory except a given amount.
 
-    python bench/gpu/prove_card.py LEAVE_BYTES      says `held` once it holds it, and ends with its input
+    python bench/gpu/prove_card.py LEAVE_BYTES      prints `held` when it is allocated, and ends with its input
 
-Plain allocations through the driver. What an engine takes beyond what is left fails as it would on such a card.
+Uses plain driver allocations, so an engine that needs more than the rest fails as it would on a small GPU.
 """
 
 import asyncio
@@ -19,14 +19,14 @@ READY_S = 60.0
 
 
 def hold(leave_bytes: int) -> None:
-    """Take the rest and wait for the input's end."""
+    """Allocate the rest and wait for the end of the input."""
     cuda = load()
     if cuda is None:
-        sys.exit("error: no NVIDIA driver is here")
+        sys.exit("error: no NVIDIA driver was found")
     with cuda.current(0):
         rest = cuda.free_bytes() - leave_bytes
         if rest < MIB:
-            sys.exit("error: the card has no more than that free")
+            sys.exit("error: the GPU has no more free memory than that")
         with cuda.device_memory(rest // (2 * MIB) * 2 * MIB):
             print("held", cuda.free_bytes(), flush=True)
             sys.stdin.read()
@@ -34,7 +34,7 @@ def hold(leave_bytes: int) -> None:
 
 @asynccontextmanager
 async def limited(leave_bytes: int | None) -> AsyncIterator[int | None]:
-    """Inside, the card has no more than that free; what it has. None: nothing is held."""
+    """Limit the free memory of the GPU during the block; yields the free bytes, or None if nothing was allocated."""
     if leave_bytes is None:
         yield None
         return
@@ -50,7 +50,9 @@ async def limited(leave_bytes: int | None) -> AsyncIterator[int | None]:
     try:
         said = (await asyncio.wait_for(process.stdout.readline(), READY_S)).split()
         if len(said) != 2:
-            raise EngineError("the card's memory could not be held", hint="nvidia-smi says who has it")
+            raise EngineError(
+                "the GPU's memory could not be allocated", hint="nvidia-smi lists the processes that use it"
+            )
         yield int(said[1])
     finally:
         process.stdin.close()

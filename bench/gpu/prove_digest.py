@@ -1,8 +1,8 @@
-"""How many sequences over one long digest fit on a small card: shared cells beside slots of their own.
+"""Number of sequences that share one long digest on a small GPU: shared KV cells compared with slots.
 
-The card is held down to 12 GB, all experts are in host memory. The native engine works on 96 sequences at once, the
-digest in the cache once, and its counters say so. llama-server is started with a slot for each of them, and with as
-many as the rest of the card could hold at most by the size of their KV.
+The GPU is limited to 12 GB, and all experts are in host memory. The native engine runs 96 sequences concurrently with
+the digest cached once, as its counters show. llama-server is started with a slot for each of them, and with the maximum
+number of slots that the GPU can hold by the size of their KV cache.
 """
 
 import asyncio
@@ -30,12 +30,12 @@ from tokenmill.tuner.trial_run import outcome_of
 from tokenmill.tuner.work import vocabulary
 
 SERVER_S = 30.0
-ROOM = 64  # cells of each answer, at most, that the native engine keeps before another sequence begins
+ROOM = 64  # maximum cells of an answer that the native engine reserves before it starts another sequence
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How long the digest is and how many ask about it."""
+    """Length of the digest and number of sequences."""
 
     digest: int
     tail: int
@@ -45,12 +45,12 @@ class Shape:
 
     @property
     def context(self) -> int:
-        """Tokens of one sequence, padded as the engine pads them."""
+        """Tokens of one sequence, padded as by the engine."""
         return -(-(self.digest + self.tail + self.out) // 256) * 256
 
     @property
     def cells(self) -> int:
-        """What all of them need together, the digest once; the engine lets nobody in without room for an answer."""
+        """Cells of all sequences with a shared digest; the engine starts a sequence only if its answer has room."""
         return -(-(self.digest + self.sequences * (self.tail + max(self.out, ROOM) + 8)) // 256) * 256
 
 
@@ -59,7 +59,7 @@ TINY = Shape(512, 8, 120, 8, 128)
 
 
 def goal_of(work: Work, shape: Shape) -> Goal:
-    """On the small card, with nothing left open that the proof depends on."""
+    """The goal on the small GPU, with all relevant settings specified."""
     if work.tiny:
         return Goal(
             context=shape.context, sequences=1, ubatch=shape.ubatch, cache_type_k="f16", threads=1, cpu_only=True
@@ -74,9 +74,9 @@ def where(work: Work) -> Placement | None:
 
 
 def most_slots(work: Work, shape: Shape) -> int | None:
-    """Slots of the digest's length that the card can hold at most; None: there is no card.
+    """Maximum slots of the digest's length on the GPU; None without a GPU.
 
-    What one slot leaves of the card, divided by what a slot's cells take: buffers that grow with slots only lessen it.
+    Free memory with one slot, divided by the cells of a slot; buffers that grow with slots only reduce it.
     """
     if work.tiny:
         return None
@@ -87,24 +87,24 @@ def most_slots(work: Work, shape: Shape) -> int | None:
 
 
 def server_goal(work: Work, shape: Shape, slots: int) -> Goal:
-    """As many slots, with the engine's own micro-batch; mapped, because a load that may fail should not take long."""
+    """A plan with this number of slots and the engine's default micro-batch; mapped, so that a failing load is fast."""
     goal = goal_of(work, shape)
     return replace(goal, sequences=slots, ubatch=min(512, shape.ubatch), mmap=True)
 
 
 def shared_plan(work: Work, shape: Shape) -> Plan:
-    """The same card with as many cells as all sequences need when they share: as one sequence of that length."""
+    """The plan with the cells of all sequences that share a digest: one sequence of that length."""
     goal = replace(goal_of(work, shape), context=shape.cells)
     return make(work.machine, work.profile, goal_for(goal), placement=where(work))
 
 
 def server_plan(work: Work, shape: Shape, slots: int) -> Plan:
-    """A server with so many slots on the small card."""
+    """A server with this number of slots on the small GPU."""
     return make(work.machine, work.profile, server_goal(work, shape, slots), placement=where(work))
 
 
 async def digest(bench: Bench, work: Work, clock: Clock) -> None:
-    """Every row that is not there yet."""
+    """Measure every missing row."""
     shape = TINY if work.tiny else FULL
     slots = most_slots(work, shape)
     bench.rows.add(
@@ -157,13 +157,13 @@ async def _shared(bench: Bench, work: Work, shape: Shape, clock: Clock) -> None:
         return
     bench.rows.add("digest", "shared", **row)
     say(
-        f"  native: {row['running']} at once over {shape.digest} shared tokens, {row['cells_used']} cells in use, "
+        f"  native: {row['running']} sequences over {shape.digest} shared tokens, {row['cells_used']} cells in use, "
         f"{row['tok_s']:.1f} tok/s"
     )
 
 
 async def _asked(work: Work, shape: Shape, plan: Plan, engine: Engine, clock: Clock) -> Row:
-    """All sequences at once over one digest."""
+    """Run all sequences concurrently over one digest."""
     now = plan.settings
     dials = TrialSettings(
         now.threads,
@@ -220,14 +220,14 @@ async def _asked(work: Work, shape: Shape, plan: Plan, engine: Engine, clock: Cl
 
 @dataclass(slots=True)
 class Peak:
-    """The most of everything that an engine's pulse has told."""
+    """Maximum of each counter in the engine's status."""
 
     running: int = 0
     cells_used: int = 0
     cells_total: int = 0
 
     async def watch(self, engine: Engine) -> None:
-        """Until it is cancelled."""
+        """Poll until cancelled."""
         while True:
             now = (await engine.status()).counters
             self.running = max(self.running, now.running or 0)

@@ -1,7 +1,7 @@
-"""Loads one plan, holds it against its ledger, and measures its speeds, each row kept as it comes.
+"""Loads one plan, compares it with its ledger, and measures its speeds; each row is stored as it is measured.
 
-One load for both stages: a load takes longer than most measurements. The engine is the native one, turned to each
-point's context, threads and width as a tuning does it, and measured with the tuning's own waves.
+Both stages share one load, which takes longer than most measurements. The native engine is changed to each point's
+context, threads and slots and measured with waves, as in a tuning.
 """
 
 import asyncio
@@ -43,13 +43,13 @@ from tokenmill.tuner.work import GeneratedJobs, vocabulary
 from tokenmill.units import format_bytes
 
 NAME = "prove"
-LOAD_S, TINY_LOAD_S = 45.0, 8.0  # until one has shown what it takes
+LOAD_S, TINY_LOAD_S = 45.0, 8.0  # assumed until the first load
 POINT_LIMIT_S = 150.0
 
 
 @dataclass(slots=True)
 class Bench:
-    """What every load shares."""
+    """Shared by all loads."""
 
     model: Path
     config: EngineConfig
@@ -62,7 +62,7 @@ class Bench:
 
 
 def say(text: str) -> None:
-    """A line for whoever watches, at once."""
+    """Print a line immediately."""
     print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
 
@@ -74,12 +74,12 @@ def missing(bench: Bench, case: Case, stages: set[str], cores: int) -> list[Poin
 
 
 def key(case: Case, point: Point) -> str:
-    """Of a speed's row."""
+    """Key of a speed's row."""
     return f"{case.name} / {point.name}"
 
 
 async def prove(bench: Bench, case: Case, stages: set[str], clock: Clock, cores: int) -> None:
-    """Both stages of one plan, as far as the clock allows; what went wrong becomes a row."""
+    """Both stages of one plan within the time; errors are stored as rows."""
     left = missing(bench, case, stages, cores)
     wants_ledger = "ledger" in stages and not bench.rows.has("ledger", case.name)
     if not left and not wants_ledger:
@@ -133,7 +133,7 @@ async def up(bench: Bench, plan: Plan, slug: str) -> AsyncIterator[ReadyEngine]:
 
 
 def keep_log(bench: Bench, name: str) -> None:
-    """An engine's log, beside the rows."""
+    """Copy an engine's log to the rows."""
     log = log_path(bench.state, name)
     if log.is_file():
         bench.logs.mkdir(parents=True, exist_ok=True)
@@ -141,7 +141,7 @@ def keep_log(bench: Bench, name: str) -> None:
 
 
 async def held(bench: Bench, case: Case, one: ReadyEngine, free: int | None) -> Row:
-    """The ledger, after a prompt of two micro-batches has made every buffer and kernel be there."""
+    """Store the ledger, after a prompt of two micro-batches has created all buffers and kernels."""
     plan = case.plan
     tokens = min(2 * plan.settings.ubatch, plan.settings.context - 16)
     words = tuple(100 + at * 7919 % 3000 for at in range(tokens))
@@ -150,7 +150,7 @@ async def held(bench: Bench, case: Case, one: ReadyEngine, free: int | None) -> 
 
 
 async def held_as(bench: Bench, case: Case, engine: Engine, name: str, **more: Any) -> Row:
-    """The ledger of an engine of that name, as it is now."""
+    """Store the ledger of an engine as it is now."""
     plan = case.plan
     found = await asyncio.to_thread(hold, plan, engine, log_path(bench.state, name))
     rows = [asdict(row) for row in found.rows if row.measured_bytes is not None]
@@ -179,7 +179,7 @@ async def held_as(bench: Bench, case: Case, engine: Engine, name: str, **more: A
 
 
 async def sped(bench: Bench, case: Case, engine: Engine, left: list[Point], clock: Clock, cores: int) -> None:
-    """Speeds at every point that is left and that there is time for."""
+    """Measure the speeds at every remaining point within the time."""
     if not left:
         return
     words = await vocabulary(engine)
@@ -208,7 +208,7 @@ async def sped(bench: Bench, case: Case, engine: Engine, left: list[Point], cloc
                 axis=point.axis,
                 skipped="it did not end in time",
             )
-            return  # what it left running would disturb the next
+            return  # requests that are still running would disturb the next point
         known = correction(bench, case, first, engine)
         told = _told(forecast(case.plan, point, known)) if known is not None else None
         kept = bench.rows.add("speed", key(case, point), **row, before=_told(said), after=told)
@@ -218,7 +218,7 @@ async def sped(bench: Bench, case: Case, engine: Engine, left: list[Point], cloc
 async def measured(
     bench: Bench, case: Case, engine: Engine, point: Point, words: tuple[int, ...], number: int
 ) -> dict[str, Any]:
-    """One point: the context it needs, a head, and waves of jobs."""
+    """Measure one point: its context, a prefix, and waves of jobs."""
     dials = point.dials(case.plan)
     lanes = point.sequences
     began = time.monotonic()
@@ -226,7 +226,14 @@ async def measured(
     work = GeneratedJobs(Aim(prompt_tokens=point.head, tail_tokens=TAIL, output_tokens=OUT), words, seed=number)
     prefix_s = await prepare(engine, work, number, lanes)
     found = await measure(
-        engine, work, bench.how, trial=number, lanes=lanes, ubatch=dials.ubatch, context=dials.context, prefix_s=prefix_s
+        engine,
+        work,
+        bench.how,
+        trial=number,
+        lanes=lanes,
+        ubatch=dials.ubatch,
+        context=dials.context,
+        prefix_s=prefix_s,
     )
     pids = pids_of(engine)
     vram = local_vram()(pids) if case.plan.placement.gpus else None
@@ -251,7 +258,7 @@ async def measured(
 
 
 async def turn(engine: Engine, dials: TrialSettings, *, cells: int | None = None) -> None:
-    """Another context on the same weights."""
+    """Create another context on the same weights."""
     ids = sequences_for(dials.sequences, INTERACTIVE_SLOTS)
     await engine.set_context(
         cells=cells or dials.context * dials.sequences,
@@ -269,7 +276,7 @@ async def turn(engine: Engine, dials: TrialSettings, *, cells: int | None = None
 
 
 def correction(bench: Bench, case: Case, first: Point, engine: Engine) -> Calibration | None:
-    """By the row of the first point, once it is there."""
+    """The calibration by the row of the first point, if it exists."""
     row = bench.rows.get("speed", key(case, first))
     if row is None or "measured" not in row:
         return None

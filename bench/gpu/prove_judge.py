@@ -1,4 +1,4 @@
-"""The targets of the proof, and whether a measurement meets them. Pure."""
+"""The targets of the validation, and whether measurements meet them. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ ENGINE_ITEMS = ("weights", "repack", "kv", "compute", "output")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Something predicted beside what was measured."""
+    """A prediction and its measurement."""
 
     what: str
     predicted: float | None
     measured: float | None
-    met: bool | None  # None: nothing is asked of it, or one of the two is not known
+    met: bool | None  # None: there is no target, or a value is unknown
     target: str = ""
 
     @property
@@ -35,7 +35,7 @@ class Verdict:
 
 
 def device_totals(rows: Iterable[Row]) -> list[Verdict]:
-    """Bytes of every device of every plan: by the driver where it says, else by the engine's own buffers."""
+    """Bytes of every device of every plan: from the driver if it reports them, else from the engine's buffers."""
     found: dict[tuple[str, str], Verdict] = {}
     for row in rows:
         for tier, (predicted, measured) in sorted(_totals(row.get("rows", [])).items()):
@@ -57,13 +57,13 @@ def _totals(rows: list[Row]) -> dict[str, tuple[int, int]]:
 
 
 def holds(predicted: float, measured: float) -> bool:
-    """Whether a device's ledger is as close as it has to be."""
+    """Whether a device's ledger meets its target."""
     difference = predicted - measured
     return abs(difference) <= LEDGER_SHARE * measured and -difference <= LEDGER_UNDER_BYTES
 
 
 def within(predicted: float | None, measured: float | None, share: float) -> bool | None:
-    """Whether a forecast is no further off than that; None: it cannot be told."""
+    """Whether the error of a forecast is within the limit; None if unknown."""
     return None if predicted is None or not measured else abs(predicted / measured - 1) <= share
 
 
@@ -80,7 +80,7 @@ def speeds(rows: Iterable[Row]) -> dict[str, list[Verdict]]:
             ("prefill", "prefill", "before", PREFILL),
         ):
             if when == "after" and row["axis"] == "first":
-                continue  # it was calibrated by this one
+                continue  # the point that calibrated the forecast
             predicted = (row.get(when) or {}).get(kind)
             measured = row["measured"].get(kind)
             if measured is not None:
@@ -90,7 +90,7 @@ def speeds(rows: Iterable[Row]) -> dict[str, list[Verdict]]:
 
 
 def batches(rows: Iterable[Row]) -> list[Verdict]:
-    """Throughput at the tuned point against servers; `predicted` is the native engine's, `measured` the server's."""
+    """Throughput at the tuned point; `predicted` is the native engine's, `measured` the server's."""
     found = []
     by_load: dict[str, dict[str, float]] = {}
     for row in rows:
@@ -108,7 +108,7 @@ def batches(rows: Iterable[Row]) -> list[Verdict]:
 
 
 def summary(verdicts: Iterable[Verdict]) -> tuple[int, int, float | None, float | None]:
-    """How many met their target, of how many; the median error and the worst, as shares."""
+    """Number of targets met and in total, the median error, and the largest error."""
     judged = [verdict for verdict in verdicts if verdict.met is not None and verdict.ratio is not None]
     errors = [abs((verdict.ratio or 1) - 1) for verdict in judged]
     return (

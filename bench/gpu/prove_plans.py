@@ -1,7 +1,7 @@
-"""The plans that are put to the proof, the points that each is measured at, and what is predicted there. Pure.
+"""The plans of the validation, the points at which each is measured, and the predictions there. Pure.
 
-On a card: everything on it, experts in host memory, half of them, and what the planner does for a card of 24 and of
-12 GB, which is asked for by reserving the rest. Without a card two plans for the processors go the same way.
+With a GPU: everything on it, experts in host memory, half of them, and the planner's choice for GPUs of 24 and 12 GB,
+simulated by a reserve. Without a GPU: two CPU plans.
 """
 
 from collections.abc import Iterator
@@ -33,18 +33,18 @@ READ = "read into memory"
 MAPPED = "mapped, not repacked"
 CARDS = {CARD_24: 24 * GIB, CARD_12: 12 * GIB}
 MARGIN = 512 * MIB
-TAIL, OUT = 16, 32  # tokens of a job beside the head: what is its own, and what is written
+TAIL, OUT = 16, 32  # tokens of a job in addition to the prefix: its own prompt, and its answer
 SPARE = 64
-STEPS = 30  # of all lanes, that a slow point is measured by
+STEPS = 30  # generated tokens of all slots in the measurement of a slow point
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One plan to be proven."""
+    """A plan to validate."""
 
     name: str
     plan: Plan
-    card_bytes: int | None = None  # what the card is held down to while it runs; None: all of it
+    card_bytes: int | None = None  # limit of the GPU's memory while it runs; None: no limit
 
     @property
     def slug(self) -> str:
@@ -54,7 +54,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Where a speed is measured; `axis` is what differs from the first."""
+    """A point at which speed is measured; `axis` names the difference from the first one."""
 
     axis: str  # first, threads, ubatch, depth, sequences
     threads: int
@@ -64,11 +64,11 @@ class Point:
 
     @property
     def name(self) -> str:
-        """In a row's key."""
+        """Name of the point in a row's key."""
         return f"{self.threads}t {self.sequences}s ub{self.ubatch} d{self.head}"
 
     def dials(self, plan: Plan) -> TrialSettings:
-        """The same in the words of a tuning."""
+        """The point as trial settings."""
         now = plan.settings
         context = max(self.head + TAIL + 8 * OUT + SPARE, self.ubatch)
         return TrialSettings(
@@ -86,7 +86,7 @@ class Point:
 
 
 def cases(machine: Machine, profile: Profile, *, tiny: bool = False) -> list[Case]:
-    """Every plan, the one that matters most first: a proof that runs out of time has those."""
+    """All plans, the most important first, in case the time runs out."""
     return list(_on_processors(machine, profile)) if tiny else list(_on_card(machine, profile))
 
 
@@ -110,7 +110,7 @@ def _on_card(machine: Machine, profile: Profile) -> Iterator[Case]:
 
 
 def placed(machine: Machine, profile: Profile, resident: list[int]) -> Placement:
-    """Every layer on the first card, with the experts of some."""
+    """Every layer on the first GPU, with the experts of some."""
     return assemble(profile, host_tier(machine), ["gpu0"] * profile.layers, "gpu0", frozenset(resident))
 
 
@@ -119,7 +119,7 @@ def _has_experts(profile: Profile, layer: int) -> bool:
 
 
 def points(case: Case, cores: int, *, tiny: bool = False) -> list[Point]:
-    """Where a plan is measured, the most telling first; the first is what a forecast is calibrated by."""
+    """The points of a plan, the most informative first; the first one calibrates the forecast."""
     threads = min(case.plan.settings.threads, cores)
     if tiny:
         first = Point("first", threads, 1, 256, 128)
@@ -158,7 +158,7 @@ def _distinct(found: list[Point]) -> list[Point]:
 
 
 def forecast(plan: Plan, point: Point, known: Calibration | None = None) -> Figures:
-    """What is predicted at a point, with the offload threshold that the plan's engine is started with."""
+    """The predicted speeds at a point, with the offload threshold of the plan's engine."""
     dials = point.dials(plan)
     rows = environment_of(plan).get("GGML_OP_OFFLOAD_MIN_BATCH")
     given = (plan.machine, plan.profile, settings_with(plan.settings, dials), plan.placement)
@@ -171,7 +171,7 @@ def forecast(plan: Plan, point: Point, known: Calibration | None = None) -> Figu
 
 
 def ledger_at(plan: Plan, point: Point) -> Ledger:
-    """What the plan's placement takes at a point."""
+    """The predicted memory of the plan's placement at a point."""
     dials = point.dials(plan)
     goal = replace(
         plan.goal,
@@ -191,7 +191,7 @@ def ledger_at(plan: Plan, point: Point) -> Ledger:
 def calibrated(
     case: Case, first: Point, figures: Figures, *, machine_id: str, model_id: str, when: str
 ) -> Calibration | None:
-    """What one run at the first point says of a plan's forecast, by the product's own rule."""
+    """The calibration by one run at the first point, with the product's own rule."""
     plan = case.plan
     dials = replace(first.dials(plan), placement=fingerprint(plan.profile, plan.placement))
     speed = SpeedRecord(
@@ -212,7 +212,7 @@ def calibrated(
 
 
 def seconds_for(point: Point, said: Figures) -> float:
-    """About what measuring a point takes; where nothing is predicted, what most take."""
+    """Estimated duration of measuring a point; a default if there is no prediction."""
     read_s = point.head / said.prefill_tok_s if said.prefill_tok_s else 5.0
     step_s = point.sequences / said.decode_tok_s if said.decode_tok_s else 0.2
     return 3.0 + 1.5 * read_s + max(2.5, STEPS * step_s)

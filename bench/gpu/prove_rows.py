@@ -1,8 +1,8 @@
-"""What the proof has measured so far, and how much time is left for the rest.
+"""Results of the validation so far, and the remaining time.
 
-Every stage has a file of JSON lines. A line is on the disk before the next measurement begins, so a run that is killed
-keeps what it had, and the next one goes on where it stopped. The same lines are written to a second folder where one is
-given, for machines that only hand back what lies there.
+Every stage has a file of JSON lines. A line is on disk before the next measurement begins, so a killed run keeps its
+results and the next one continues. The lines are also written to a second folder, if given, for machines that return
+only that folder.
 """
 
 import json
@@ -20,13 +20,13 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The files of one proof."""
+    """The files of one validation."""
 
     folder: Path
     mirror: Path | None = None
 
     def add(self, stage: str, key: str, **values: Any) -> Row:
-        """Keep a row; a later one with the same key takes its place."""
+        """Store a row; a later one with the same key replaces it."""
         row: Row = {"key": key, "when": datetime.now(UTC).isoformat(timespec="seconds"), **values}
         line = json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n"
         for folder in (self.folder, *((self.mirror,) if self.mirror else ())):
@@ -34,7 +34,7 @@ class Rows:
         return row
 
     def of(self, stage: str) -> list[Row]:
-        """The rows of a stage in the order of their keys' first lines."""
+        """The rows of a stage, in the order in which their keys were first stored."""
         return list(read([self.folder], stage).values())
 
     def get(self, stage: str, key: str) -> Row | None:
@@ -42,12 +42,12 @@ class Rows:
         return read([self.folder], stage).get(key)
 
     def has(self, stage: str, key: str) -> bool:
-        """Whether it was measured; a row that only says why it was not does not count."""
+        """Whether a point was measured; a row with the reason why it was not does not count."""
         row = self.get(stage, key)
         return row is not None and "skipped" not in row
 
     def mirror_all(self) -> None:
-        """Rows of earlier runs, too, go where this one's go."""
+        """Copy rows of earlier runs to the second folder."""
         if self.mirror is None:
             return
         self.mirror.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ class Rows:
 
 
 def read(folders: Iterable[Path], stage: str) -> dict[str, Row]:
-    """Rows of a stage by key, of several runs: what was measured last counts; a line that was cut off does not."""
+    """Rows of a stage by key, from several runs; the latest measurement is used, incomplete lines are ignored."""
     found: dict[str, Row] = {}
     for folder in folders:
         path = folder / f"{stage}.jsonl"
@@ -79,7 +79,7 @@ def _append(path: Path, line: str) -> None:
         if size:
             file.seek(size - 1)
             if file.read(1) != b"\n":
-                file.write(b"\n")  # a line that a kill cut short
+                file.write(b"\n")  # a line that was cut off by a kill
         file.write(line.encode())
         file.flush()
         os.fsync(file.fileno())
@@ -87,38 +87,38 @@ def _append(path: Path, line: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """A moment by which something must have ended."""
+    """A deadline."""
 
     ends_s: float  # of time.monotonic
 
     @staticmethod
     def of(seconds: float) -> "Clock":
-        """From now on."""
+        """A deadline in this number of seconds."""
         return Clock(time.monotonic() + seconds)
 
     @property
     def left_s(self) -> float:
-        """Until then; never below 0."""
+        """Seconds left; never negative."""
         return max(0.0, self.ends_s - time.monotonic())
 
     def part(self, seconds: float) -> "Clock":
-        """Part of it for something, from now on."""
+        """A share of the remaining time, from now."""
         return Clock(min(self.ends_s, time.monotonic() + seconds))
 
     def allows(self, seconds: float) -> bool:
-        """Whether something that takes so long can still be begun."""
+        """Whether something of this duration can still be started."""
         return self.left_s >= seconds
 
 
 def budgets(text: str, total_s: float) -> dict[str, float]:
-    """`ledger,speed:200` as seconds by stage: what is said, and for the others what the whole run has."""
+    """`ledger,speed:200` as seconds by stage; stages without a number get the time of the whole run."""
     found: dict[str, float] = {}
     for part in text.split(","):
         name, colon, seconds = part.strip().partition(":")
         if name not in STAGES:
-            raise ValueError(f"there is no stage {name!r}: {', '.join(STAGES)}")
+            raise ValueError(f"unknown stage {name!r}; stages: {', '.join(STAGES)}")
         try:
             found[name] = float(seconds) if colon else total_s
         except ValueError:
-            raise ValueError(f"{seconds!r} is no number of seconds") from None
+            raise ValueError(f"invalid number of seconds {seconds!r}") from None
     return found

@@ -1,7 +1,7 @@
-"""A slice of Kimi-K2.5: its true dimensions and tensor types, its first few layers, random weights.
+"""A slice of Kimi-K2.5 with random weights: its real dimensions and tensor types, and its first few layers.
 
-The header is the catalogue's with fewer layers and a vocabulary that speaks; the weights are drawn in the very blocks
-of each type, a tensor to a process, so that 39 GiB take as long as the page cache needs to take them.
+The header is the catalogue's, with fewer layers and a usable vocabulary. The weights are generated as blocks of each
+type, one process per tensor, so that 39 GiB take as long as writing them to the page cache.
 """
 
 import os
@@ -23,7 +23,7 @@ from tokenmill.model.synthetic import generate, vocabulary, weights
 
 MODEL = "kimi-k2.5"
 QUANT = "Q4_X"
-LAYERS = 5  # one dense, four of 9.06 GiB of experts: 38.9 GiB in all
+LAYERS = 5  # one dense layer and four with 9.06 GiB of experts: 38.9 GiB
 TINY = generate.Sizes(
     layers=4,
     embed=512,
@@ -77,7 +77,7 @@ def _words(cut: CatalogEntry) -> dict[str, Plain]:
 
 
 def write(target: Path, *, layers: int = LAYERS, processes: int | None = None, made: Encoded | None = None) -> float:
-    """Write the slice where it is not there yet; the seconds it took."""
+    """Write the slice if it is missing; returns the seconds that it took."""
     made = made or head(layers)
     if target.exists() and target.stat().st_size == made.header.file_bytes:
         return 0.0
@@ -111,7 +111,7 @@ def _fill(path: Path, start: int, tensor: TensorEntry) -> None:
 
 
 def values(tensor: TensorEntry) -> Iterator[NDArray[np.uint8]]:
-    """Norms are one, biases zero; matrices keep the size of what goes through them."""
+    """Norms are one, biases zero; matrices preserve the magnitude of activations."""
     if not tensor.name.endswith(".weight"):
         return iter([weights.constant(tensor.shape, 0.0)])
     if len(tensor.shape) == 1:
@@ -121,7 +121,7 @@ def values(tensor: TensorEntry) -> Iterator[NDArray[np.uint8]]:
 
 
 def write_tiny(target: Path) -> float:
-    """A mixture of experts of some megabytes, for machines without a card."""
+    """A mixture of experts of a few megabytes, for machines without a GPU."""
     if target.exists():
         return 0.0
     began = time.monotonic()

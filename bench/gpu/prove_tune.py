@@ -1,7 +1,7 @@
-"""`tokenmill tune` on the slice with its experts in host memory, as a user would run it, within a time.
+"""Runs `tokenmill tune` on the slice with its experts in host memory, within a time limit.
 
-Trials are kept by the command itself as they end. One that is stopped by its time is asked once more for no further
-trials than there are, which loads nothing and gives the point of those.
+The command stores trials as they end. If it is stopped by its time limit, it is run once more with as many trials as
+exist, which loads nothing and returns their operating point.
 """
 
 import json
@@ -34,7 +34,7 @@ VERDICT_S = 25.0
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """What the command is told."""
+    """Options of the command."""
 
     model: Path
     machine: Machine
@@ -54,7 +54,7 @@ def config_text(tuning: Tuning) -> str:
 
 
 def command(tuning: Tuning, config: Path, trials: int) -> list[str]:
-    """The command line; what is a matter of loading stays as planned, so that there is one load."""
+    """The command line; settings that need a reload stay as planned, so that one load suffices."""
     words = [
         sys.executable,
         "-m",
@@ -112,7 +112,7 @@ def command(tuning: Tuning, config: Path, trials: int) -> list[str]:
 
 
 def tune(tuning: Tuning, rows: Rows, clock: Clock, log: Path) -> Row | None:
-    """The operating point; None: no trial was made."""
+    """The operating point; None if no trial was made."""
     known = rows.get("tune", "point")
     if known is not None and "point" in known:
         return known
@@ -123,7 +123,7 @@ def tune(tuning: Tuning, rows: Rows, clock: Clock, log: Path) -> Row | None:
     text = _run(command(tuning, config, most), clock.part(max(10.0, clock.left_s - VERDICT_S)), log)
     stopped = text is None
     if stopped and (made := trials_made(tuning.state)):
-        say(f"tune: stopped after {made} trials; the point of those")
+        say(f"tune: stopped after {made} trials; the point of these trials")
         text = _run(command(tuning, config, made), clock, log)
     if text is None:
         return None
@@ -148,7 +148,7 @@ def trials_made(state: Path) -> int:
 
 
 def _run(argv: list[str], clock: Clock, log: Path) -> str | None:
-    """What it printed; None: it was stopped or failed. What it says goes to our own output and to the log."""
+    """The output of the command; None if it was stopped or failed. Its messages are also printed and logged."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as told:
         process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=told, env=os.environ | {"COLUMNS": "100"})

@@ -1,13 +1,13 @@
-"""Tables of what bench/gpu/prove.py measured, for docs/validation and the README.
+"""Tables of the measurements of bench/gpu/prove.py, for docs/validation and the README.
 
     python bench/gpu/table.py ROWS [ROWS ...] --name h200 [--docs docs/validation] [--raw proof.tar.gz]
                               [--readme README.md] [--again machine.toml]
 
-ROWS are folders of JSON lines: a run's `rows`, or what it handed back; of several, what was measured last counts.
-Writes <docs>/<name>.md and, with --raw, the archive of rows and logs beside it. --readme writes the README's table
-between its marks `<!-- measured -->` and `<!-- /measured -->`; without it the table is printed. --again predicts anew
-for the machine that was probed, with the present version, and says so. What was measured without a card
-is printed only.
+ROWS are folders of JSON lines: a run's `rows`, or its output folder; of several, the latest measurements are used.
+Writes <docs>/<name>.md and, with --raw, copies the archive of rows and logs next to it. --readme writes the README's
+table between its marks `<!-- measured -->` and `<!-- /measured -->`; otherwise the table is printed. --again repeats
+the predictions with the present version for the given machine, and states it. Measurements without a GPU are only
+printed.
 """
 
 import argparse
@@ -43,7 +43,7 @@ AGAIN = (
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    """Lines of a Markdown table; none where there are no rows."""
+    """Lines of a Markdown table; empty without rows."""
     if not rows:
         return ["Nothing was measured.", ""]
     lines = [head, ["---"] * len(head), *rows]
@@ -51,7 +51,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
 
 
 def met(value: bool | None) -> str:
-    """In a cell."""
+    """A value in a cell."""
     return "" if value is None else "yes" if value else "**no**"
 
 
@@ -91,7 +91,7 @@ def facts(found: Tables) -> list[str]:
 
 
 def targets(found: Tables) -> list[tuple[str, list[Verdict]]]:
-    """Every target with what it is judged by."""
+    """Every target with its comparisons."""
     spoken = speeds(found["speed"].values())
     compared = batches(found["batch"].values())
     devices = device_totals(found["ledger"].values())
@@ -114,7 +114,7 @@ def targets(found: Tables) -> list[tuple[str, list[Verdict]]]:
 
 
 def target_table(found: Tables) -> list[str]:
-    """How many meet each target."""
+    """How many comparisons meet each target."""
     rows = []
     for words, verdicts in targets(found):
         good, judged, middle, worst = summary(verdicts)
@@ -233,7 +233,7 @@ def speed(found: Tables, kind: str) -> list[str]:
 
 
 def loads(found: Tables) -> list[str]:
-    """How long loading took."""
+    """Load times."""
     rows = []
     for row in found["ledger"].values():
         if "load_s" in row:
@@ -273,7 +273,7 @@ def tuned(found: Tables) -> list[str]:
 
 
 def batch(found: Tables) -> list[str]:
-    """Ways side by side."""
+    """Throughput of all ways."""
     rows = [
         (
             row["load"],
@@ -302,7 +302,7 @@ def batch(found: Tables) -> list[str]:
 
 
 def digest(found: Tables) -> list[str]:
-    """Sequences over one digest."""
+    """Sequences with a shared digest."""
     said = found["digest"].get("predicted", {})
     shared = found["digest"].get("shared", {})
     rows: list[tuple[object, ...]] = []
@@ -396,7 +396,7 @@ def page(found: Tables, name: str, again: str = "") -> str:
 
 
 def readme_table(found: Tables, name: str) -> str:
-    """What the README shows: a row for every plan, predicted and measured, then batches side by side."""
+    """The table for the README: predictions and measurements of every plan, then batches."""
     devices = {one.what: one for one in device_totals(found["ledger"].values())}
     firsts = {row["case"]: row for row in found["speed"].values() if row.get("axis") == "first" and "measured" in row}
     rows = []
@@ -425,7 +425,7 @@ def load(folders: Sequence[Path]) -> Tables:
 
 
 def put_into(text: str, lines: str) -> str | None:
-    """A text with the lines between its marks; None: it has no marks."""
+    """A text with new lines between its marks; None if it has no marks."""
     begin, end = MARKS
     if begin not in text or end not in text:
         return None
@@ -433,14 +433,14 @@ def put_into(text: str, lines: str) -> str | None:
 
 
 def main() -> int:
-    """Write or print; the exit code."""
+    """Write or print the page; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", type=Path, nargs="+")
     parser.add_argument("--name", required=True)
     parser.add_argument("--docs", type=Path)
     parser.add_argument("--raw", type=Path)
     parser.add_argument("--readme", type=Path)
-    parser.add_argument("--again", type=Path, metavar="MACHINE", help="predict anew for this machine file")
+    parser.add_argument("--again", type=Path, metavar="MACHINE", help="repeat the predictions for this machine file")
     given: Any = parser.parse_args()
     found = load(given.rows)
     if given.again is not None:

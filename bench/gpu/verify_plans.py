@@ -1,9 +1,9 @@
-"""Plans with GPUs against a CUDA build of llama.cpp, in dry runs: nothing is loaded, every buffer is projected.
+"""Compares plans for GPUs with dry runs of a CUDA build of llama.cpp, which project every buffer without loading.
 
     python bench/gpu/verify_plans.py --library build/bin/libllama.so --header include/llama.h [--output verify.json]
 
-Models are ghosts, so a trillion parameters need a few megabytes. The card's memory is limited to that of smaller cards
-by planning for them; host memory counts as plenty. Prints predicted against projected for every device and item.
+Models are ghost files, so that a trillion parameters need a few megabytes. Smaller GPUs are simulated by planning for
+them, with unlimited host memory. Prints predicted and projected bytes for every device and item.
 """
 
 import argparse
@@ -41,7 +41,7 @@ CONTEXTS = ((8192, 512, "f16"), (32768, 512, "q8_0"), (131072, 2048, "f16"))
 
 
 def machine_with(card_gib: int, real: Machine) -> Machine:
-    """This machine with a smaller card and host memory to spare."""
+    """This machine with a smaller GPU and unlimited host memory."""
     gpu = replace(real.gpus[0], vram_bytes=card_gib * GIB, free_bytes=None)
     dram = replace(real.dram, total_bytes=2048 * GIB, available_bytes=None)
     return replace(real, name=f"{card_gib} GiB card", gpus=(gpu,), dram=dram, numa=())

@@ -1,7 +1,7 @@
-"""Jobs that go anywhere, which shards are compared with: every engine has its share from the beginning.
+"""A baseline without shards: every job may run on any engine, and every engine has its share from the beginning.
 
-An engine without work takes half of what waits at the engine that has most, or all where that engine is gone, if that
-is worth the heads. This costs no time.
+An idle engine takes half of the pending jobs of the engine with the most, or all of them if that engine is gone, if
+this is worth recomputing the prefixes. Sharing costs no time.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ from tokenmill.jobs.scheduler.estimates import MeasuredRates
 
 
 class Anywhere:
-    """Who has which jobs; the interface is that of `sharing.Sharing`. All methods mutate."""
+    """Assigns jobs to engines; has the interface of `sharing.Sharing`. All methods mutate."""
 
     def __init__(
         self, table: Table, shares: Sequence[Range], most_jobs: int, lanes: int, rates: MeasuredRates, moved: Moved
@@ -24,10 +24,10 @@ class Anywhere:
         self._prefill_tok_s = rates.prefill_tok_s or 0.0
         self._decode_tok_s = rates.decode_at(lanes) or 0.0
         self.stretches = self.taken = 0
-        self._shares: dict[int, dict[int, Work]] = {}  # what waits, by seat
-        self._seconds: dict[int, float] = {}  # of that
-        self._open: set[int] = set()  # seats whose engine is there, or has been gone for long enough
-        self._seats: dict[int, int] = {}  # of works
+        self._shares: dict[int, dict[int, Work]] = {}  # pending works, by seat
+        self._seconds: dict[int, float] = {}  # their number
+        self._open: set[int] = set()  # seats whose engine exists, or has been gone for long enough
+        self._seats: dict[int, int] = {}  # number of works
         self._there: dict[int, Sharer] = {}
         for seat, (first, end) in enumerate(shares):
             works = list(table.works(first, end, most_jobs, finer=lanes))
@@ -35,26 +35,26 @@ class Anywhere:
             self._put(seat, works)
 
     def join(self, runner: Sharer) -> None:
-        """It is there."""
+        """An engine has started."""
         self._open.add(runner.seat)
         self._there[runner.seat] = runner
 
     def fail(self, runner: Sharer) -> None:
-        """It is gone, and nobody knows."""
+        """An engine has failed; unnoticed until its lease expires."""
         self._open.discard(runner.seat)
         self._there.pop(runner.seat)
 
     def leave(self, runner: Sharer, lost: Iterable[Range]) -> None:
-        """Its lease is over."""
+        """The lease of an engine has expired."""
         self._open.add(runner.seat)
         self._put(runner.seat, [self._table.work(first, end) for first, end in lost])
 
     def sent(self, work: Work) -> None:
-        """It is no longer pending."""
+        """A work is no longer pending."""
         self._drop(self._seats[work.number], work)
 
     def window(self, runner: Sharer, now_s: float, own: int, *, again: bool) -> list[Work]:
-        """Its share, then that of others."""
+        """The next works of an engine: its own share, then those of others."""
         if runner.began_s is None:
             runner.began_s = now_s
             return sorted(self._shares[runner.seat].values(), key=lambda work: work.first)
@@ -93,5 +93,5 @@ class Anywhere:
         self._seconds[seat] -= self._work_s(work)
 
     def _work_s(self, work: Work) -> float:
-        """Of an engine, without its head."""
+        """Tokens of a work without its prefix."""
         return work.prompt_tokens / self._prefill_tok_s + work.output_tokens / self._decode_tok_s

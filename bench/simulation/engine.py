@@ -1,8 +1,8 @@
-"""A model of an engine whose sequences share the cells of a head, as the native one: time is a number, nothing waits.
+"""A model of an engine whose sequences share the KV cells of a prefix, like the native one. Time is a number.
 
-An engine does one thing at a time: prompts before answers, and all answers advance together at the speed of as many
-lanes. So a job file takes computed / prefill + written / decode(lanes) seconds, which is what was recorded. A request
-whose head another is computing waits for it; more may be sent than run. What was computed stays until cells are short.
+An engine computes prompts before it decodes, and all sequences decode together at the speed of that many slots. A job
+file therefore takes computed / prefill + generated / decode(slots) seconds, which is what was recorded. A request waits
+if another request computes its prefix; more requests may be sent than run. Prefixes stay cached until cells are needed.
 """
 
 from collections import deque
@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from tokenmill.jobs.scheduler.estimates import MeasuredRates
 
 Path = tuple[tuple[int, float], ...]
-"""Heads in each other, the outermost first: a number, and the tokens that it adds."""
+"""Nested prefixes, outermost first: pairs of a number and the tokens that it adds."""
 
 
 _MOST_TURNS = 8
@@ -22,28 +22,28 @@ _MOST_TURNS = 8
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Jobs that one lane does one after the other; mostly one."""
+    """Jobs that one slot runs one after the other; mostly one."""
 
     number: int
     path: Path
-    prompt_tokens: float  # behind the path, of all of them
-    output_tokens: float  # of all of them
+    prompt_tokens: float  # prompt tokens after the path, of all jobs
+    output_tokens: float  # of all jobs
     jobs: int = 1
-    first: int = 0  # where they are in a table: it and those behind it
+    first: int = 0  # positions in a table: the first one and the end
 
     @property
     def end(self) -> int:
-        """Behind the last of them."""
+        """Position after the last job."""
         return self.first + self.jobs
 
     @property
     def turns(self) -> int:
-        """Times that its lane goes from a prompt to an answer: once for each job, or for each so many."""
+        """Number of changes of its slot from a prompt to an answer: one per job or per group of jobs."""
         return min(self.jobs, _MOST_TURNS)
 
 
 class Event(NamedTuple):
-    """Something that an engine reports."""
+    """An event that an engine reports."""
 
     kind: Literal["first token", "finished"]
     work: Work
@@ -63,26 +63,26 @@ class Engine:
         self._lanes = lanes
         self._cells = cells
         self._queue: deque[Work] = deque()
-        self._prompts: deque[tuple[Work, float, int]] = deque()  # in order; tokens to compute, turns done
-        self._written = 0.0  # by each lane since the beginning, as if it had always been there
-        self._answers: list[tuple[float, int, Work, int]] = []  # by what is written when they end; turns done
-        self._warm: dict[int, float] = {}  # tokens by head, the one that was used longest ago first
+        self._prompts: deque[tuple[Work, float, int]] = deque()  # in order: tokens to compute, turns done
+        self._written = 0.0  # tokens per slot since the beginning, as if it had always been busy
+        self._answers: list[tuple[float, int, Work, int]] = []  # ordered by generated tokens at the end: turns done
+        self._warm: dict[int, float] = {}  # tokens by prefix, least recently used first
         self._cold: set[int] = set()
 
     @property
     def running(self) -> int:
-        """Lanes at work."""
+        """Number of busy slots."""
         return len(self._prompts) + len(self._answers)
 
     def send(self, works: Sequence[Work], at_s: float) -> None:
-        """Not later than the next report; mutates."""
+        """Advance the clock, at most to the next report; mutates."""
         self._pass(at_s)
         self._queue.extend(works)
         self.left += sum(work.jobs for work in works)
         self._admit()
 
     def next_s(self) -> float | None:
-        """When something will be reported; None: nothing runs. Mutates nothing."""
+        """Time of the next report; None: nothing runs."""
         if self._prompts:
             return self.now_s + self._prompts[0][1] / self._prefill_tok_s
         if self._answers:
@@ -90,7 +90,7 @@ class Engine:
         return None
 
     def step(self) -> Event | None:
-        """To the next end of a prompt or an answer; mutates. None: nobody but its lane has to know."""
+        """Advance to the next end of a prompt or an answer; mutates. None: an event inside the engine."""
         then_s = self.next_s()
         if then_s is None:
             raise ValueError("nothing runs")
@@ -115,7 +115,7 @@ class Engine:
         return Event("finished", work)
 
     def die(self, at_s: float) -> list[tuple[Work, int]]:
-        """All is gone; mutates. What was sent, and how many of its jobs had ended."""
+        """Clear the engine; mutates. Returns what was sent, with the number of finished jobs of each."""
         self._pass(at_s)
         begun = [(work, turns) for work, _, turns in self._prompts] + [(each[2], each[3]) for each in self._answers]
         lost = [(work, 0) for work in self._queue] + [(work, work.jobs * turns // work.turns) for work, turns in begun]
@@ -125,7 +125,7 @@ class Engine:
         return lost
 
     def _pass(self, to_s: float) -> None:
-        """Time in which nothing is reported; mutates."""
+        """Advance the clock by a time without reports; mutates."""
         passed_s = to_s - self.now_s
         self.now_s = to_s
         if self.running:
@@ -139,7 +139,7 @@ class Engine:
             self._written += passed_s * self._lane_tok_s[len(self._answers)]
 
     def _admit(self) -> None:
-        """Those that need not wait, in turn; mutates."""
+        """Requests that need not wait, in order; mutates."""
         left = deque[Work]()
         while self._queue and self.running < self._lanes:
             work = self._queue.popleft()
@@ -152,7 +152,7 @@ class Engine:
         self._queue.extendleft(reversed(left))
 
     def _to_compute(self, path: Path) -> float | None:
-        """Tokens of a path that are not there; None: somebody is computing some of them."""
+        """Tokens of a path that are not cached; None: another request is computing some of them."""
         for at, (head, _) in enumerate(path):
             if head in self._cold:
                 return None
@@ -161,7 +161,7 @@ class Engine:
         return 0.0
 
     def _warmed(self, path: Path) -> None:
-        """A path is there, and was used last; mutates: others may go for it."""
+        """Mark a path as cached and most recently used, so that waiting requests can run; mutates."""
         for head, tokens in path:
             self._cold.discard(head)
             self._warm.pop(head, None)

@@ -1,8 +1,8 @@
-"""Many runners at one batch, each with an engine and a scheduler of its own, all on one clock. Runners fail.
+"""Simulates many workers on one batch, each with an engine and a scheduler of its own, on one clock. Workers fail.
 
-A runner works like `jobs.worker.loop`: it asks what to send, fetches more when it runs low, starts jobs,
-commits answers, and waits for the end of each call before the next, while its engine goes on with what it has. One that
-fails is lost with all it had in hand; when its lease has run out that is anyone's, and another is started in its place.
+A worker behaves like `jobs.worker.loop`: it asks its scheduler what to send, fetches more jobs when it runs low, starts
+jobs, commits answers, and waits for the end of each store call before the next, while its engine continues. The jobs of
+a failed worker become available when its lease expires, and another worker starts in its place.
 
 The schedulers are the real ones. Seconds are simulated; nothing here waits or reads a clock.
 """
@@ -28,62 +28,62 @@ from tokenmill.jobs.scheduler.shape import EngineShape
 from tokenmill.jobs.sharding.worker_lease import LEASE_S, RENEW_S
 from tokenmill.jobs.worker.loop import _MIN_BUFFERED, TICK_S
 
-_FREE_TICK_S = 60.0  # between two askings of a store that costs nothing: nothing else would hold them back
-_WINDOW = 256  # works at hand where they are of several jobs
+_FREE_TICK_S = 60.0  # between two fetches from a store without costs, which would otherwise follow immediately
+_WINDOW = 256  # works in flight, if a work has several jobs
 What = Literal["step", "fails", "over", "back", "turn", "written", "look"]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a simulated batch took. All of it is predicted."""
+    """Results of a simulated batch. All of them are predicted."""
 
     engines: int
     jobs: int
-    answered: int  # jobs; each once
+    answered: int  # jobs, each counted once
     wall_s: float
-    computed_tokens: float  # of prompts
+    computed_tokens: float  # prompt tokens
     written_tokens: float
-    busy_s: float  # of all engines
-    failed: int  # times that a runner did
-    redone: int  # works that were in hand then
-    stretches: int  # that were shared out
-    taken: int  # of these, from others
-    turns: int  # of runners at the store
-    turns_s: float  # that these took, one after the other
-    writing_s: float  # of the store, for jobs started and answers committed
+    busy_s: float  # all engines
+    failed: int  # failures of workers
+    redone: int  # works in flight at failures
+    stretches: int  # shards that were assigned
+    taken: int  # shards taken from other workers
+    turns: int  # turns of workers at the store
+    turns_s: float  # total time of the turns
+    writing_s: float  # store time for started jobs and committed answers
 
     @property
     def engine_hours(self) -> float:
-        """All engines are kept until the last answer."""
+        """Engine time if all engines are kept until the last answer."""
         return self.engines * self.wall_s / 3600
 
 
 @dataclass(slots=True)
 class _Seat:
-    """A place for a runner."""
+    """A place for a worker."""
 
     number: int
     engine: Engine
-    chance: random.Random  # of failures
+    chance: random.Random  # random numbers for failures
     scheduler: Scheduler
     runner: Sharer
-    unread: list[Work] = field(default_factory=list)  # its own, not given to the scheduler yet
+    unread: list[Work] = field(default_factory=list)  # assigned, not yet given to the scheduler
     hand: dict[int, Work] = field(default_factory=dict)  # with the scheduler, not sent
-    at_hand: int = 0  # jobs of these
-    sent: dict[int, Work] = field(default_factory=dict)  # no answer of these is committed
-    starting: list[Work] = field(default_factory=list)  # not with the engine yet
-    done: list[Work] = field(default_factory=list)  # answered
+    at_hand: int = 0  # number of jobs of these
+    sent: dict[int, Work] = field(default_factory=dict)  # works without a committed answer
+    starting: list[Work] = field(default_factory=list)  # works not yet sent to the engine
+    done: list[Work] = field(default_factory=list)  # answers to commit
     committing: list[Work] = field(default_factory=list)
     up: bool = False
-    calling: bool = False  # the store has not answered yet
-    more: bool = True  # to be fetched
-    fed: bool = True  # the last fetching brought something
-    again_s: float = float("-inf")  # when it was last asked for more, though there was none
-    asks_again: bool = True  # with nothing at hand
-    limit: int = 0  # works that it asked for
-    look_s: float = float("-inf")  # when it will look again
-    life: int = 0  # what was announced in an earlier one is void
-    step: int = 0  # and steps that were announced before this one
+    calling: bool = False  # a store call is running
+    more: bool = True  # whether there may be more works to fetch
+    fed: bool = True  # whether the last fetch returned something
+    again_s: float = float("-inf")  # time of the last fetch that returned nothing
+    asks_again: bool = True  # whether it fetches with no work left
+    limit: int = 0  # works requested from the store
+    look_s: float = float("-inf")  # time of the next check
+    life: int = 0  # events announced for an earlier one are ignored
+    step: int = 0  # number of the engine's announcements; earlier ones are ignored
 
 
 class Fleet:
@@ -102,7 +102,7 @@ class Fleet:
         hours_between_failures: float | None = None,
         cells: int | None = None,
     ) -> None:
-        """With shares, jobs go anywhere. Without a number of works, each job is one; a store without costs is free."""
+        """With `shares`, jobs run anywhere. Without `least_works`, a job is a work; without `costs`, calls are free."""
         self._recorded = recorded
         self._table = table
         self._costs = costs
@@ -114,7 +114,7 @@ class Fleet:
         self._turn = Queue(1)
         self._writers = Queue(costs.writers if costs is not None else 1)
         self._turns = self._failures = self._redone = self._answered = 0
-        self._lost: dict[int, list[Range]] = {}  # of runners whose lease is not over, by seat
+        self._lost: dict[int, list[Range]] = {}  # jobs of failed workers whose lease has not expired, by seat
         most = max(1, table.jobs // least_works) if least_works is not None else 1
         self._way: Sharing | Anywhere = (
             Sharing(table, most, self._moved)
@@ -134,7 +134,7 @@ class Fleet:
         ]
 
     def run(self) -> Outcome:
-        """Until the last answer is committed; mutates."""
+        """Run until the last answer is committed; mutates."""
         for seat in self._seats:
             self._announce(self._recorded.load_s, "back", seat)
         now_s = 0.0
@@ -174,7 +174,7 @@ class Fleet:
                 self._way.leave(seat.runner, self._lost.pop(seat.number))
                 seat.runner = Sharer(seat.number, LANES)
                 self._announce(now_s + self._recorded.load_s, "back", seat)
-                for other in self._seats:  # who has nothing may take it
+                for other in self._seats:  # an idle worker may take it
                     if not other.sent:
                         self._go_on(other, now_s)
                 return
@@ -186,7 +186,7 @@ class Fleet:
                 self._written(seat, now_s)
             case "look":
                 pass
-        # What a turn brought is sent, and what has come meanwhile committed, before the next.
+        # Send what a turn returned, and commit the answers that have arrived meanwhile.
         self._go_on(seat, now_s, reach=what != "turn")
 
     def _announce(self, at_s: float, what: What, seat: _Seat) -> None:
@@ -199,7 +199,7 @@ class Fleet:
     # -- runners -----------------------------------------------------------------------------------------------------
 
     def _back(self, seat: _Seat, now_s: float) -> None:
-        """An engine is loaded, and cold; its runner is a new one."""
+        """Start a new worker with a loaded engine and an empty cache."""
         seat.up = True
         seat.scheduler = self._scheduler()
         seat.more = True
@@ -212,7 +212,7 @@ class Fleet:
             self._announce(now_s + seat.chance.expovariate(1 / self._mean_s), "fails", seat)
 
     def _fails(self, seat: _Seat, now_s: float) -> None:
-        """Jobs that had ended stay so; the others of its works are pending again when its lease is over."""
+        """Finished jobs stay finished; the others become pending when the lease expires."""
         self._failures += 1
         self._redone += seat.engine.running
         ended = {work.number: done for work, done in seat.engine.die(now_s)}
@@ -227,11 +227,11 @@ class Fleet:
         seat.up, seat.calling, seat.at_hand, seat.life, seat.step = False, False, 0, seat.life + 1, seat.step + 1
         if isinstance(self._way, Anywhere):
             self._way.fail(seat.runner)
-        # It was renewed not long ago.
+        # the lease was renewed recently
         self._announce(now_s + LEASE_S - seat.chance.uniform(0.0, RENEW_S), "over", seat)
 
     def _moved(self, runner: Sharer, gone: Sequence[Work], instead: Sequence[Work]) -> None:
-        """Another has taken some of what a runner had."""
+        """Handle that another worker has taken some of a worker's jobs."""
         seat = self._seats[runner.seat]
         if not seat.up:
             return
@@ -246,7 +246,7 @@ class Fleet:
     # -- a runner's loop -----------------------------------------------------------------------------------------------
 
     def _go_on(self, seat: _Seat, now_s: float, *, reach: bool = True) -> None:
-        """What is decided, as far as the next call; announce what comes next."""
+        """Let the scheduler decide up to the next call, and announce what comes next."""
         if reach:
             self._reach_on(seat, now_s)
         while seat.up and not seat.calling:
@@ -263,7 +263,7 @@ class Fleet:
         self._announce_step(seat)
 
     def _reach_on(self, seat: _Seat, now_s: float) -> None:
-        """Ask for more while something is left; again from time to time where there was none."""
+        """Fetch more while jobs are left; repeat from time to time if there were none."""
         if not seat.up or seat.calling or seat.more or self._pending(seat) > _MIN_BUFFERED * LANES:
             return
         if isinstance(self._way, Anywhere):
@@ -277,11 +277,11 @@ class Fleet:
             seat.scheduler.reopen_stream()
 
     def _pending(self, seat: _Seat) -> float:
-        """Jobs at hand that would not be with the engine if each were sent by itself."""
+        """Number of fetched jobs that would not be with the engine if each were sent alone."""
         return seat.at_hand + max(0.0, seat.engine.left - self._shape.width - self._shape.look_ahead)
 
     def _announce_look(self, seat: _Seat, now_s: float) -> None:
-        """For runners that have little and could get no more."""
+        """Let workers with few jobs fetch more if they could get none before."""
         little = seat.up and not seat.calling and not seat.more and self._pending(seat) <= _MIN_BUFFERED * LANES
         if little and seat.look_s <= now_s and isinstance(self._way, Sharing) and (seat.sent or self._way.pending):
             seat.look_s = now_s if seat.fed else max(now_s, seat.again_s + self._tick_s)
@@ -294,7 +294,7 @@ class Fleet:
             self._announce(next_s, "step", seat)
 
     def _step(self, seat: _Seat) -> bool:
-        """An engine reports something; False: nothing that its runner would hear of."""
+        """Handle an engine's report; returns False if its worker does not see it."""
         event = seat.engine.step()
         if event is None:
             return False
@@ -321,7 +321,7 @@ class Fleet:
     # -- calls -------------------------------------------------------------------------------------------------------
 
     def _fetch(self, seat: _Seat, limit: int, now_s: float) -> None:
-        """From what it has; where that is too little, it takes its turn."""
+        """Fetch from the worker's own jobs; if these are too few, wait for a turn."""
         seat.limit = limit
         if sum(work.jobs for work in seat.unread[:LANES]) >= LANES:
             self._read(seat)
@@ -334,7 +334,7 @@ class Fleet:
             self._announce(self._turn.end_s(now_s, self._costs.turn_s(others)), "turn", seat)
 
     def _fetched(self, seat: _Seat, now_s: float) -> None:
-        """It is its turn."""
+        """A worker's turn at the store."""
         seat.calling = False
         own = sum(work.jobs for work in seat.unread)
         seat.unread += self._way.window(seat.runner, now_s, own, again=seat.asks_again)
@@ -349,7 +349,7 @@ class Fleet:
         self._available(seat, page, more=seat.more)
 
     def _write(self, seat: _Seat, now_s: float) -> None:
-        """Start what was decided, commit what has come."""
+        """Write started jobs and finished answers."""
         if not seat.starting and not seat.done:
             return
         seat.committing = seat.done

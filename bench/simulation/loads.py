@@ -1,7 +1,7 @@
-"""The recorded loads with as many jobs as one likes, and every job to any engine.
+"""The recorded loads with any number of jobs.
 
-Tokens of heads and tails are those of the recorded job files; answers have the recorded mean and the spread of a public
-trace.
+Tokens of prefixes and tails are those of the recorded job files; answers have the recorded mean and the spread of a
+public trace.
 """
 
 import random
@@ -18,24 +18,24 @@ SIZE = Size(
 )
 LOADS = ("one digest", "four digests", "four digests for each 48 jobs", "template table", "no sharing")
 RECORDED = {"four digests": "four digests shuffled", "four digests for each 48 jobs": "four digests shuffled"}
-_TABLE = (3, 4, 4, 3)  # values of its columns, the one that shares most first
+_TABLE = (3, 4, 4, 3)  # values of its columns, in the order that shares most
 SPREAD = tuple(len(GENERATED) * tokens / sum(GENERATED) for tokens in GENERATED)
 
 Piece = tuple[int, int]
-"""A group and how many of its jobs."""
+"""A group and its number of jobs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Jobs with one head."""
+    """Jobs with the same prefix."""
 
     path: Path
     jobs: int
-    prompt_tokens: float  # of each, behind its path
+    prompt_tokens: float  # tokens of each job after its path
 
 
 def kinds(load: str, jobs: int, nights: Sequence[Night]) -> list[Kind]:
-    """A load with so many jobs."""
+    """A load with a number of jobs."""
     night = next(night for night in nights if night.load == RECORDED.get(load, load))
     prompt = night.prompt_tokens / night.jobs
     if load == "no sharing":
@@ -51,7 +51,7 @@ def kinds(load: str, jobs: int, nights: Sequence[Night]) -> list[Kind]:
 
 
 def _table(jobs: int, prompt: float) -> list[Kind]:
-    """Heads in each other: the template, then one value after the other."""
+    """Nested prefixes: the template, then one value after the other."""
     tokens = (SIZE.digest_tokens // 3, SIZE.digest_tokens // 6, 3 / SIZE.words_per_token, 2 / SIZE.words_per_token)
     paths: list[Path] = [((0, float(SIZE.tail_tokens)),)]
     numbers = iter(range(1, 1000))
@@ -62,7 +62,7 @@ def _table(jobs: int, prompt: float) -> list[Kind]:
 
 
 def scattered(all_kinds: Sequence[Kind], engines: int, seed: str) -> list[list[Piece]]:
-    """Pieces by engine, every job anywhere."""
+    """Works by engine, for jobs that may run anywhere."""
     draw = random.Random(f"scattered {seed}")
     pieces: list[list[Piece]] = [[] for _ in range(engines)]
     for group, kind in enumerate(all_kinds):

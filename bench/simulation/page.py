@@ -1,4 +1,4 @@
-"""docs/scale.md: its text (scale.md.txt) with the figures of a simulation in it. Simulates nothing."""
+"""Writes docs/scale.md: its text (scale.md.txt) with the figures of a simulation."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ from tokenmill.report.svg import figure_text
 MANY = "four digests for each 48 jobs"
 TEXT = Path(__file__).with_name("scale.md.txt")
 Runs = dict[int, Any]
-"""By number of engines."""
+"""Runs by number of engines."""
 
 
 def page(document: Any) -> str:
@@ -28,7 +28,7 @@ def runs(
     store: str = "measured",
     tenth: bool = False,
 ) -> Runs:
-    """Those of one line in a plot; `tenth`: with a tenth of the jobs."""
+    """Runs of one line in a plot; `tenth`: with a tenth of the jobs."""
     wanted = (engine, load, way, failures, store, document["jobs"] // (10 if tenth else 1))
     keys = ("engine", "load", "way", "failures", "store", "jobs")
     return {run["engines"]: run for run in document["runs"] if tuple(run[key] for key in keys) == wanted}
@@ -152,7 +152,7 @@ def _turns(document: Any) -> str:
 
 
 def _where(document: Any) -> dict[str, str]:
-    """What the most engines cost more than one, and for what."""
+    """The additional cost of the most engines compared with one, by cause."""
     harsh, none = (runs(document, "giant", MANY, "assigned", how) for how in ("harsh", "none"))
     scattered = runs(document, "giant", MANY, "scattered", "harsh")
     one = min(none)

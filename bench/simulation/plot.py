@@ -1,4 +1,4 @@
-"""docs/img/scale.svg: engine-hours and wall hours over the number of engines, both in doublings. Knows nothing else."""
+"""Draws docs/img/scale.svg: engine-hours and wall hours by number of engines, on logarithmic axes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ _STYLE = Markup(
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One way of running the batch."""
+    """A line of the plot."""
 
     label: str
     colour: str  # a letter of the style above
@@ -35,7 +35,7 @@ class Line:
 
 
 def plot(document: Any) -> str:
-    """Two panels, a legend at the ends of the lines of each."""
+    """Draw two panels with labels at the ends of the lines."""
     wall = _lines(document, "wall_hours")
     cost = _lines(document, "engine_hours_per_million")
     one = wall[0].points[0][1]
@@ -94,7 +94,7 @@ def _panel(title: str, lines: Sequence[Line], left: float) -> Markup:
 
 
 def _power(value: float, towards: int) -> float:
-    """The power of ten below (-1) or above (1) a figure."""
+    """The power of ten below (-1) or above (1) a value."""
     power = 1.0
     while power > value:
         power /= 10

@@ -1,8 +1,8 @@
-"""What the simulation takes from recorded measurements, each figure with the file it is from. Guesses nothing.
+"""Recorded measurements that the simulation uses, each with its source file.
 
-Two engines. The small one was measured whole: speeds by number of lanes, and the seconds of job files. Of the giant
-one a user published prefill and decode of one sequence; how decoding grows with lanes is that of a slice with the same
-dimensions, and how long it loads is assumed.
+Two engines. The small one was measured completely: speeds by number of slots, and the seconds of job files. For the
+large one, a user published prefill and decode of one sequence; its decode speed by slots is that of a slice with the
+same dimensions, and its load time is assumed.
 """
 
 import json
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 LANES = 16
 GIANT_BYTES = 538.8 * 2**30
 ASSUMED_DISK_BYTES_S = 2e9
-HARSH_HOURS = 24.0  # assumed: machines that are taken back, as cheap ones are
+HARSH_HOURS = 24.0  # assumed: machines that may be reclaimed, such as spot instances
 
 # Tokens generated for the first 100 requests of a public trace of conversations; only their spread is used.
 GENERATED = (
@@ -128,7 +128,7 @@ GENERATED = (
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """An engine as it was measured."""
+    """A measured engine."""
 
     name: str
     rates: MeasuredRates
@@ -137,14 +137,14 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Night:
-    """A job file that was really run: the least and the whole prompt tokens, and how long it took."""
+    """A job file that was really run: minimum and total prompt tokens, and its duration."""
 
     load: str
     jobs: int
     least_tokens: float
     prompt_tokens: float
     written_tokens: int
-    seconds: tuple[float, ...]  # by round
+    seconds: tuple[float, ...]  # seconds by round
 
 
 def _read(path: str) -> Any:
@@ -170,8 +170,8 @@ def nights() -> list[Night]:
 def small() -> Recorded:
     """A mixture of experts of 270 MB on 16 cores.
 
-    Decode by lanes as measured. Seconds of a job file are taken to be computed / prefill + written / decode: prefill is
-    what makes the sum of all seconds come out, and a single figure is all that these files tell.
+    Decode by slots as measured. The seconds of a job file are assumed to be computed / prefill + generated / decode;
+    prefill is chosen so that the total of all seconds is correct, because these files give no more than one figure.
     """
     (model,) = _read("docs/validation/batch-16-cores.json")["models"]
     decode = tuple((point["width"], point["tok_s"]) for point in model["points"])
@@ -210,7 +210,7 @@ def store(writers: int = 1) -> StoreCosts:
 
 
 def _cost_s(what: str) -> float:
-    """From the table of docs/postgres.md, its last column."""
+    """A figure from the last column of the table in docs/postgres.md."""
     text = (ROOT / "docs/postgres.md").read_text(encoding="utf-8")
     (cell,) = re.findall(rf"^\| {what}.*\| ([0-9.]+) ms \|$", text, re.MULTILINE)
     return float(cell) / 1000

@@ -1,8 +1,8 @@
-"""Shares out jobs as `tokenmill.jobs.sharding.allocator` does, with the same pure functions, over a table.
+"""Assigns jobs as `tokenmill.jobs.sharding.allocator` does, with the same pure functions, on a table in memory.
 
-What is left out is the reading: rows of a million jobs are made when they are looked at, and pending ones are counted
-as they go. Where the product looks at all of another's rows to see that there is nothing to take, that is remembered.
-Knows no engines and no clocks; what a turn costs is the store's affair.
+Reads are not simulated: rows of a million jobs are created on demand, and pending ones are counted incrementally. Where
+the product reads all rows of another worker to find out that there is nothing to take, that result is remembered. Does
+not know engines or clocks; the cost of a turn belongs to the store.
 """
 
 from bisect import insort
@@ -26,54 +26,54 @@ from tokenmill.jobs.sharding.policy import (
     speed_share,
 )
 
-_FINER = 2  # works of a shard for each lane, at least
+_FINER = 2  # minimum works of a shard per slot
 Range = tuple[int, int]
-"""Positions: the first, and the one behind the last."""
+"""Positions: the first one and the end."""
 
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """A shard: pending jobs from one position up to another."""
+    """A shard: pending jobs in a range of positions."""
 
     first: int
     end: int
-    jobs: int  # that were pending when it was made
-    ahead: bool = False  # it was given while the runner had something else to do
-    waiting: dict[int, Work] = field(default_factory=dict)  # by number
+    jobs: int  # pending jobs when it was created
+    ahead: bool = False  # assigned while the worker had other work
+    waiting: dict[int, Work] = field(default_factory=dict)  # pending works by number
     pending: int = 0  # jobs of those
-    kept: int = 0  # with so many pending or fewer, none of it is worth taking
+    kept: int = 0  # with at most this number of pending jobs, none of it is worth taking
 
 
 @dataclass(slots=True, eq=False)
 class Sharer:
-    """A runner and what it has."""
+    """A worker and its shards."""
 
     seat: int
     lanes: int
     held: list[Held] = field(default_factory=list)
-    behind: QueuedJob | None = None  # the last job of what it got last
+    behind: QueuedJob | None = None  # the last job of its latest shard
     began_s: float | None = None
-    jobs: int = 0  # of all that it got
-    jobs_s: float | None = None  # a second, when it last came back for more
-    in_vain: tuple[int, bool] | None = None  # as of which change it found nothing, and whether it had nothing
+    jobs: int = 0  # total jobs received
+    jobs_s: float | None = None  # jobs per second when it last came back for more
+    in_vain: tuple[int, bool] | None = None  # the change at which it found nothing, and whether it had nothing
 
 
-_OWN_BYTES = 7  # of a place, behind the heads: see `table.Table.row`
+_OWN_BYTES = 7  # of a place, after the prefixes: see `table.Table.row`
 
 
 def quickly_joined(one: QueuedJob, other: QueuedJob) -> int:
-    """As `shard_policy.joined` of two rows of a table, and quicker where they have the same heads."""
+    """Same as `shard_policy.joined` of two rows of a table, but faster for equal prefixes."""
     if one.place[:-_OWN_BYTES] != other.place[:-_OWN_BYTES]:
         return joined(one, other)
     return min(chunk_bytes(len(one.place) - _OWN_BYTES), one.prompt_bytes, other.prompt_bytes)
 
 
 Moved = Callable[[Sharer, Sequence[Work], Sequence[Work]], None]
-"""A runner has lost some works to another, and has others instead."""
+"""A worker lost some works to another one, and has others instead."""
 
 
 class Sharing:
-    """All runners at one batch. All methods mutate."""
+    """Assigns the jobs of one batch to all workers. All methods mutate."""
 
     def __init__(self, table: Table, most_jobs: int, moved: Moved) -> None:
         self._table = table
@@ -83,16 +83,16 @@ class Sharing:
         self.pending = table.jobs
         self.runners: list[Sharer] = []
         self.stretches = self.taken = 0
-        self.changes = 0  # after which there may be more to be had
-        self._homes: dict[int, Held] = {}  # of works that wait
+        self.changes = 0  # count of changes after which more may be available
+        self._homes: dict[int, Held] = {}  # number of pending works
 
     def join(self, runner: Sharer) -> None:
-        """It is there."""
+        """A worker has started."""
         self.runners.append(runner)
         self.changes += 1
 
     def leave(self, runner: Sharer, lost: Iterable[Range]) -> None:
-        """Its lease is over: what it had is anyone's, also what was at work."""
+        """The lease of a worker has expired: its jobs are free, including those in flight."""
         self.runners.remove(runner)
         self.changes += 1
         for held in runner.held:
@@ -105,17 +105,17 @@ class Sharing:
         runner.held.clear()
 
     def sent(self, work: Work) -> None:
-        """It is no longer pending."""
+        """A work is no longer pending."""
         held = self._homes.pop(work.number)
         del held.waiting[work.number]
         held.pending -= work.jobs
         self.pending -= work.jobs
 
     def window(self, runner: Sharer, now_s: float, own: int, *, again: bool) -> list[Work]:
-        """More for a runner with so few jobs of its own to be busy with; `again`: it has nothing at hand."""
+        """Assign more works to a worker that has only `own` jobs left; `again`: it has none at all."""
         self._clock_in(runner, now_s)
         if runner.in_vain == (self.changes, again):
-            return []  # there is no more than there was
+            return []  # nothing has changed since
         found = list[Work]()
         while own < runner.lanes and (held := self._next(runner, again=again)) is not None:
             found += held.waiting.values()
@@ -142,7 +142,7 @@ class Sharing:
         return self._give(runner, ranges, rows[jobs - 1], ahead=ahead)
 
     def _begin(self, runner: Sharer, limit: int) -> tuple[list[QueuedJob], bool]:
-        """Free jobs: the rest of its own head, else the first that are not the rest of another's."""
+        """Free jobs: the rest of its own prefix, else the first that are not the rest of another worker's."""
         own = runner.behind
         if own is not None:
             behind, _ = self._rows(1, position_of(own) + 1)
@@ -153,12 +153,12 @@ class Sharing:
             return rows, more
         others = (each.behind for each in self.runners if each is not runner)
         near = [each for each in others if each is not None and each.key < rows[0].key]
-        # By what they share with the first row, which is all that it depends on.
+        # they depend only on what they share with the first row
         alike = {joined(each, rows[0]): each.place for each in near if each.place[:4] == rows[0].place[:4]}
         return rows[max((elsewhere(place, rows) for place in alike.values()), default=0) :], more
 
     def _rows(self, limit: int, after: int) -> tuple[list[QueuedJob], bool]:
-        """The first free jobs from a position on, up to the next shard; whether they go on."""
+        """The first free jobs from a position, up to the next shard; and whether they continue."""
         places = list[int]()
         end = None
         for first, behind in self._free:
@@ -176,7 +176,7 @@ class Sharing:
         return [self._table.row(place) for place in places[:limit]], len(places) > limit
 
     def _taken(self, first: int, end: int) -> list[Range]:
-        """What is free between two positions, and is so no more."""
+        """Take the free works between two positions."""
         found = [(max(first, start), min(end, stop)) for start, stop in self._free if start < end and stop > first]
         left = [each for each in self._free if each[0] >= end or each[1] <= first]
         left += [(start, first) for start, stop in self._free if start < first < stop]
@@ -185,7 +185,7 @@ class Sharing:
         return found
 
     def _take_over(self, runner: Sharer) -> Held | None:
-        """What another got in advance and has not begun, else the last part of the largest shard that is worth it."""
+        """Take what another worker got in advance and has not begun, else the end of the largest suitable shard."""
         others = [(each, held) for each in self.runners if each is not runner for held in each.held if held.pending]
         others.sort(key=lambda each: -each[1].pending)
         for owner, held in others:
@@ -211,7 +211,7 @@ class Sharing:
         return None
 
     def _split(self, runner: Sharer, owner: Sharer, held: Held, at: int) -> Held:
-        """From a position on it is another's."""
+        """Assign a shard from a position on to another worker."""
         gone = [work for work in held.waiting.values() if work.end > at]
         kept = [self._table.work(work.first, at) for work in gone if work.first < at]
         ranges = [(max(at, work.first), work.end) for work in gone]
@@ -248,13 +248,13 @@ class Sharing:
         return held
 
     def _clock_in(self, runner: Sharer, now_s: float) -> None:
-        """A runner comes for more: all it got is done, or nearly."""
+        """A worker comes for more: its works are done, or nearly."""
         if runner.began_s is None:
             runner.began_s = now_s
         elif runner.jobs > 0 and now_s > runner.began_s:
             runner.jobs_s = runner.jobs / (now_s - runner.began_s)
 
     def _claimed(self) -> int:
-        """About how many pending jobs lie in shards."""
+        """Approximate number of pending jobs in shards."""
         every = (held for each in self.runners for held in each.held)
         return sum(held.pending if held.pending < COUNTED_JOBS else held.jobs for held in every)

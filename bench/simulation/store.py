@@ -1,9 +1,9 @@
-"""What a store on PostgreSQL costs its runners: seconds of calls, and waiting for each other.
+"""Costs of a store on PostgreSQL: seconds of calls, and waiting for other workers.
 
-    a turn      one runner at a time chooses its next jobs; the more runners there are, the more it has to look at
-    writing     jobs that are started and answers that are committed, one call after the other or several at once
+    a turn      one worker at a time chooses its next jobs; the more workers there are, the more it has to read
+    writing     jobs that are started and answers that are committed, sequentially or several calls concurrently
 
-Knows no jobs.
+Does not know jobs.
 """
 
 from bisect import bisect_left
@@ -13,15 +13,15 @@ from heapq import heapreplace
 
 @dataclass(frozen=True, slots=True)
 class StoreCosts:
-    """Of one server."""
+    """Costs of one server."""
 
-    start_s: float  # for each job
-    commit_s: float  # for each answer
-    turns_s: tuple[tuple[int, float], ...]  # of one turn, by the number of other runners
-    writers: int = 1  # calls that the server does at once as fast as one
+    start_s: float  # per job
+    commit_s: float  # per answer
+    turns_s: tuple[tuple[int, float], ...]  # seconds of one turn, by the number of other workers
+    writers: int = 1  # calls that the server handles concurrently at the speed of one
 
     def turn_s(self, others: int) -> float:
-        """Of one turn, between those that were measured."""
+        """Seconds of one turn, interpolated between measurements."""
         counts = [count for count, _ in self.turns_s]
         at = bisect_left(counts, others)
         if at == 0 or at == len(counts):
@@ -31,14 +31,14 @@ class StoreCosts:
 
 
 class Queue:
-    """Calls in the order in which they come, so many at once."""
+    """Calls in order of arrival, a limited number concurrently."""
 
     def __init__(self, at_once: int) -> None:
         self._free_s = [0.0] * at_once
         self.busy_s = 0.0
 
     def end_s(self, now_s: float, takes_s: float) -> float:
-        """When a call that comes now is done; mutates."""
+        """When a call that arrives now is done; mutates."""
         end_s = max(now_s, self._free_s[0]) + takes_s
         heapreplace(self._free_s, end_s)
         self.busy_s += takes_s

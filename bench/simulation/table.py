@@ -1,8 +1,8 @@
-"""The jobs of a load as a store has them in order, and the works that some of them make for an engine.
+"""The jobs of a load in the order of a store, and the works that an engine gets.
 
-A job is a position in that order. Its row is as the store would give it: places share what heads do, in the chunks of
-`jobs.ingest.identity`, so that what is shared out is decided from the same few bytes as it really is. Prompts have
-four bytes to a token, which is what a scheduler assumes until it knows better.
+A job is a position in that order. Its row is the one that the store would return: places share the same chunks of
+`jobs.ingest.identity` as their prefixes, so that jobs are assigned by the same few bytes as in the product. Prompts
+have four bytes per token, which a scheduler assumes until it knows better.
 """
 
 import random
@@ -19,7 +19,7 @@ from tokenmill.jobs.ingest.identity import ENDS, KEY_BYTES, stored_prefix_key
 from tokenmill.jobs.models import JobId, QueuedJob
 from tokenmill.jobs.scheduler.prefix_groups import Pending
 
-_BYTES = 4  # of prompt for a token
+_BYTES = 4  # bytes of a prompt per token
 _BATCH = 1
 
 
@@ -27,7 +27,7 @@ class Table:
     """Jobs in their order, each with its kind and the length of its answer."""
 
     def __init__(self, kinds: Sequence[Kind], pieces: Sequence[Piece] | None = None, *, seed: str | None) -> None:
-        """Pieces: another order than that of a store. Without a seed answers have one length."""
+        """`pieces` change the order of the store. Without a seed, all answers have the same length."""
         self._kinds = kinds
         self._keys = [_key(kind.path) for kind in kinds]
         if pieces is None:
@@ -48,7 +48,7 @@ class Table:
         self._numbers = count()
 
     def row(self, position: int) -> QueuedJob:
-        """As a store has it; what lies behind a job's heads is its own."""
+        """A row as the store returns it; the part after a job's prefixes is unique."""
         if (row := self._rows[position]) is None:
             kind = self._kind[position]
             place = self._keys[kind] + position.to_bytes(KEY_BYTES, "big") + b"own"
@@ -57,9 +57,9 @@ class Table:
         return row
 
     def work(self, first: int, end: int) -> Work:
-        """The jobs from a position up to another as one work; mutates the numbering.
+        """The jobs in a range of positions as one work; mutates the numbering.
 
-        Of several kinds: behind what all of their paths begin with, and each other head once.
+        For several kinds: the common beginning of their paths, and each other prefix once.
         """
         number = next(self._numbers)
         jobs = end - first
@@ -75,9 +75,9 @@ class Table:
         return Work(number, path, prompts, answers, jobs, first)
 
     def works(self, first: int, end: int, most: int, *, finer: int | None = None) -> Iterator[Work]:
-        """Works of no more jobs each than are allowed; whole heads may add to that, if they are together in one.
+        """Works with a maximum number of jobs; whole prefixes may exceed it if they are together in one.
 
-        `finer`: ever smaller, down to single jobs, so that so many lanes end together.
+        `finer`: ever smaller works, down to single jobs, so that all slots end at about the same time.
         """
         at = first
         while at < end:
@@ -91,23 +91,23 @@ class Table:
             at = stop
 
     def record(self, work: Work, *, lengths: bool) -> Pending:
-        """For a scheduler; lengths: its answer's is known beforehand, which is so only where works are of several."""
+        """A work as a job for a scheduler; `lengths`: its answer's length is known, as for works of several jobs."""
         row = self.row(work.first)
         tokens = work.output_tokens if lengths else None
         return Pending(work.number, stored_prefix_key(row.place), row.prompt_bytes, tokens, 0, None, None)
 
     def tokens(self, work: Work) -> int:
-        """Of the prompt of a single job."""
+        """Prompt tokens of a single job."""
         return int(_tokens(work.path) + work.prompt_tokens)
 
     def _end(self, position: int, end: int) -> int:
-        """Of the jobs that are alike from here on."""
+        """Number of equal jobs from here on."""
         at = bisect_right(self._starts, position)
         return min(end, self._starts[at] if at < len(self._starts) else self.jobs)
 
 
 def position_of(row: QueuedJob) -> int:
-    """Where it is in the table."""
+    """Position in the table."""
     return JobId.line(row.id) - 1
 
 
@@ -116,7 +116,7 @@ def _tokens(path: Path) -> float:
 
 
 def _key(path: Path) -> bytes:
-    """Checksums of the whole chunks in a path: for each, of the heads that lie in it."""
+    """Checksums of the whole chunks of a path, one per chunk."""
     ends = list(accumulate((_BYTES * tokens for _, tokens in path), initial=0.0))
     chunks = bisect_right(ENDS, ends[-1]) - 1
     made = []
