@@ -36,7 +36,7 @@ def small_groups(set_value: Callable[[object, str, object], None]) -> None:
     """Groups of a few lines, and no head start."""
     set_value(submitting, "GROUP_LINES", GROUP_LINES)
     set_value(lines, "BLOCK_BYTES", BLOCK_BYTES)
-    set_value(ingesting, "HEAD_START_S", 0.0)
+    set_value(ingesting, "FOREGROUND_S", 0.0)
 
 
 def submission(store: Store, folder: Path, hooks: Hooks | None = None, *, strict: bool = False) -> FileSubmission:

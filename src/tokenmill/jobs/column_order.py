@@ -1,14 +1,14 @@
 """Chooses a column order for each row of a table so that rows share long prefixes.
 
 A table is a list of columns; a cell is a number for one value of one column, weighted by the bytes of its line. There
-are two greedy recursions, neither always better. One level handles some rows and their remaining columns:
+are two greedy recursions, and neither is always better. A level handles some rows and their remaining columns:
 
     by value    take the cell with the highest weight x (rows - 1); the rows that have it begin with it and form a level
                 without its column; continue with the other rows, in which it no longer counts
     by column   take the column whose cells have the highest sum of weight x (rows - 1); the rows of each of its cells
                 begin with it and form a level; rows with a unique cell form one more level
 
-Counts are updated as rows leave, so a level visits each cell a few times, whatever is chosen. Pure.
+Counts are updated as rows leave, so a level visits each cell only a few times. Pure.
 """
 
 import heapq
@@ -17,11 +17,11 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 Order = tuple[int, ...]
-"""Columns in the order in which a row has them."""
+"""The columns of a row, in order."""
 Columns = Sequence[Sequence[int]]
 """Cells by column and row."""
 
-MAX_CELLS = 60_000_000  # visited in total, some tens of seconds; the remaining levels keep one order for all their rows
+MAX_CELLS = 60_000_000  # visited in total, within tens of seconds; remaining levels get one order for all their rows
 
 
 class _Level(NamedTuple):
@@ -32,24 +32,24 @@ class _Level(NamedTuple):
 
 
 Split = Callable[[_Level, Columns, Sequence[int]], tuple[list[_Level], list[int]]]
-"""The levels below one, and the rows that share nothing with others."""
+"""Splits a level into lower levels and the rows that share nothing with others."""
 
 
 def arrange(
-    table: Columns, weights: Sequence[int], groups: Sequence[list[int]], split: Split, most_cells: int = MAX_CELLS
+    table: Columns, weights: Sequence[int], groups: Sequence[list[int]], split: Split, max_cells: int = MAX_CELLS
 ) -> list[Order]:
     """A column order for every row. Only rows of one group can share a prefix: the text before them differs."""
     columns = [*range(len(table))]
     orders: list[Order] = [tuple(columns)] * sum(map(len, groups))
     levels = [_Level(group, columns) for group in groups]
-    looked_at = 0
+    visited = 0
     while levels:
         level = _without_constants(levels.pop(), table)
-        looked_at += len(level.rows) * len(level.columns)
+        visited += len(level.rows) * len(level.columns)
         alone = level.rows
         columns = level.columns
         if len(alone) > 1 and columns:
-            if looked_at > most_cells:
+            if visited > max_cells:
                 columns = _by_worth(level, table, weights)
             else:
                 below, alone = split(level, table, weights)
@@ -65,7 +65,7 @@ def by_value(level: _Level, table: Columns, weights: Sequence[int]) -> tuple[lis
     counts = dict[int, int]()
     holders = dict[int, list[int]]()
     heap = list[tuple[int, int, int]]()
-    useful = list[int]()  # columns in which rows have anything in common
+    useful = list[int]()  # columns with a value that several rows have
     for column in level.columns:
         cells = [table[column][row] for row in level.rows]
         several = {cell: count for cell, count in Counter(cells).items() if count > 1}
@@ -85,16 +85,16 @@ def by_value(level: _Level, table: Columns, weights: Sequence[int]) -> tuple[lis
         if counts[cell] < 2:
             continue
         now = -weights[cell] * (counts[cell] - 1)
-        if now != worth:  # rows have left since it was weighted
+        if now != worth:  # rows have left since the weight was computed
             heapq.heappush(heap, (now, column, cell))
             continue
         group = [row for row in holders[cell] if row in left]
         left.difference_update(group)
         for other in useful:
             cells_of = table[other]
-            for gone, times in Counter([cells_of[row] for row in group]).items():
-                if gone in counts:
-                    counts[gone] -= times
+            for cell_left, times in Counter([cells_of[row] for row in group]).items():
+                if cell_left in counts:
+                    counts[cell_left] -= times
         others = [other for other in level.columns if other != column]
         below.append(_Level(group, others, (*level.first, column), level.last))
     return below, [row for row in level.rows if row in left]
@@ -132,7 +132,7 @@ def _same(cells: Sequence[int], rows: Sequence[int]) -> bool:
 
 
 def _by_worth(level: _Level, table: Columns, weights: Sequence[int]) -> list[int]:
-    """Columns by the bytes that each would save as the first one."""
+    """Columns sorted by the bytes that each would save as the first one."""
     worth: dict[int, int] = {}
     for column in level.columns:
         cells = table[column]

@@ -1,8 +1,8 @@
 """Builds a digest of files: one text within a token budget, identical bytes for identical content.
 
 Every file is enclosed in tags with its name. If not everything fits, the budget is shared fairly: files that need less
-than an equal share are whole, the others get equal parts, the beginning and an outline of the rest; files for which
-only a name would fit are only counted. Pure: texts in, text out; the token counter is a parameter.
+than an equal share are included completely; the others get equal shares for their beginning and an outline of the rest.
+Files whose share would be too small are only listed. Pure; the token counter is a parameter.
 
     budget   |####### a ######|### b ###|######## c (beginning) ########|######## d (beginning) ########|
 """
@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-MIN_TOKENS = 128  # a shorter part of a file is useless
-MAX_TOKEN_BYTES = 32  # bytes: text with more bytes per token than this need not be counted
+MIN_TOKENS = 128  # minimum tokens of a truncated file
+MAX_TOKEN_BYTES = 32  # texts with more bytes per available token are not tokenized, because they cannot fit
 NAMES_SHARE = 0.1  # of the budget, for names of files that are not shown
 OUTLINE_SHARE = 0.2  # of the budget of a truncated file
 TRIES = 8
@@ -38,16 +38,16 @@ class DigestDocument:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What became of one file."""
+    """How a file is included."""
 
     name: str
-    tokens: int  # of its whole text
+    tokens: int  # of the complete file
     shown: Shown
 
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """The text and what is in it."""
+    """The text of a digest and its files."""
 
     text: str
     tokens: int
@@ -55,12 +55,12 @@ class Digest:
 
     @property
     def sha256(self) -> str:
-        """SHA-256 of the text; digests with the same value are the same prefix."""
+        """SHA-256 of the text."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
 def estimate(text: str) -> int:
-    """Tokens of a text at four bytes each, rounded up."""
+    """Estimated tokens of a text at four bytes per token, rounded up."""
     return -(-len(text.encode()) // 4)
 
 
@@ -70,16 +70,16 @@ def build(documents: Sequence[DigestDocument], budget: int, count: TokenCount = 
         (DigestDocument(one.name, normal(one.text)) for one in documents), key=lambda one: one.name.split("/")
     )
     needs = [_need(one, budget, count) for one in ordered]
-    room = budget
+    available = budget
     text = ""
     tokens = 0
     shown = list[Shown]()
     for _ in range(TRIES):
-        text, shown = _written(ordered, needs, room, count)
+        text, shown = _written(ordered, needs, available, count)
         tokens = count(text)
         if tokens <= budget:
             break
-        room -= tokens - budget  # joined parts may have a few tokens more than separate ones
+        available -= tokens - budget  # the joined text may have a few more tokens than its parts
     else:
         text = ""
         tokens = 0
@@ -89,13 +89,13 @@ def build(documents: Sequence[DigestDocument], budget: int, count: TokenCount = 
 
 
 def _need(one: DigestDocument, budget: int, count: TokenCount) -> int:
-    """Tokens of a whole file; estimated if it cannot fit anyway."""
+    """Tokens of a complete file, estimated if it certainly does not fit."""
     whole = _whole(one)
     return count(whole) if len(whole) <= MAX_TOKEN_BYTES * budget else estimate(whole)
 
 
 def normal(text: str) -> str:
-    """A text with line feeds alone, without a byte order mark, with one line feed at its end."""
+    """Normalise line endings to line feeds, remove the byte order mark, and end the text with one line feed."""
     text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     return text.rstrip("\n") + "\n" if text.strip() else ""
 
@@ -112,7 +112,7 @@ def _written(
         parts = {index: _shown(documents[index], needs[index], level, count) for index in kept}
         if all(parts.values()):
             break
-        kept = [index for index in kept if parts[index]]  # a file of which nothing fits releases its share
+        kept = [index for index in kept if parts[index]]  # the share of a file of which nothing fits goes to the others
     text = "\n".join([*(part for part in parts.values() if part), *([note] if note else [])])
     return text, [_how(index in parts, needs[index] <= level) for index in range(len(documents))]
 
@@ -126,7 +126,7 @@ def _shown(one: DigestDocument, need: int, level: int, count: TokenCount) -> str
 
 
 def _kept(needs: Sequence[int], budget: int) -> list[int]:
-    """The files that are shown: all, unless their shares would be uselessly small; then the smallest."""
+    """The files to include: all, or the smallest ones if the shares would otherwise be too small."""
     total = 0
     kept = list[int]()
     for index in sorted(range(len(needs)), key=lambda index: (needs[index], index)):
@@ -153,7 +153,7 @@ def _whole(one: DigestDocument) -> str:
 
 
 def _part(one: DigestDocument, level: int, count: TokenCount) -> str | None:
-    """As many lines from the beginning as fit, and an outline of the rest; None if not even a few words fit."""
+    """The leading lines that fit, and an outline of the rest; None if nothing fits."""
     lines = [line + "\n" for line in one.text.split("\n")[:-1]]
     if not lines:
         return None
@@ -169,7 +169,7 @@ def _part(one: DigestDocument, level: int, count: TokenCount) -> str | None:
 
 
 def _most(high: int, made: Callable[[int], str], level: int, count: TokenCount) -> str | None:
-    """The longest of the texts 1 to `high` that fits, or None."""
+    """The longest text that fits, of those made for 1 to `high`; None if none fits."""
     best = None
     low = 0
     beyond = high + 1
@@ -185,7 +185,7 @@ def _most(high: int, made: Callable[[int], str], level: int, count: TokenCount) 
 
 
 def _prefix(lines: Sequence[str], most: int) -> int:
-    """Number of leading lines within a number of characters; never all."""
+    """Number of leading lines within a number of characters, but never all lines."""
     for number, line in enumerate(lines):
         most -= len(line)
         if most < 0:
@@ -207,13 +207,13 @@ def _cut(
     level: int,
     count: TokenCount,
 ) -> str:
-    behind = [(number, line) for number, line in headings if number >= kept]
+    following = [(number, line) for number, line in headings if number >= kept]
     outline = list[str]()
-    room = OUTLINE_SHARE * level
-    for number, line in behind:
+    available = OUTLINE_SHARE * level
+    for number, line in following:
         shown = f"{number + 1}: {line.rstrip()[:_MAX_OUTLINE]}\n"
-        room -= count(shown)
-        if room < 0:
+        available -= count(shown)
+        if available < 0:
             break
         outline.append(shown)
     left = len(lines) - kept
@@ -223,7 +223,7 @@ def _cut(
 
 
 def _left_out(names: Sequence[str], most: int, count: TokenCount) -> str:
-    """A line about files that are not shown, with as many of their names as fit."""
+    """A line about the files that are not included, with as many of their names as fit."""
     if not names:
         return ""
     note = f"[{len(names)} more file{'' if len(names) == 1 else 's'} not shown"

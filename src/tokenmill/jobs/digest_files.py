@@ -1,6 +1,6 @@
-"""Collects the text files of a digest: walks folders, leaves out hidden, ignored and binary files.
+"""Collects the text files of a digest from files and folders, without hidden, ignored and binary files.
 
-Names are relative to the deepest common folder, so that a copy elsewhere gives the same digest. `.gitignore` files
+Names are relative to the deepest common folder, so that a copy elsewhere produces the same digest. `.gitignore` files
 inside that folder apply; those above it do not. Nothing depends on times, owners or the order of directory entries.
 """
 
@@ -20,7 +20,7 @@ from tokenmill.units import MIB, format_bytes
 MAX_BYTES = 32 * MIB  # per file
 MAX_FILES = 50_000
 _SNIFFED = 8192
-_FILE_HINT = "check the path and who may read it"
+_FILE_HINT = "check the path and its permissions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Found:
 
 
 _Rules = tuple[tuple[str, GitIgnoreSpec], ...]
-"""Each .gitignore with its folder below the root: "" or "path/"."""
+"""Patterns of .gitignore files, each with its folder below the root: "" or "path/"."""
 
 
 def gather(places: Sequence[Path], *, leave_out: Path | None = None) -> Found:
@@ -53,7 +53,7 @@ def gather(places: Sequence[Path], *, leave_out: Path | None = None) -> Found:
             continue
         seen.add(path)
         if len(seen) > MAX_FILES:
-            raise UsageError(f"more than {MAX_FILES:,} files", hint="name the folders that matter")
+            raise UsageError(f"more than {MAX_FILES:,} files", hint="name only the folders that are needed")
         name = os.fsencode(path.relative_to(root).as_posix()).decode(errors="replace")  # names need not be Unicode
         text, why_not = _text(path)
         if text is None:
@@ -83,7 +83,7 @@ def _files(places: Iterable[Path], root: Path) -> Iterator[Path]:
 
 
 def _rules_above(place: Path, root: Path) -> _Rules:
-    """Rules of the folders from the root to a place, without patterns that would ignore the place itself."""
+    """Rules of the folders from the root down to a path, without patterns that would ignore the path itself."""
     folders = [folder for folder in reversed(place.parents) if folder == root or root in folder.parents]
     rules = list[tuple[str, GitIgnoreSpec]]()
     for folder in folders:
@@ -94,7 +94,7 @@ def _rules_above(place: Path, root: Path) -> _Rules:
 
 
 def _walk(folder: Path, below: str, rules: _Rules) -> Iterator[Path]:
-    """Files of a folder, names in order; links to folders are not followed."""
+    """Yield the files of a folder in order of their names; links to folders are not followed."""
     rules = (*rules, (below, _rules(folder)))
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)

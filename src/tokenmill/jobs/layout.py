@@ -1,13 +1,13 @@
-"""Builds jobs from a table and a template, laid out so that prompts share as much text as possible.
+"""Builds jobs from a table and a template, laid out so that prompts share prefixes as long as possible.
 
-Where a template has `{*}`, the columns may come in any order, chosen per row; rows may come in any order too. Rows that
-share a long value begin with it; the same is then done within them, and among the others (`arrange`).
+The columns in `{*}` may have any order, which is chosen per row, and rows may have any order too. Rows that share a
+long value start with it; this is repeated within these rows and among the others (`column_order.arrange`).
 
     plan: free  | country: AT | id: 1        plan: free  | country: AT | id: 1
     plan: pro   | country: AT | id: 2   ->   plan: free  | country: DE | id: 3
     plan: free  | country: DE | id: 3        plan: pro   | country: AT | id: 2
 
-The saving is counted exactly; if there is none, the given column order is kept. Pure.
+The saving is computed exactly; without a saving, the given column order is kept. Pure.
 """
 
 from collections import Counter
@@ -27,32 +27,32 @@ Mode = Literal["auto", "given"]
 
 @dataclass(frozen=True, slots=True)
 class Saving:
-    """Prompt bytes in the given layout and in the chosen one."""
+    """Prompt bytes to compute in the given and in the chosen layout."""
 
     rows: int
     prompt_bytes: int
-    given_slot_bytes: int  # computed by one slot in table order that keeps the last prompt
-    given_bytes: int  # computed with every shared prefix computed once
+    given_slot_bytes: int  # by a single slot in table order that caches the last prompt
+    given_bytes: int  # with every shared prefix computed once
     bytes: int  # the same in the chosen layout
     orders: tuple[tuple[tuple[str, ...], int], ...] = ()  # column orders and their rows, the most frequent first
 
     @property
     def saved_bytes(self) -> int:
-        """Compared with the best that the given column order allows."""
+        """The saving over `given_bytes`."""
         return self.given_bytes - self.bytes
 
-    def as_words(self, bytes_per_token: float = 4.0) -> str:
-        """The figures as a sentence, in tokens."""
-        slot, given, least = (
+    def as_text(self, bytes_per_token: float = 4.0) -> str:
+        """The figures in tokens, as one line."""
+        slot, given, chosen = (
             f"{round(size / bytes_per_token):,}" for size in (self.given_slot_bytes, self.given_bytes, self.bytes)
         )
-        made = f"; {least} in this layout" if self.bytes < self.given_bytes else "; no other order of columns is better"
-        return f"{slot} prompt tokens row by row, {given} with every shared head computed once{made}"
+        saved = f"{chosen} in this layout" if self.bytes < self.given_bytes else "no other column order is better"
+        return f"{slot} prompt tokens row by row, {given} with every shared prefix computed once; {saved}"
 
 
 @dataclass(frozen=True, slots=True)
 class JobLayout:
-    """The jobs as lines, and what their layout saves. Iterating it again gives the same lines again."""
+    """The jobs as lines, which can be iterated repeatedly, and the saving of their layout."""
 
     saving: Saving
     _table: Table
@@ -83,33 +83,34 @@ def lay_out(
     body: Mapping[str, Any] | None = None,
     rows: Literal["shared", "table"] = "shared",
 ) -> JobLayout:
-    """Jobs for all rows, named by row number or key; raises UsageError for missing columns.
+    """Jobs for all rows, named by row number or by the column `key`; raises UsageError for missing columns.
 
-    `body` has additional keys for every line. `rows`: lines are sorted so that neighbours share the most, or stay in
-    table order, which costs nothing with a scheduler. Mode "given" changes neither columns nor rows.
+    `body` has additional keys for every line. With `rows` "shared", lines are sorted so that neighbours share long
+    prefixes; "table" keeps their order, which costs nothing with a scheduler. Mode "given" reorders neither columns nor
+    rows.
     """
     for name in template.names:
         table.index(name, "the template")
     ids = custom_ids(table, key)
     orders: list[Order] = [_rest(table, template, key)] * len(table.rows)
-    in_order, given = _least(table, template, orders)
+    in_order, given = _minimum(table, template, orders)
     slot, whole = _slot(table, template, orders)
-    least = given
+    minimum = given
     if mode == "auto" and len(orders[0]) > 1:
         for made in _arranged(table, template, orders[0]):
-            made_in_order, cost = _least(table, template, made)
-            if cost < least:
+            made_in_order, cost = _minimum(table, template, made)
+            if cost < minimum:
                 orders = made
                 in_order = made_in_order
-                least = cost
+                minimum = cost
     if mode == "given" or rows == "table":
         in_order = [*range(len(table.rows))]
-    saving = Saving(len(table.rows), whole, slot, given, least, _counted(table, orders))
+    saving = Saving(len(table.rows), whole, slot, given, minimum, _counted(table, orders))
     return JobLayout(saving, table, template, ids, orders, in_order, body or {})
 
 
 def _rest(table: Table, template: JobTemplate, key: str | None) -> Order:
-    """The columns of `{*}`; the key column is left out unless the template names it."""
+    """The columns in `{*}`: those that the template does not name, without the key column."""
     if template.rest_in is None:
         return ()
     named = {*template.names, key}
@@ -117,7 +118,7 @@ def _rest(table: Table, template: JobTemplate, key: str | None) -> Order:
 
 
 def _arranged(table: Table, template: JobTemplate, columns: Order) -> Iterator[list[Order]]:
-    """Candidates: an order of the columns for every row."""
+    """Yield candidates: a column order for every row."""
     cells = list[list[int]]()
     weights = list[int]()
     for column in columns:
@@ -136,7 +137,7 @@ def _arranged(table: Table, template: JobTemplate, columns: Order) -> Iterator[l
 
 
 def _before(table: Table, template: JobTemplate, row: int) -> str:
-    """The values before `{*}` in a row's prompt, which decide who can share what follows."""
+    """The values before `{*}` in a row's prompt; only rows with equal ones can share what follows."""
     pieces = [*(template.system or ()), *template.user]
     before = pieces[: pieces.index(Field(REST))]
     return "\0".join(_value(table, row, piece, ()) for piece in before if isinstance(piece, Field))
@@ -165,8 +166,8 @@ def _prompt(table: Table, template: JobTemplate, row: int, order: Order) -> byte
     return (user if system is None else f"{system}\n{user}").encode()
 
 
-def _least(table: Table, template: JobTemplate, orders: Sequence[Order]) -> tuple[list[int], int]:
-    """Rows sorted by prompt, and the bytes to compute if each shared prefix is computed once."""
+def _minimum(table: Table, template: JobTemplate, orders: Sequence[Order]) -> tuple[list[int], int]:
+    """Rows sorted by prompt, and the bytes to compute if every shared prefix is computed once."""
     texts = [_prompt(table, template, row, order) for row, order in enumerate(orders)]
     in_order = sorted(range(len(texts)), key=texts.__getitem__)
     cost = len(texts[in_order[0]])

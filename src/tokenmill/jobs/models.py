@@ -1,7 +1,7 @@
-"""Value types of jobs: batches, jobs and their outcomes.
+"""Value types: batches, jobs and their outcomes.
 
-A *batch* is one submitted file; a *job* is one of its lines; an *answer* belongs to an identity and is shared by all
-jobs that have it. Times are Unix seconds. Knows nothing of storage.
+A *batch* is a submitted file, a *job* one of its lines. An *answer* belongs to the identity of a request and is shared
+by all jobs with that identity. Times are Unix seconds.
 """
 
 from collections.abc import Mapping
@@ -11,28 +11,28 @@ from typing import Any, NamedTuple
 
 
 class JobId:
-    """Job numbers in the store: the batch above, its line below, so that they sort by batch, then by line."""
+    """Job numbers in the store: the batch in the upper bits and the line in the lower 32, so that they sort by both."""
 
     MAX_LINE = (1 << 32) - 1
 
     @staticmethod
     def of(batch: int, line: int) -> int:
-        """The number of a line of a batch."""
+        """The job number of a line of a batch."""
         return batch << 32 | line
 
     @staticmethod
     def batch(job: int) -> int:
-        """The batch of a job."""
+        """The batch number of a job."""
         return job >> 32
 
     @staticmethod
     def line(job: int) -> int:
-        """The line of a job in its file, from 1."""
+        """The line number of a job in its file, from 1."""
         return job & JobId.MAX_LINE
 
     @staticmethod
     def span(batch: int) -> dict[str, int]:
-        """The lowest and the highest number that a job of a batch can have, as the values of a query."""
+        """The lowest and highest job numbers of a batch, as query values."""
         return {"first": JobId.of(batch, 0), "last": JobId.of(batch, JobId.MAX_LINE)}
 
 
@@ -53,12 +53,12 @@ class State(IntEnum):
 
     @property
     def final(self) -> bool:
-        """Whether the job has its outcome."""
+        """Whether the job has an outcome."""
         return self >= State.DONE
 
 
 INVALID_LINE = "invalid_line"
-"""The code of a line that could not be read; sending it again cannot help."""
+"""The failure code of a line that could not be parsed; retrying it cannot help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Failure:
 
 
 SortKey = tuple[int, int, bytes, int]
-"""Sort key of pending jobs: by priority, then by batch, the oldest first, then by place."""
+"""Sort key of pending jobs: negative priority, batch (oldest first), place, job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +78,9 @@ class Job:
     """One line of a batch."""
 
     id: int
-    custom_id: str | None  # None: a line too malformed to have one
+    custom_id: str | None  # None: the line could not be parsed
     state: State
-    identity: bytes | None  # None, like the following fields: a line that could not be parsed
+    identity: bytes | None  # None if the line could not be parsed, like the following fields
     place: bytes | None
     priority: int
     prompt_bytes: int | None
@@ -92,17 +92,17 @@ class Job:
 
     @property
     def batch(self) -> int:
-        """The number of its batch."""
+        """The batch number."""
         return JobId.batch(self.id)
 
     @property
     def number(self) -> int:
-        """Its line in the file, from 1."""
+        """The line number in the file, from 1."""
         return JobId.line(self.id)
 
 
 class QueuedJob(NamedTuple):
-    """The fields that decide the order of a pending job; its line is read when it starts."""
+    """A pending job with the fields that determine its order; its line is read when it starts."""
 
     id: int
     rank: int  # negative priority
@@ -115,22 +115,22 @@ class QueuedJob(NamedTuple):
 
     @property
     def key(self) -> "SortKey":
-        """Its position in the queue; pass it to read what follows."""
+        """The job's position in the queue, from which reading can continue."""
         return self.rank, JobId.batch(self.id), self.place, self.id
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """How a file is to be worked on."""
+    """How to run a job file."""
 
     model_id: str
-    output: str | None = None  # absolute; together with the file's content and the model it identifies the batch
+    output: str | None = None  # absolute path; identifies the batch together with the file's content and the model
     errors: str | None = None  # a separate file for failed lines
     priority: int | None = None  # default for lines without one; higher first; None: 0, or unchanged
     deadline_s: float | None = None
     reuse: bool = True  # use existing answers
-    strict: bool = False  # one bad line rejects the whole file
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # body keys for lines that lack them
+    strict: bool = False  # a bad line rejects the whole file
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # body keys for lines without them
     name: str | None = None  # of the batch; None: generated
 
 
@@ -147,27 +147,27 @@ class Counts:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """All jobs."""
         return self.pending + self.running + self.final
 
     @property
     def final(self) -> int:
-        """Those that need nothing more."""
+        """Jobs with an outcome."""
         return self.done + self.failed + self.cancelled + self.quarantined
 
 
 @dataclass(frozen=True, slots=True)
 class BatchTotals:
-    """Cost of a batch so far: of the answers computed for it, without reused ones.
+    """Answers of a batch so far, and the cost of the computed ones.
 
-    `computed` and `reused` add up to the done jobs. The tokens and the time include answers that arrived after their
+    `computed` and `reused` add up to the number of done jobs. Tokens and time include answers that arrived after their
     job was cancelled.
     """
 
     computed: int = 0  # answers
-    reused: int = 0  # answers that existed, or came from another job
+    reused: int = 0  # answers that existed or were computed for another job
     prompt_tokens: int = 0
-    cached_tokens: int = 0  # of the prompt tokens; 0 for engines that do not report it
+    cached_tokens: int = 0  # of the prompt tokens; 0 if the engine does not report them
     completion_tokens: int = 0
     engine_s: float = 0.0  # summed over concurrent jobs
 
@@ -195,16 +195,16 @@ class Batch:
 
     @property
     def finished(self) -> bool:
-        """Whether every line has its outcome."""
+        """Whether every line has an outcome."""
         return self.sealed_s is not None and self.counts.pending == 0 and self.counts.running == 0
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedJob:
-    """An answer that has come, to be committed."""
+    """A computed answer, to be committed."""
 
     job: int
-    body: bytes  # of the response; stored and written unchanged
+    body: bytes  # response body, stored and written unchanged
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int | None = None
@@ -213,11 +213,11 @@ class FinishedJob:
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
-    """A job that changed its state."""
+    """The new state of a job."""
 
     job: int
     state: State
-    reused: bool = False  # done with an answer that was computed for another job
+    reused: bool = False  # the answer was computed for another job
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,12 +225,12 @@ class Started:
     """Result of starting jobs."""
 
     running: tuple[Job, ...]
-    answered: tuple[JobOutcome, ...] = ()  # done immediately: the answer existed
-    held: tuple[int, ...] = ()  # an equal job runs: done with it, or freed if it fails
+    answered: tuple[JobOutcome, ...] = ()  # done immediately, because the answer existed
+    held: tuple[int, ...] = ()  # a job with the same identity runs: they are done with it, or released if it fails
 
 
 class Result(NamedTuple):
-    """A job as the output needs it."""
+    """A job as written to the output."""
 
     number: int
     state: State
@@ -239,4 +239,4 @@ class Result(NamedTuple):
     body: bytes | None
     code: str | None
     message: str | None
-    damaged_answer: int | None = None  # the answer to requeue; 0: the job points to the answer of another request
+    damaged_answer: int | None = None  # the damaged answer; 0: the job refers to the answer of another request

@@ -1,9 +1,9 @@
 """Writes the output of a batch: OpenAI batch output lines, one per job, in file order.
 
-A line is appended as soon as all lines before it are final, so what the file contains while the batch runs stays. Every
-byte comes from the store: on opening, the file is compared with the store line by line and truncated where they differ
-(half a line after a power cut, an error that was retried); removed whole lines are logged. A job whose stored answer is
-damaged is requeued, not written. A file that this batch did not write is not touched.
+A line is appended once all lines before it are final, so the lines in the file do not change while the batch runs. All
+bytes come from the store: on opening, the file is compared with the store line by line and truncated where they differ,
+for example after a power failure or because a failed job was retried; removed complete lines are logged. A job whose
+stored answer is damaged is requeued, not written. A file that this batch did not write is not changed.
 """
 
 import errno
@@ -21,6 +21,7 @@ from typing import Self
 
 from tokenmill.errors import StoreFull, StoreInUse, TokenmillError, UsageError
 from tokenmill.jobs.models import Batch, Result, State
+from tokenmill.jobs.output_checks import FOREIGN_OUTPUT, no_output_folder, output_is_folder, unwritable_output
 from tokenmill.jobs.store.store import Store
 from tokenmill.units import KIB, MIB, number_of
 
@@ -29,11 +30,11 @@ _WRITE_BYTES = MIB
 _TAIL_BYTES = 64 * KIB
 _LINE_ENDS = 2
 _log = logging.getLogger(__name__)
-_GO_ON = "finished answers are kept, and the same command goes on from there"
+_RESUME_HINT = "finished answers are kept; run the same command again to resume"
 
 
 def output_line(name: str, result: Result) -> bytes:
-    """The output line of a finished job; always the same bytes."""
+    """The output line of a finished job; the same bytes every time."""
     start = f'{{"id":"{_id_prefix(name)}{result.number}","custom_id":{json.dumps(result.custom_id)},"response":'
     if result.state is State.DONE and result.body is not None and result.identity is not None:
         request = f'{start}{{"status_code":200,"request_id":"req_{result.identity[:12].hex()}","body":'
@@ -56,7 +57,7 @@ def written_to(batch: Batch) -> int | None:
 
 
 def _last_number(path: Path, prefix: str) -> int:
-    """Number of the last whole line of a file, which may be a long one."""
+    """Number of the last complete line of a file."""
     start = path.stat().st_size
     tail = b""
     with path.open("rb") as file:
@@ -70,16 +71,16 @@ def _last_number(path: Path, prefix: str) -> int:
 
 
 class Output:
-    """The open output of a batch, and its errors file if it has one; one writer at a time."""
+    """The open output file of a batch, and its errors file if it has one; locked for one writer."""
 
     def __init__(self, store: Store, batch: Batch, *, replace: bool = False) -> None:
-        """Open and repair; with `replace`, a file written by something else is emptied instead of refused."""
+        """Open and repair the files; with `replace`, files of other content are emptied instead of refused."""
         if batch.output is None:
-            raise UsageError(f"{batch.name} has no output file", hint="name one with --output")
+            raise UsageError(f"{batch.name} has no output file", hint="set one with --output", code="no_output")
         self._store = store
         self._batch = batch
-        self._number = 0  # of the last line written
-        self._failed = 0  # checksum of the failures up to it: see `_sum`
+        self._number = 0  # of the last written line
+        self._failed = 0  # checksum of the failures up to it; see `_sum`
         self._answers = _File(Path(batch.output))
         self._errors = None
         try:
@@ -99,14 +100,14 @@ class Output:
 
     @property
     def written(self) -> int:
-        """The number of the last line that is in the file."""
+        """The number of the last line in the file."""
         return self._number
 
     def advance(self) -> int:
-        """Append the lines that became final; returns how many."""
+        """Append the lines that became final; returns their number."""
         count = 0
         for result in self._final():
-            self._number = result.number  # set first: a line that could not be written stays with its file
+            self._number = result.number  # set first, because a line that could not be written stays buffered
             line = output_line(self._batch.name, result)
             self._failed += self._sum(result, line)
             self._file(result).append(line)
@@ -116,9 +117,9 @@ class Output:
         return count
 
     def finish(self) -> bool:
-        """Append the final lines and sync them to disk; returns whether they are all lines of the batch.
+        """Append the final lines and sync them to disk; returns whether the output is complete.
 
-        Another process may have retried jobs whose errors are in the file: these lines are rewritten first.
+        If another process has retried jobs whose errors are in the file, these lines are rewritten first.
         """
         self.advance()
         if self._store.shared and self._store.batch(self._batch.id).finished and self._outdated():
@@ -132,7 +133,7 @@ class Output:
         return batch.finished and not self._store.results(batch.id, self._number, 1)
 
     def close(self) -> None:
-        """Close the files; appends nothing."""
+        """Close the files without writing."""
         for file in self._files():
             file.close()
 
@@ -145,7 +146,7 @@ class Output:
         return self._answers if self._errors is None or result.state is State.DONE else self._errors
 
     def _final(self) -> Iterator[Result]:
-        """Yield finished jobs after the last line, up to the first unfinished one; requeues damaged answers."""
+        """Yield finished jobs after the last written line, up to the first unfinished one. Requeues damaged answers."""
         number = self._number
         while page := self._store.results(self._batch.id, number, _PAGE_LINES):
             for result in page:
@@ -157,9 +158,9 @@ class Output:
             number = page[-1].number
 
     def _outdated(self) -> bool:
-        """Whether failures in the files have changed in the store."""
+        """Whether failures that are in the files have changed in the store."""
         if not all(file.regular for file in self._files()):
-            return False  # what was written to a pipe cannot be changed
+            return False  # pipes cannot be rewritten
         number = 0
         failed = 0
         while page := self._store.failures(self._batch.id, number, _PAGE_LINES):
@@ -172,7 +173,7 @@ class Output:
         return failed != self._failed
 
     def _sum(self, result: Result, line: bytes) -> int:
-        """The line of a failure as a number; the sum shows whether the failures are unchanged, however many there are.
+        """A checksum of a failure's line; the sum over all failures shows whether any has changed.
 
         Other lines never change: answers are final, and resuming cancelled jobs requires the claim on the output.
         """
@@ -186,7 +187,7 @@ class Output:
         for result in self._final():
             line = output_line(self._batch.name, result)
             if not self._file(result).matches(line):
-                break  # where one file differs, both are rewritten from there
+                break  # both files are rewritten from here
             self._number = result.number
             self._failed += self._sum(result, line)
         own = f'{{"id":"{_id_prefix(self._batch.name)}'.encode()
@@ -212,11 +213,11 @@ class _File:
             access = os.O_WRONLY if path.exists() and not path.is_file() else os.O_RDWR | os.O_CREAT
             self._fd = os.open(path, access | os.O_CLOEXEC, 0o644)
         except FileNotFoundError as error:
-            raise UsageError(f"the folder of {path} is not there", hint="create it and run the same again") from error
+            raise no_output_folder(path) from error
         except IsADirectoryError as error:
-            raise UsageError(f"{path} is a folder", hint="give the name of the file to write") from error
+            raise output_is_folder(path) from error
         except OSError as error:
-            raise UsageError(f"cannot write {path}: {error.strerror}", hint="name a file that you may write") from error
+            raise unwritable_output(path, error.strerror) from error
         info = os.fstat(self._fd)
         self.regular = stat.S_ISREG(info.st_mode)
         self._inode = info.st_ino
@@ -225,11 +226,11 @@ class _File:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(self._fd)
-            raise StoreInUse(f"another process writes {path}", hint="wait for it, or name another output") from None
+            raise StoreInUse(f"another process writes {path}", hint="wait for it, or choose another output") from None
         self._reader = os.fdopen(os.dup(self._fd), "rb") if self.regular else None
 
     def rewind(self) -> None:
-        """Compare the file with the store from its beginning again."""
+        """Restart the comparison from the beginning of the file."""
         if self._reader is not None:
             self._reader.close()  # discards its read-ahead
             os.lseek(self._fd, 0, os.SEEK_SET)
@@ -237,31 +238,32 @@ class _File:
             self._ends = 0
 
     def matches(self, line: bytes) -> bool:
-        """Whether the next bytes of the file are this line; if so, it counts as written."""
+        """Whether the next bytes of the file are this line, which then counts as written."""
         if self._reader is None or self._reader.read(len(line)) != line:
             return False
         self._ends += len(line)
         return True
 
     def continues_with(self, own: bytes) -> bool:
-        """Whether the rest of the file can be ours: it begins like `own` lines, or is torn."""
+        """Whether the rest of the file begins like a line of this batch, or is a torn write."""
         if self._reader is None:
             return True
         self._reader.seek(self._ends)
         rest = self._reader.read(len(own))
-        # A power cut leaves half a line, or zeros in allocated space.
+        # A power failure leaves an incomplete line, or zeros in allocated space.
         return own.startswith(rest.rstrip(b"\0"))
 
     def foreign(self) -> UsageError:
         """The error for a file that this batch did not write."""
-        where = "holds something else" if self._ends == 0 else f"was changed after byte {self._ends}"
+        where = "has other content" if self._ends == 0 else f"was changed after byte {self._ends}"
         return UsageError(
-            f"{self.path} {where}: it is not the output of this batch",
-            hint="name another output, or move that file away",
+            f"{self.path} {where}, so it is not the output of this batch",
+            hint="choose another output file, or move this one away",
+            code=FOREIGN_OUTPUT,
         )
 
     def cut(self, *, whole: bool) -> None:
-        """Remove what follows the matching lines, or everything, before appending. Whole lines are logged."""
+        """Remove everything after the matching lines, or with `whole` everything. Removed complete lines are logged."""
         if self._reader is None:
             return
         self._ends = 0 if whole else self._ends
@@ -271,7 +273,7 @@ class _File:
             lines += part.count(b"\n")
         if lines:
             _log.warning(
-                "%s: removed %s after byte %d, because the store has other results for them; new ones follow",
+                "%s: removed %s after byte %d, because the store has newer results; they are written again",
                 self.path,
                 number_of(lines, "line"),
                 self._ends,
@@ -279,7 +281,7 @@ class _File:
         self._truncate()
 
     def append(self, line: bytes) -> None:
-        """Buffer a line; written with others, or by `flush`."""
+        """Buffer a line, to be written together with others or by `flush`."""
         self._pending.append(line)
         self._pending_bytes += len(line)
         if self._pending_bytes >= _WRITE_BYTES:
@@ -327,11 +329,9 @@ class _File:
         except OSError:
             here = False
         if not here:
-            raise TokenmillError(
-                f"{self.path} was removed or replaced while it was written", hint=f"put its folder back: {_GO_ON}"
-            )
+            raise TokenmillError(f"{self.path} was removed or replaced while it was being written", hint=_RESUME_HINT)
 
     def _unwritable(self, error: OSError) -> TokenmillError:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return StoreFull(f"no room is left on the disk of {self.path}", hint=f"free some space: {_GO_ON}")
-        return TokenmillError(f"cannot write {self.path}: {error.strerror}", hint=_GO_ON)
+            return StoreFull(f"the disk of {self.path} is full", hint=f"free some space; {_RESUME_HINT}")
+        return TokenmillError(f"cannot write {self.path}: {error.strerror}", hint=_RESUME_HINT)

@@ -1,7 +1,7 @@
-"""Tables of rows that a template turns into jobs, every value as text.
+"""Tables whose rows a template turns into jobs, with every value as text.
 
-A table is held in memory. Text stays as it is; numbers, lists and objects become JSON; null and missing values are
-empty. A damaged table is refused as a whole, because nobody would notice a missing row before the morning.
+A table is held in memory. Text is unchanged; numbers, lists and objects become JSON; null and missing values become
+empty. A damaged table is rejected as a whole, because missing rows could go unnoticed.
 """
 
 import difflib
@@ -27,21 +27,21 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
 
     def index(self, column: str, what: str) -> int:
-        """A column's place; UsageError names the nearest."""
+        """Index of a column; raises UsageError, with a hint, if it does not exist."""
         if column in self.columns:
             return self.columns.index(column)
         near = difflib.get_close_matches(column, self.columns, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"its columns: {', '.join(self.columns)}"
-        raise UsageError(f"{what} names {column!r}, which is no column of {self.name}", hint=hint)
+        hint = f"did you mean {near[0]!r}?" if near else f"the columns are {', '.join(self.columns)}"
+        raise UsageError(f"{what} names {column!r}, but {self.name} has no such column", hint=hint)
 
 
 def read_table(where: str | Path) -> Table:
-    """A table from a file that `read_rows` can read."""
+    """Read a table from a file in a format of `read_rows`."""
     return _table(str(where), (), read_rows(Path(where)))
 
 
 def custom_ids(table: Table, key: str | None) -> list[str]:
-    """A name for each row's job: its number from 1, or what stands in a column, different in each."""
+    """A custom_id for each row: its number from 1, or its value in the column `key`, which must be unique."""
     if key is None:
         return [f"row-{number}" for number in range(1, len(table.rows) + 1)]
     column = table.index(key, "--key")
@@ -56,17 +56,17 @@ def custom_ids(table: Table, key: str | None) -> list[str]:
         if (before := seen.setdefault(value, number)) != number:
             raise UsageError(
                 f"rows {before} and {number} of {table.name} have the same key {shown(value)}",
-                hint="choose a column that is different in every row, or none at all",
+                hint="choose a column with unique values, or omit the key",
             )
     return list(seen)
 
 
 def table_from_arrow(source: Any) -> Table:
-    """A table of pandas, Polars or PyArrow: anything with `__arrow_c_stream__`."""
+    """A table from pandas, Polars, PyArrow or another object with `__arrow_c_stream__`."""
     try:
         import pyarrow  # noqa: PLC0415  an extra
     except ImportError:
-        hint = "pip install 'tokenmill[parquet]', or give the rows as dicts"
+        hint = "pip install 'tokenmill[parquet]', or pass the rows as dicts"
         raise UsageError("reading a table needs pyarrow", hint=hint) from None
     table = pyarrow.table(source)
     rows = (row for batch in table.to_batches(_ROWS) for row in batch.to_pylist())
@@ -74,7 +74,7 @@ def table_from_arrow(source: Any) -> Table:
 
 
 def table_from_rows(rows: Iterable[Mapping[str, Any]]) -> Table:
-    """A table of dicts; its columns are the keys of all of them."""
+    """A table from dicts; its columns are the keys of all of them."""
     return _table("rows", (), map(_dict, rows))
 
 
@@ -85,7 +85,7 @@ def _dict(row: Any) -> Mapping[str, Any]:
 
 
 def _table(name: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> Table:
-    """Equal values are held once. A column that comes late is empty in the rows before."""
+    """Build a table. Equal values share memory; columns that appear later are empty in earlier rows."""
     check_columns(name, columns)
     indices = {column: index for index, column in enumerate(columns)}
     values = dict[str, str]()
@@ -103,7 +103,7 @@ def _table(name: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]])
 
 
 def _text(value: Any) -> str:
-    """A value as a person would write it into a prompt."""
+    """A value as text for a prompt."""
     value = plain(value)
     if isinstance(value, str):
         return value

@@ -1,7 +1,7 @@
-"""Prompt templates: text with `{column}` in it, and `{*}` for all columns that are named nowhere else.
+"""Prompt templates: text with `{column}` fields, and `{*}` for all columns that are not named elsewhere.
 
-`{*}` is written as one `name: value` line for each of them, and it is the only place whose order may be chosen: columns
-that stand in prose stay where they are. `{{` and `}}` are braces. Pure.
+`{*}` becomes one `name: value` line per column; only there may the column order be changed. `{{` and `}}` are literal
+braces. Pure.
 """
 
 import re
@@ -17,7 +17,7 @@ _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}\n]*)\}|[{}]")
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A column's place in a template."""
+    """A field for a column."""
 
     name: str
 
@@ -27,20 +27,20 @@ TemplatePiece = str | Field
 
 @dataclass(frozen=True, slots=True)
 class JobTemplate:
-    """What a row is written into: the user's message, and a system message where one is wanted."""
+    """Templates of the user message and, optionally, of a system message."""
 
     user: tuple[TemplatePiece, ...]
     system: tuple[TemplatePiece, ...] | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Columns that are named, each once."""
+        """The named columns, without duplicates."""
         fields = (piece.name for piece in (*(self.system or ()), *self.user) if isinstance(piece, Field))
         return tuple(dict.fromkeys(name for name in fields if name != REST))
 
     @property
     def rest_in(self) -> Literal["system", "user"] | None:
-        """The message that holds `{*}`."""
+        """The message that contains `{*}`, if any."""
         for where, pieces in (("system", self.system or ()), ("user", self.user)):
             if Field(REST) in pieces:
                 return "system" if where == "system" else "user"
@@ -48,18 +48,18 @@ class JobTemplate:
 
 
 def read_template(user: str, system: str | None = None) -> JobTemplate:
-    """A template from its texts; UsageError says where a brace is wrong."""
+    """Parse a template; raises UsageError for an unmatched brace."""
     template = JobTemplate(
         tuple(_pieces(user, "the template")), None if system is None else tuple(_pieces(system, "the system template"))
     )
     places = [piece for piece in (*(template.system or ()), *template.user) if piece == Field(REST)]
     if len(places) > 1:
-        raise UsageError("{*} stands twice in the template", hint="all other columns are written once")
+        raise UsageError("the template contains {*} more than once", hint="keep one of them")
     return template
 
 
 def _pieces(text: str, what: str) -> Iterator[TemplatePiece]:
-    """Texts and fields by turns; texts that touch are one."""
+    """Yield texts and fields; adjacent texts are joined."""
     held = ""
     end = 0
     for match in _TOKEN.finditer(text):
@@ -69,7 +69,7 @@ def _pieces(text: str, what: str) -> Iterator[TemplatePiece]:
             held += match[0][0]
         elif match[1] is None or not match[1].strip():
             line = text.count("\n", 0, match.start()) + 1
-            raise UsageError(f"{what} has a lone {match[0]} in line {line}", hint="write {{ and }} for braces")
+            raise UsageError(f"{what} has an unmatched {match[0]} in line {line}", hint="write {{ and }} for braces")
         else:
             if held:
                 yield held

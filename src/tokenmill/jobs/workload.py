@@ -14,11 +14,11 @@ from tokenmill.jobs.scheduler.prefix_groups import Minimum, Pending, common_leng
 from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.tuner.slots import PrefixSharing, Workload, changes_layout, measurable_slots, worth_measuring
 
-ASSUMED_OUTPUT_TOKENS = 32  # of a job without max_tokens
-MAX_OUTPUT_TOKENS = 32  # counted for an answer when prefixes are compared: max_tokens is seldom reached
+ASSUMED_OUTPUT_TOKENS = 32  # for a job without max_tokens
+MAX_OUTPUT_TOKENS = 32  # assumed at most per answer when comparing prefixes, because answers rarely reach max_tokens
 MAX_ROWS = 65_536  # jobs whose places are compared; places are checksums, so the first ones are a fair sample
 PAGE_ROWS = 4096
-SAMPLE = 48  # jobs whose tokens are compared, to find prefixes shorter than a chunk and those of chat templates
+SAMPLE = 48  # jobs that are tokenized, to find prefixes that are shorter than a chunk or come from chat templates
 SLOT_PREFIX_TOKENS = 64  # every slot keeps its own copy of a prefix of all prompts up to this length
 
 
@@ -56,7 +56,7 @@ def _requests(store: StoreReader, batch: Batch, rows: Sequence[QueuedJob]) -> It
 
 
 async def prefix_sharing(engine: Engine, store: StoreReader, batch: Batch) -> PrefixSharing | None:
-    """What the prompts of a batch's pending jobs share; None: fewer than two of the sampled jobs can be read."""
+    """Prefixes shared by a batch's pending jobs; None if fewer than two of the sampled jobs can be read."""
     rows = _pending_rows(store, batch)
     sample = rows[:: max(1, len(rows) // SAMPLE)][:SAMPLE]
     prompts: list[tuple[int, ...]] = []
@@ -92,14 +92,14 @@ async def _tokenized(
 
 
 def _shared_part(rows: Sequence[QueuedJob]) -> float:
-    """The part of all prompt bytes that prefixes in whole chunks save."""
+    """Share of all prompt bytes that is saved by reusing prefixes in whole chunks."""
     total = sum(row.prompt_bytes for row in rows)
     pending = (Pending(row.id, stored_prefix_key(row.place), row.prompt_bytes) for row in rows)
     return 1 - minimum_bytes(pending) / total if total else 0.0
 
 
 def _pending_rows(store: StoreReader, batch: Batch) -> Sequence[QueuedJob]:
-    """Pending jobs by place, so that jobs with a common prefix are neighbours."""
+    """Pending jobs by place, so that jobs with a common prefix are adjacent."""
     rows: list[QueuedJob] = []
     while len(rows) < MAX_ROWS:
         page = store.waiting([batch.id], after=rows[-1].key if rows else None, limit=PAGE_ROWS)

@@ -168,8 +168,9 @@ def test_files_of_others_are_not_touched(tmp_path: Path, address: Address, conte
         batch = submitted(store, tmp_path / "j", LETTERS)
         path = Path(batch.output or "")
         path.write_text(content)
-        with pytest.raises(UsageError, match="holds something else") as caught:
+        with pytest.raises(UsageError) as caught:
             Output(store, batch)
+        assert caught.value.code == "foreign_output"
         assert caught.value.hint
         assert path.read_text() == content
         finish(store, batch, 1)
@@ -187,7 +188,7 @@ def test_a_note_at_the_end_is_not_cut_off(tmp_path: Path, address: Address) -> N
             output.advance()
         with (tmp_path / "err").open("a") as file:
             file.write("looked at these, all fine\n")
-        with pytest.raises(UsageError, match="was changed after byte"):
+        with pytest.raises(UsageError, match="after byte"):
             Output(store, batch)
         with Output(store, batch, replace=True) as output:
             assert output.advance() == 2
@@ -197,21 +198,24 @@ def test_a_note_at_the_end_is_not_cut_off(tmp_path: Path, address: Address) -> N
 def test_one_writer(tmp_path: Path, address: Address) -> None:
     with Store(address) as store:
         batch = submitted(store, tmp_path / "j", LETTERS)
-        with Output(store, batch), pytest.raises(StoreInUse, match="another process writes"):
+        with Output(store, batch), pytest.raises(StoreInUse):
             Output(store, batch)
 
 
 def test_no_folder_no_file_no_name(tmp_path: Path, address: Address) -> None:
     with Store(address) as store:
         batch = submitted(store, tmp_path / "j", ["a"], {"output": str(tmp_path / "none" / "out")})
-        with pytest.raises(UsageError, match="the folder of .* is not there"):
+        with pytest.raises(UsageError) as caught:
             Output(store, batch)
+        assert caught.value.code == "no_output_folder"
         batch = submitted(store, tmp_path / "j", ["a"], {"output": str(tmp_path)})
-        with pytest.raises(UsageError, match="is a folder"):
+        with pytest.raises(UsageError) as caught:
             Output(store, batch)
+        assert caught.value.code == "output_is_folder"
         batch = submitted(store, tmp_path / "j", ["a"], {"output": None})
-        with pytest.raises(UsageError, match="has no output file"):
+        with pytest.raises(UsageError) as caught:
             Output(store, batch)
+        assert caught.value.code == "no_output"
 
 
 def test_the_folder_goes_while_it_is_written(tmp_path: Path, address: Address) -> None:
@@ -223,9 +227,9 @@ def test_the_folder_goes_while_it_is_written(tmp_path: Path, address: Address) -
             output.advance()
             (tmp_path / "o").rename(tmp_path / "moved")
             finish(store, batch, 2)
-            with pytest.raises(TokenmillError, match="removed or replaced") as caught:
+            with pytest.raises(TokenmillError, match=str(tmp_path / "o" / "out")) as caught:
                 output.advance()
-            assert "goes on from there" in (caught.value.hint or "")
+            assert "same command" in (caught.value.hint or "")
             (tmp_path / "moved").rename(tmp_path / "o")
             output.advance()
         assert numbers(batch.output) == [1, 2]

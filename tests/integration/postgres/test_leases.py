@@ -249,7 +249,7 @@ def test_one_process_stores_the_lines_of_a_batch(
             with pytest.raises(
                 InterruptedError, match=f"process {os.getpid()} on .* is storing the same jobs; waiting"
             ):
-                submit(other, path, how, processes=0, tell=impatient)
+                submit(other, path, how, processes=0, on_wait=impatient)
             raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):

@@ -29,7 +29,7 @@ HOW = Submission("m", output="/out")
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("tokenmill.jobs.ingest.submit.FIRST_GROUP_LINES", 10)
     monkeypatch.setattr("tokenmill.jobs.ingest.submit.GROUP_LINES", 10)
-    monkeypatch.setattr("tokenmill.jobs.ingest.submit._LOOK_S", 0.01)
+    monkeypatch.setattr("tokenmill.jobs.ingest.submit._POLL_S", 0.01)
     monkeypatch.setattr("tokenmill.storage.lines.BLOCK_BYTES", 256)
     return write_jobs(tmp_path / "j", [f"prompt {number}" for number in range(60)])
 
@@ -80,7 +80,7 @@ def test_one_that_comes_in_between_waits_for_the_other(server: PostgresAddress, 
 
         def progress(_: int) -> None:
             if not others:
-                others.append(thread.submit(lambda: submit(two, path, HOW, processes=0, tell=tell)))
+                others.append(thread.submit(lambda: submit(two, path, HOW, processes=0, on_wait=tell)))
                 assert waiting.wait(LIMIT_S)
 
         here = submit(one, path, HOW, processes=0, progress=progress)
@@ -111,7 +111,7 @@ def test_when_the_other_is_lost_the_rest_is_stored_in_its_place(
     with Store(server) as one, Store(server) as two:
         with pytest.raises(KeyboardInterrupt):
             submit(one, path, HOW, processes=0, progress=progress)
-        there = submit(two, path, HOW, processes=0, tell=lose)
+        there = submit(two, path, HOW, processes=0, on_wait=lose)
         assert (len(said), there.continued, there.batch.counts) == (1, True, Counts(pending=60))
         with pytest.raises(BeingStored):  # it is another's now
             one.submissions.add(there.batch.id, [(0,) * 10 + (JobId.of(there.batch.id, 61),)], [])
@@ -134,7 +134,7 @@ def test_a_pipe_with_the_same_jobs_waits_for_the_file(server: PostgresAddress, p
         def progress(_: int) -> None:
             if not others:
                 tell: Callable[[str], None] = lambda _: waiting.set()  # noqa: E731
-                others.append(thread.submit(lambda: submit(two, "-", HOW, processes=0, tell=tell)))
+                others.append(thread.submit(lambda: submit(two, "-", HOW, processes=0, on_wait=tell)))
                 assert waiting.wait(LIMIT_S)
 
         here = submit(one, path, HOW, processes=0, progress=progress)

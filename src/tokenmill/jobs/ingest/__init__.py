@@ -1,5 +1,5 @@
-"""Job files into the store.
+"""Stores job files as batches.
 
-submit: one file.  background: stores the rest while the first jobs run.  job_file, parsing, line: lines to rows, in
-several processes.  identity: what makes two jobs the same.  reschedule: a new deadline or priority for a batch.
+submit: stores a file.  background: stores the rest of a file while its first jobs run.  job_file, parsing, line: parse
+lines, in several processes.  identity: identity and prefix key of a job.  reschedule: new deadline or priority.
 """

@@ -1,9 +1,9 @@
-"""Store a job file in the background while its first jobs are already in flight.
+"""Stores a job file in the background while its first jobs already run.
 
-`Ingest` stores lines in the caller's thread for HEAD_START_S, which is enough for most files, and continues in a thread
-of its own for the rest. Jobs that arrive later join the queue in prefix order. The output file is opened when the batch
-is sealed: until then the file can still be refused (a custom_id that occurs twice, a damaged archive), and a refused
-file leaves neither a batch nor output lines. A strict submission and a stream are stored completely first.
+`Ingest` stores lines in the caller's thread for up to FOREGROUND_S, which is enough for most files, and the rest in a
+thread. Later jobs join the queue in prefix order. The output file is opened when the batch is sealed, because until
+then the file can be refused (duplicate custom_id, damaged archive), and a refused file must leave neither a batch nor
+output lines. Strict submissions and streams are stored completely first.
 """
 
 import asyncio
@@ -21,19 +21,19 @@ from tokenmill.jobs.ingest.submit import FileSubmission, Submitted, in_time
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.sharding.coordination import LinesLost
 
-HEAD_START_S = 2.0  # of storing before jobs are started: prefix groups that are stored by then are complete
+FOREGROUND_S = 2.0  # before the first jobs start, so that the prefix groups of a short file are complete
 _AGAIN = "run the same command again"
 
 
 class IngestStopped(Exception):
-    """Storing was stopped before the end of the file; the same submission continues it."""
+    """Storing was stopped before the end of the file; submitting the file again continues."""
 
 
 class Ingest:
-    """The batch of a job file, which may still be growing; leaving the context stops storing and closes the output.
+    """Context manager that stores a job file; leaving it stops storing and closes the output.
 
-    Entering it raises what is wrong with the beginning of the file. What is wrong with the rest is raised by `sealed`,
-    and when the context is left without another error. With `whole`, the file is stored completely on entering.
+    Entering it raises errors in the first lines of the file. Errors in later lines are raised by `sealed`, and when the
+    context is left without another exception. With `whole`, the file is stored completely on entering.
     """
 
     def __init__(self, submission: FileSubmission, *, whole: bool = False) -> None:
@@ -111,8 +111,8 @@ class Ingest:
             raise failure
 
     def _store_first(self) -> Submitted:
-        """Store until the head start is over and there is a job to start, or to the end of the file."""
-        until_s = time.monotonic() + HEAD_START_S
+        """Store for FOREGROUND_S and until there is a pending job, or to the end of the file."""
+        until_s = time.monotonic() + FOREGROUND_S
         try:
             while True:
                 found = next(self._steps)
@@ -134,7 +134,7 @@ class Ingest:
             except StopIteration as ended:
                 submitted: Submitted = ended.value
                 if submitted.batch.id != self.found.batch.id:
-                    raise LinesLost(f"{self.found.batch.name} is gone from the store", hint=_AGAIN) from None
+                    raise LinesLost(f"{self.found.batch.name} was removed from the store", hint=_AGAIN) from None
                 self._open_output()
                 return submitted
         self._steps.close()

@@ -1,27 +1,26 @@
-"""Identity of a job, and its place in an order that makes jobs with a common prefix neighbours.
+"""Identity of a job, and its place: a sort key that makes jobs with a common prefix adjacent.
 
-Identity: sha256 over the model's identity and a canonical request. Two requests are one when every engine must treat
-them alike; a reuse that is missed costs time, a wrong one is a wrong answer, so in doubt they differ:
+The identity is a SHA-256 of the model's identity and a canonical request. Two requests are identical if every engine
+must treat them alike. Missing a reuse costs time, but a wrong reuse is a wrong answer, so in doubt requests differ:
 
-- left out: custom_id, user, metadata, timeout, priority, deadline, the model's name in the body, and what only OpenAI's
-  service reads. An absent seed is not distinguished: an existing answer is never recomputed, sampled or not.
-- the order of a body's and a message's keys does not matter, nor whether a number is written 1 or 1.0, nor which of two
-  names for one thing was used (max_tokens, max_completion_tokens).
-- the order of keys inside tools, schemas, template arguments and tool calls does: it is in the prompt or the grammar.
-- null is absence. A value that equals an engine's default is not: engines have different defaults. Only what means the
-  same by definition is absence as well (n: 1, logprobs: false, an empty stop, tool_choice: "auto").
-- text is compared by its UTF-8 bytes; nothing is normalised.
+- Ignored are custom_id, user, metadata, timeout, priority, deadline, the model name in the body, and keys that only
+  OpenAI's service uses. A missing seed makes no difference: existing answers are reused even if they were sampled.
+- The order of keys in a body or message does not matter, nor whether a number is written 1 or 1.0, nor which of two
+  synonyms is used (max_tokens, max_completion_tokens).
+- The order of keys inside tools, schemas, template arguments and tool calls matters: it affects the prompt or grammar.
+- null means absent. A value that equals an engine's default does not, because engines have different defaults; only
+  values that are equivalent by definition do (n: 1, logprobs: false, an empty stop, tool_choice: "auto").
+- Text is compared by its UTF-8 bytes, without normalisation.
 
-Place: the canonical prompt in chunks, four bytes of checksum each, so that sorting by it walks the prefix tree depth
-first, and what two places have in common is, to a chunk, what their prompts have. Chunks are 64 bytes for the first 256
-and 128 for the next (the rows of a table, one-line questions), 512 bytes up to 12 KiB, then 2 KiB up to 64 KiB (a
-digest of 16 K tokens), then 16 KiB up to 272 KiB; one more checksum covers the rest: prompts that differ later are
-still neighbours, in no particular order. Checksums collide now and then: a place is good for ordering, and text decides
-what is shared.
+The place has a four-byte checksum for each chunk of the canonical prompt, so that sorting by place walks the prefix
+tree depth first, and the common prefix of two places shows the common prefix of their prompts to a chunk. Chunks have
+64 bytes up to 256, 128 up to 512 (table rows, one-line questions), 512 up to 12 KiB, 2 KiB up to 64 KiB (a digest of
+16 K tokens), and 16 KiB up to 272 KiB; one more checksum covers the rest, so prompts that differ later are adjacent, in
+no particular order. Checksums can collide: places are used for ordering, texts determine what is shared.
 
-Stores have places of an older form as well, whose first chunk was 512 bytes. They differ in the end of a place:
-three bytes of identity now, four then. An old one is read as if its first checksum stood for each of the small chunks:
-it shares prefixes with other old places as before, and none with new ones.
+Stores may contain places in an older format, whose first chunk has 512 bytes. They end with four bytes of the identity
+instead of three. An old place is read as if its first checksum were repeated for each of the small chunks: it shares
+prefixes with other old places as before, and none with new ones.
 """
 
 from array import array
@@ -42,11 +41,11 @@ FINE_BYTES = 64
 _FINE_SIZES = [FINE_BYTES] * 4 + [2 * FINE_BYTES] * 2
 FINE_CHUNKS = len(_FINE_SIZES)  # in the first CHUNK_BYTES
 _SIZES = _FINE_SIZES + [CHUNK_BYTES] * 23 + [4 * CHUNK_BYTES] * 26 + [32 * CHUNK_BYTES] * 13
-MAX_CHUNKS = len(_SIZES) + 1  # the last one for all that follows the others
+MAX_CHUNKS = len(_SIZES) + 1  # the last one covers the rest
 ENDS = tuple(accumulate(_SIZES, initial=0))
-"""Prompt bytes that the first N chunks stand for, by N."""
+"""Prompt bytes covered by the first N chunks, by N."""
 _FORM = "tokenmill job 1"  # increment when the canonical form changes
-_TOOLS_FORM = ("tools_form", 2)  # answers from before calls were enforced and parsed are not reused
+_TOOLS_FORM = ("tools_form", 2)  # excludes answers from before tool calls were enforced and parsed
 _NOT_SAMPLING = frozenset(
     (
         "messages",
@@ -62,18 +61,18 @@ _NOT_SAMPLING = frozenset(
         "stream_options",
     )
 )
-# By the number of whole chunks; quicker than a slice for each, and this runs for a million lines.
+# By number of complete chunks; faster than slicing, which matters for millions of lines.
 _CUT = [Struct("".join(f"{size}s" for size in _SIZES[:count])).unpack_from for count in range(MAX_CHUNKS)]
 _PACKED = [Struct(f">{count + 1}I").pack for count in range(MAX_CHUNKS)]
 KEY_BYTES = 4  # of a prefix key, per chunk
-_TAIL_BYTES = 3  # of identity in a place; never a multiple of four, which is the older form
+_TAIL_BYTES = 3  # of the identity in a place; not a multiple of four, which marks the older format
 _OLD_TAIL_BYTES = 4
 _PREAMBLE = ("tools", "tool_choice", "template_arguments")
 _PREAMBLE_KEYS = frozenset(_PREAMBLE)
 
 
 class Placed(NamedTuple):
-    """A job's identity, its place, and the bytes of its canonical prompt."""
+    """A job's identity, its place, and the size of its canonical prompt."""
 
     identity: bytes
     place: bytes
@@ -86,14 +85,14 @@ def place(model_id: str, call: Call) -> Placed:
 
 
 def place_values(model_id: str, endpoint: Endpoint, values: Mapping[str, Any]) -> tuple[bytes, bytes, int]:
-    """The same without objects around the values: this runs for a million lines."""
+    """Like `place`, without creating objects, for millions of lines."""
     prompt = values.get("prompt")
     if type(prompt) is tuple:
         lengths = "tokens"
         text = array("I", prompt).tobytes()
     else:
         parts = _parts(values) if prompt is None else [prompt]
-        # Joined parts could be cut in several ways; their lengths say in which.
+        # The lengths make the joined parts unambiguous.
         lengths = ",".join([str(len(part)) for part in parts])
         text = "\n".join(parts).encode()
     sampling = [item for item in values.items() if item[0] not in _NOT_SAMPLING]
@@ -105,7 +104,7 @@ def place_values(model_id: str, endpoint: Endpoint, values: Mapping[str, Any]) -
 
 
 def prompt_text(call: Call) -> str:
-    """The canonical prompt: tools and template arguments, then roles and contents, in the order a template has them."""
+    """The canonical prompt: tools and template arguments, then roles and contents, in the order of chat templates."""
     prompt = call.values.get("prompt")
     if isinstance(prompt, tuple):
         return " ".join(map(str, prompt))
@@ -122,16 +121,16 @@ def prefix_key_of(prompt: str | bytes) -> bytes:
 
 
 def stored_prefix_key(place: bytes) -> bytes:
-    """The prefix key in a place; the identity bytes after it distinguish equal prompts."""
+    """The prefix key in a place, without the identity bytes, which distinguish equal prompts."""
     if len(place) % KEY_BYTES == _TAIL_BYTES:
         return place[:-_TAIL_BYTES]
     first = place[:KEY_BYTES]
     rest = place[KEY_BYTES:-_OLD_TAIL_BYTES]
-    return first * FINE_CHUNKS + rest if rest else first  # a prompt of one chunk is alone with it
+    return first * FINE_CHUNKS + rest if rest else first  # a prompt of a single chunk
 
 
 def shared_bytes(one: bytes, other: bytes) -> int:
-    """Bytes of prompt, in whole chunks, that two places have in common (as far as checksums tell)."""
+    """Common prefix of two prompts in bytes, in whole chunks, unless checksums collide."""
     ours = stored_prefix_key(one)
     theirs = stored_prefix_key(other)
     chunks = 0
@@ -143,12 +142,12 @@ def shared_bytes(one: bytes, other: bytes) -> int:
 
 
 def alone(identity: bytes, job: int) -> bytes:
-    """An identity that no other job has: for batches in which every line must be computed."""
+    """A unique identity for a job, for batches in which every line must be computed."""
     return sha256(b"alone\n" + identity + job.to_bytes(8, "big")).digest()
 
 
 def _parts(values: Mapping[str, Any]) -> list[str]:
-    """Three texts for each message (role, content, the rest) behind one for what templates place first."""
+    """One text for tools and template arguments, then three for each message: role, content, other keys."""
     parts = [""]
     if not _PREAMBLE_KEYS.isdisjoint(values):
         parts = [compact_json({key: values[key] for key in _PREAMBLE if key in values})]
@@ -165,7 +164,7 @@ def _rich_parts(message: Mapping[str, Any], content: Any) -> Iterable[str]:
     rest = {key: message[key] for key in sorted(message) if key not in ("role", "content")}
     text = content if isinstance(content, str) else ""
     if not isinstance(content, str):
-        rest["content"] = content  # told apart from a text that reads the same
+        rest["content"] = content  # distinguishes it from an equal string
         text = "\n".join(part[part["type"]] for part in content or ())
     return message["role"], text, compact_json(rest) if rest else ""
 

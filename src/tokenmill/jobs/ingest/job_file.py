@@ -1,7 +1,7 @@
-"""Reads job files: JSONL, or Parquet whose rows become lines; row numbers, from 1, are line numbers.
+"""Reads job files: JSONL, or Parquet, whose rows become lines numbered from 1.
 
-Columns are the keys of a plain line (custom_id, messages, prompt, temperature, ...) or of OpenAI's batch form (body,
-url, method). Text in columns of objects or lists (messages, tools, body) is parsed as JSON.
+Columns are the keys of a plain line (custom_id, messages, prompt, temperature, ...) or of OpenAI's batch format (body,
+url, method). Text in columns for objects or lists (messages, tools, body) is parsed as JSON.
 """
 
 import difflib
@@ -64,8 +64,8 @@ def _check_columns(name: str, columns: list[str]) -> None:
     for column in columns:
         if column not in known:
             near = difflib.get_close_matches(column, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else "leave the column out; nothing is ignored silently"
-            raise UsageError(f"{name} has the column {column!r}, which is no key of a job", hint=hint)
+            hint = f"did you mean {near[0]!r}?" if near else "remove the column; unknown keys are not ignored"
+            raise UsageError(f"{name} has the column {column!r}, which is not a key of a job", hint=hint)
 
 
 def _written(first: int, rows: list[dict[str, Any]], maps: set[str]) -> Iterator[Chunk | BadLine]:
@@ -106,7 +106,7 @@ def _parsed(column: str, text: str) -> Any:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Remove nulls: Arrow structs have every field in every row, JSON leaves them out."""
+    """Remove nulls, which Arrow structs have for missing fields."""
     if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value

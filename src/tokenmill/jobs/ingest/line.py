@@ -1,6 +1,6 @@
-"""One line of a job file: OpenAI's batch form or a plain body, to a row of the store.
+"""Converts a line of a job file, in OpenAI's batch format or as a plain body, to a row of the store.
 
-Pure, and written for a million lines: no object is made that the store does not need.
+Pure. Optimised for millions of lines: creates only objects that the store needs.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,11 +20,11 @@ from tokenmill.units import KIB
 
 MAX_CUSTOM_ID_LENGTH = 512
 _PENDING = State.PENDING.value
-BLOCK_BYTES = 64 * KIB  # of text in one row of the store: to read one line, one block is read
+BLOCK_BYTES = 64 * KIB  # of text per row of the store; reading a line reads its block
 
 
 class JobRow(NamedTuple):
-    """A line in the store, without its text."""
+    """A line as a row of the store, without its text."""
 
     state: int
     custom_id: str | None
@@ -41,7 +41,7 @@ class JobRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ParseOptions:
-    """What lines are read with; goes to other processes as it is."""
+    """Options for parsing lines; sent to parser processes."""
 
     batch: int
     model_id: str
@@ -51,23 +51,23 @@ class ParseOptions:
 
 
 def custom_id_of(line: Mapping[str, Any], number: int) -> str:
-    """The line's custom_id, or one made from its number."""
+    """The line's custom_id, or `line-N` without one."""
     custom_id = line.get("custom_id")
     if custom_id is None:
         return f"line-{number}"
     if type(custom_id) is not str or not 0 < len(custom_id) <= MAX_CUSTOM_ID_LENGTH:
         raise RequestRefused(
-            f"custom_id must be a text of 1 to {MAX_CUSTOM_ID_LENGTH} characters, not {shown(custom_id)}"
+            f"custom_id must be a string of 1-{MAX_CUSTOM_ID_LENGTH} characters, not {shown(custom_id)}"
         )
     return custom_id
 
 
 def body_of(line: Mapping[str, Any]) -> tuple[Endpoint, Mapping[str, Any]]:
-    """The endpoint that a line is for, and its body."""
+    """The endpoint and the body of a line."""
     if "body" not in line and "url" not in line and "method" not in line:
         body = {key: value for key, value in line.items() if key != "custom_id"}
         if ("messages" in body) == ("prompt" in body):
-            raise RequestRefused("a line needs messages or a prompt, one of them")
+            raise RequestRefused("a line must have either messages or a prompt")
         return "chat" if "messages" in body else "completion", body
     url = line.get("url")
     method = line.get("method")
@@ -81,7 +81,7 @@ def body_of(line: Mapping[str, Any]) -> tuple[Endpoint, Mapping[str, Any]]:
         raise RequestRefused(f"body must be an object, not {shown(inner)}")
     if not line.keys() <= LINE_KEYS:
         key = next(key for key in line if key not in LINE_KEYS)
-        raise RequestRefused(f"unknown key {shown(key)} beside the body", hint="keys of the request belong in body")
+        raise RequestRefused(f"unknown key {shown(key)} next to body", hint="put keys of the request into body")
     return endpoint, inner
 
 
@@ -109,7 +109,7 @@ def _with_defaults(body: Mapping[str, Any], defaults: Mapping[str, Any] | None) 
 
 
 def rows(chunk: Chunk, reading: ParseOptions) -> Iterator[JobRow]:
-    """The rows of a chunk's lines; blank lines have none."""
+    """Yield the rows of a chunk's lines, without blank lines."""
     for number, raw in enumerate(chunk.data.split(b"\n"), chunk.first):
         try:
             line = from_json(raw, allow_inf_nan=False)
@@ -123,7 +123,7 @@ def rows(chunk: Chunk, reading: ParseOptions) -> Iterator[JobRow]:
 
 
 def row(text: str, number: int, reading: ParseOptions) -> JobRow:
-    """The row of one line; for a bad line, with the reason."""
+    """The row of a line; for a bad line, a failed row with the reason."""
     try:
         line = parse(text)
     except ValueError as error:
@@ -144,9 +144,7 @@ def _row(line: Mapping[str, Any], number: int, reading: ParseOptions) -> JobRow:
         reason = f"{error.message} ({error.hint})" if error.hint else error.message
         return bad_row(BadLine(number, reason), reading, custom_id)
     except UnicodeEncodeError:
-        return bad_row(
-            BadLine(number, "half of a surrogate pair (\\ud800 to \\udfff) stands alone"), reading, custom_id
-        )
+        return bad_row(BadLine(number, "unpaired surrogate (\\ud800 to \\udfff)"), reading, custom_id)
     except ValueError as error:
         return bad_row(BadLine(number, str(error)), reading, custom_id)
     job = JobId.of(reading.batch, number)
@@ -154,23 +152,21 @@ def _row(line: Mapping[str, Any], number: int, reading: ParseOptions) -> JobRow:
         identity = alone(identity, job)
     get = values.get
     rank = -get("priority", reading.priority)
-    # Positional: keyword arguments would double the cost.
+    # Positional, because keyword arguments would double the cost.
     return JobRow(
         _PENDING, custom_id, identity, place, rank, prompt_bytes, get("max_tokens"), get("deadline"), None, None, job
     )
 
 
 def bad_row(bad: BadLine, reading: ParseOptions, custom_id: str | None = None) -> JobRow:
-    """The row of a line that cannot be run: failed from the start."""
+    """The row of a line that cannot be run; its state is failed."""
     job = JobId.of(reading.batch, bad.number)
-    reason = bad.reason.encode(
-        errors="replace"
-    ).decode()  # it may quote half of a surrogate pair, which cannot be encoded
+    reason = bad.reason.encode(errors="replace").decode()  # may quote an unpaired surrogate, which cannot be stored
     return JobRow(State.FAILED.value, custom_id, None, None, 0, None, None, None, INVALID_LINE, reason, job)
 
 
 def blocks(chunk: Chunk, batch: int) -> Iterator[tuple[int, bytes]]:
-    """Yield a chunk's text as stored: in blocks of whole lines, each with the id of its first job."""
+    """Yield a chunk's text in blocks of complete lines, each with the number of its first job."""
     data = chunk.data
     number = chunk.first
     start = 0
@@ -182,5 +178,5 @@ def blocks(chunk: Chunk, batch: int) -> Iterator[tuple[int, bytes]]:
 
 
 def line_in(block: bytes, index: int) -> str:
-    """A line of a block as in the file; empty if it was too long to be stored."""
+    """A line of a block; empty if it was too long to be stored."""
     return b"".join(block.split(b"\n", index + 1)[index : index + 1]).decode(errors="replace").strip()

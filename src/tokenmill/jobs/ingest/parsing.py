@@ -1,8 +1,8 @@
-"""Parses lines in other processes, in order.
+"""Parses lines in other processes, preserving their order.
 
 Checking a line in Python takes about as long as storing it in SQLite, so one additional process doubles the speed of
-submitting a file. A parser process runs this module: frames in, frames out. It exits when its input ends, which also
-happens when the process that started it dies.
+submitting a file. A parser process runs this module. It reads and writes length-prefixed frames, and exits when its
+input ends, which also happens when its parent dies.
 """
 
 import fcntl
@@ -24,17 +24,17 @@ from tokenmill.jobs.ingest.line import JobRow, ParseOptions, bad_row, rows
 from tokenmill.storage.lines import BadLine, Chunk
 from tokenmill.units import MIB
 
-CHUNKS_HERE = 8  # a shorter file is parsed before a process would have started
-AHEAD_BYTES = 48 * MIB  # of parsed lines buffered during a transaction, which bounds memory
+CHUNKS_HERE = 8  # shorter files are parsed in this process, which takes less time than starting another
+AHEAD_BYTES = 48 * MIB  # of parsed lines that are buffered during a transaction
 MAX_PROCESSES = 4
-PIPE_BYTES = MIB  # fits a chunk without switching between the processes
+PIPE_BYTES = MIB  # holds a chunk
 _LENGTH_BYTES = 8
 
 
 def parsed(
     content: Iterator[Chunk | BadLine], reading: ParseOptions, processes: int | None = None
 ) -> Generator[tuple[Chunk | BadLine, list[JobRow]], None, None]:
-    """Each chunk with its rows, in order. `processes` is the number of parsers, by default limited by the cores."""
+    """Yield each chunk with its rows, in order. `processes`: number of parsers; None: chosen by the number of cores."""
     first = list(islice(content, CHUNKS_HERE))
     if processes is None:
         processes = min(MAX_PROCESSES, len(os.sched_getaffinity(0)) - 1) if len(first) == CHUNKS_HERE else 0
@@ -67,15 +67,15 @@ def _rows(item: Chunk | BadLine, reading: ParseOptions) -> list[JobRow]:
 
 
 class _Parser:
-    """One parser process, with a thread that sends and one that receives, so that it never waits for either."""
+    """A parser process, with one thread that sends and one that receives, so that it never waits for this process."""
 
     def __init__(self, reading: ParseOptions) -> None:
         self._reading = reading
-        # -P: the job folder may contain a json.py.
+        # -P, because the job folder may contain a json.py.
         command = [sys.executable, "-P", "-m", "tokenmill.jobs.ingest.parsing"]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         for pipe in (self._process.stdin, self._process.stdout):
-            with suppress(OSError):  # more than this user is allowed
+            with suppress(OSError):  # above this user's limit
                 fcntl.fcntl(cast(IO[bytes], pipe), fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         self._input, self._output = cast(IO[bytes], self._process.stdin), cast(IO[bytes], self._process.stdout)
         self._sender = ThreadPoolExecutor(1)
@@ -98,8 +98,8 @@ class _Parser:
         except EOFError:
             status = self._process.wait()
             raise TokenmillError(
-                f"a process that parses lines ended with status {status}",
-                hint="memory may be short; the same command goes on where this one stopped",
+                f"a parser process ended with status {status}",
+                hint="the machine may be out of memory; run the same command again to continue",
             ) from None
 
     def __enter__(self) -> Self:
@@ -108,17 +108,17 @@ class _Parser:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.kill()  # it has no state of its own
+        self._process.kill()  # it has no state to save
         self._process.wait()
         for threads in (self._sender, self._receiver):
             threads.shutdown(cancel_futures=True)
         self._output.close()
-        with suppress(BrokenPipeError):  # the rest of a frame
+        with suppress(BrokenPipeError):  # flushes the rest of a frame
             self._input.close()
 
 
 def _send_chunk(pipe: IO[bytes], chunk: Chunk) -> None:
-    """Send the text unchanged: marshal would copy it."""
+    """Send a chunk without marshal, which would copy the text."""
     pipe.write(chunk.first.to_bytes(_LENGTH_BYTES, "little"))
     pipe.write(len(chunk.data).to_bytes(_LENGTH_BYTES, "little"))
     pipe.write(chunk.data)

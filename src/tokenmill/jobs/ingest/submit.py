@@ -1,8 +1,8 @@
-"""Store a job file: read it, check each line, store the lines in groups, seal the batch.
+"""Stores a job file: reads it, checks each line, stores the lines in groups, and seals the batch.
 
 The same file with the same model, output and defaults is the same batch: submitting it again continues after the last
-line that is stored. A file that is refused leaves no batch behind. `submit` returns when the batch is sealed;
-`ingest.Ingest` takes the same steps in the background while the first jobs are worked on.
+stored line. A refused file leaves no batch behind. `submit` returns when the batch is sealed; `background.Ingest`
+performs the same steps in the background while the first jobs run.
 """
 
 import hashlib
@@ -25,36 +25,36 @@ from tokenmill.jobs.store.store import Store
 from tokenmill.storage.lines import BadLine, Chunk, Hashed, Source, hash_file
 from tokenmill.units import MIB
 
-GROUP_LINES = 65_536  # per transaction; a transaction rewrites every index page that one of its lines falls into
-FIRST_GROUP_LINES = 4096  # small, so that the first jobs can be started early
+GROUP_LINES = 65_536  # per transaction; large, because every transaction rewrites most index pages
+FIRST_GROUP_LINES = 4096  # small, so that the first jobs can start early
 GROUP_BYTES = 64 * MIB
 _SHOWN = 3
-_LOOK_S = 0.5  # between two looks at a batch that another process stores
+_POLL_S = 0.5  # while another process stores the batch
 _MAX_TRIES = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """A batch that is stored, or being stored."""
+    """A batch that is stored or being stored."""
 
     batch: Batch
-    continued: bool  # the batch was there before
-    changed: Rescheduled | None = None  # its deadline or priority; None: neither
+    continued: bool  # the batch existed before
+    changed: Rescheduled | None = None  # its new deadline or priority; None: unchanged
 
 
 Steps = Generator[Submitted | None, None, Submitted]
-"""Stores a file group by group and returns the sealed batch.
+"""Stores a file in groups of lines and returns the sealed batch.
 
-Yields the batch after each group whose jobs may be started, and None where they may not be started yet.
+Yields the batch after each group if its jobs may start, otherwise None.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """Callbacks of a submission, called in the thread that stores the lines."""
+    """Callbacks of a submission, called from the thread that stores the lines."""
 
-    progress: Callable[[int], None] | None = None  # gets the number of the last line that is stored
-    tell: Callable[[str], None] | None = None  # gets a message while another process stores the same batch
+    progress: Callable[[int], None] | None = None  # receives the number of the last stored line
+    on_wait: Callable[[str], None] | None = None  # receives a message when waiting for another process
 
 
 def submit(
@@ -64,16 +64,16 @@ def submit(
     *,
     processes: int | None = None,
     progress: Callable[[int], None] | None = None,
-    called: str | None = None,
-    tell: Callable[[str], None] | None = None,
+    source_name: str | None = None,
+    on_wait: Callable[[str], None] | None = None,
 ) -> Submitted:
     """Store the jobs of a file and return the sealed batch; the callbacks are those of `Hooks`.
 
-    `called` replaces the file name as the source of the batch. If another process is storing the same batch, this waits
-    for it, and takes over if that process is lost. A finished batch that was computed without reuse is computed anew
-    when it is submitted again. A deadline or a priority also applies to a batch that was there before.
+    `source_name` replaces the file name as the source of the batch. If another process is storing the same batch, this
+    waits for it, and takes over if that process dies. A finished batch that was computed without reuse is computed
+    again when it is submitted again. A deadline or priority is also applied to an existing batch.
     """
-    submission = FileSubmission(store, where, how, processes, called, Hooks(progress, tell))
+    submission = FileSubmission(store, where, how, processes, source_name, Hooks(progress, on_wait))
     steps = submission.steps()
     try:
         while True:
@@ -88,23 +88,23 @@ def submit(
 
 @dataclass(slots=True)
 class FileSubmission:
-    """One submission; after a conflict or a crash of the server it restarts from the lines that are stored."""
+    """A submission; after a conflict or a crash of the server it continues after the last stored line."""
 
     store: Store
     where: str | Path
     how: Submission
     processes: int | None = None
-    called: str | None = None
+    source_name: str | None = None
     hooks: Hooks = field(default_factory=Hooks)
-    _begun: int | None = None  # the batch that was begun here
+    _begun: int | None = None  # the batch that was created by this submission
     _storing: int | None = None  # the batch whose lines are being stored
     _waited: bool = False  # for another process to store the batch
     _hashed: Hashed | None = None
 
     def find(self) -> Batch | None:
-        """The batch that an earlier submission of the same file made, unless it will be computed anew.
+        """The batch of an earlier submission of the same file, unless it will be computed again.
 
-        None for a new file, and for a stream: only its end tells which batch it is.
+        None for a new file, and for a stream, whose batch is known only at its end.
         """
         self._hashed = hash_file(self.where)
         if self._hashed is None:
@@ -113,7 +113,7 @@ class FileSubmission:
         return None if known is not None and known.finished and not self.how.reuse else known
 
     def steps(self) -> Steps:
-        """Store the file; UsageError refuses it, and the caller must then call `forget_refused`."""
+        """Store the file. If this raises UsageError, the file is refused and the caller must call `forget_refused`."""
         for tries in count(1):
             self._storing = None
             with open_jobs(self.where, self._hashed) as source:
@@ -130,13 +130,13 @@ class FileSubmission:
         raise AssertionError("unreachable")
 
     def forget_refused(self) -> None:
-        """Remove the batch of a refused file. None of its jobs may be in flight."""
+        """Remove the batch of a refused file; none of its jobs may be in flight."""
         if self._storing is not None:
             self.store.submissions.forget(self._storing)
             self._storing = None
 
     def _file(self, source: Source, key: bytes) -> Steps:
-        """A file that can be read again; its digest identifies the batch before a line is stored."""
+        """Store a regular file, whose digest identifies the batch before any line is stored."""
         store = self.store
         how = self.how
         known = self.store.find(key)
@@ -146,7 +146,7 @@ class FileSubmission:
         if known and known.sealed_s is not None and not anew:
             return _again(store, known, how)
         if known and (who := store.submissions.storing(known.id)):
-            raise BeingStored(f"{who} is storing the lines of this batch", hint="the same command finds it")
+            raise BeingStored(f"{who} is storing the lines of this batch", hint="run the same command again later")
         check_unused(how)
         if known and anew:
             store.submissions.retire(known.id)
@@ -160,7 +160,7 @@ class FileSubmission:
         return in_time(store, Submitted(store.submissions.seal(batch, key, last=last, jobs=jobs), continued))
 
     def _stream(self, source: Source) -> Steps:
-        """A stream, read once; only its end tells which batch it is, so no job starts before that."""
+        """Store a stream, which can be read once. Its batch is known only at its end, so no job starts before."""
         store = self.store
         batch = self._begin(source, None)
         last, jobs = yield from self._store_lines(batch, source, None)
@@ -170,43 +170,43 @@ class FileSubmission:
         self._storing = None
         while True:
             yield from self._wait(key)
-            if (twin := store.find(key)) and twin.sealed_s is not None:  # it was here before
+            if (twin := store.find(key)) and twin.sealed_s is not None:  # the batch exists
                 store.submissions.forget(batch)
                 return _again(store, twin, self.how)
-            if twin:  # half of it, from a process that is gone; here is all of it
+            if twin:  # incomplete, from a process that died; this one is complete
                 store.submissions.retire(twin.id)
             try:
                 return in_time(
                     store, Submitted(store.submissions.seal(batch, key, last=last, jobs=jobs), continued=False)
                 )
-            except StoreInUse:  # another has just begun the same
+            except StoreInUse:  # another process has just begun the same batch
                 continue
 
     def _begin(self, source: Source, key: bytes | None) -> int:
-        self._begun = self.store.submissions.begin(self.how, source=self.called or source.name, key=key)
+        self._begun = self.store.submissions.begin(self.how, source=self.source_name or source.name, key=key)
         return self._begun
 
     def _wait(self, key: bytes) -> Generator[None, None, None]:
-        """Until no other process stores the batch any more: it is sealed, or that process is lost."""
-        said = False
+        """Wait until no other process stores the batch: it is sealed, or that process has died."""
+        reported = False
         while (
             (batch := self.store.find(key))
             and batch.sealed_s is None
             and (who := self.store.submissions.storing(batch.id))
         ):
-            if self.hooks.tell and not said:
-                self.hooks.tell(f"{who} is storing the same jobs; waiting for it")
-            said = self._waited = True
+            if self.hooks.on_wait and not reported:
+                self.hooks.on_wait(f"{who} is storing the same jobs; waiting for it")
+            reported = self._waited = True
             self.store.renew_lease()
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
             yield
 
     def _store_lines(
         self, batch: int, source: Source, continued: bool | None
     ) -> Generator[Submitted | None, None, tuple[int, int]]:
-        """Store the lines that are not stored yet; the number of the last line, and of all jobs of the batch.
+        """Store the lines that are not stored yet; returns the number of the last line and the number of all jobs.
 
-        Yields after each group: None if `continued` is None, which keeps jobs from being started.
+        Yields after each group: the batch, or None if `continued` is None, so that no jobs start.
         """
         store = self.store
         how = self.how
@@ -229,21 +229,21 @@ class FileSubmission:
 
 
 def _again(store: Store, batch: Batch, how: Submission) -> Submitted:
-    """A batch that was there before, with what the submission says of its order."""
+    """An existing batch, with the deadline and priority of the submission applied."""
     changed = reschedule(store, batch, how)
     found = Submitted(changed.batch, continued=True, changed=changed if changed.deadline or changed.priority else None)
     return in_time(store, found)
 
 
 def in_time(store: Store, found: Submitted) -> Submitted:
-    """The same after jobs whose deadline has passed have failed: no engine should be loaded for them."""
+    """Fail jobs whose deadline has passed, so that no engine is loaded for them; returns the updated batch."""
     if found.batch.finished or not store.expire():
         return found
     return replace(found, batch=store.batch(found.batch.id))
 
 
 def batch_key(how: Submission, digest: str) -> bytes:
-    """What makes two submissions the same batch."""
+    """The key that is equal for submissions of the same batch."""
     parts = [how.model_id, how.output, how.errors, how.reuse, dict(how.defaults), digest]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).digest()
 
@@ -251,28 +251,28 @@ def batch_key(how: Submission, digest: str) -> bytes:
 def _groups(
     items: Iterable[tuple[Chunk | BadLine, list[JobRow]]], batch: int
 ) -> Iterator[tuple[list[JobRow], list[tuple[int, bytes]]]]:
-    """Rows and blocks of text that are stored together; blank lines alone make none."""
+    """Yield groups of rows and text blocks, each to be stored in one transaction; no group has only blank lines."""
     rows = list[JobRow]()
     texts = list[tuple[int, bytes]]()
     texts_bytes = 0
-    most_lines = min(FIRST_GROUP_LINES, GROUP_LINES)
+    max_lines = min(FIRST_GROUP_LINES, GROUP_LINES)
     for item, found in items:
         rows += found
         if isinstance(item, Chunk):
             texts += blocks(item, batch)
             texts_bytes += len(item.data)
-        if rows and (len(rows) >= most_lines or texts_bytes >= GROUP_BYTES):
+        if rows and (len(rows) >= max_lines or texts_bytes >= GROUP_BYTES):
             yield rows, texts
             rows = []
             texts = []
             texts_bytes = 0
-            most_lines = min(GROUP_LINES, 4 * most_lines)
+            max_lines = min(GROUP_LINES, 4 * max_lines)
     if rows:
         yield rows, texts
 
 
 def _after(item: Chunk | BadLine, stored: int) -> Chunk | BadLine | None:
-    """What of a chunk follows the lines that are stored."""
+    """The part of a chunk after the stored lines; None if there is none."""
     if isinstance(item, BadLine):
         return item if item.number > stored else None
     known = stored + 1 - item.first
@@ -287,7 +287,7 @@ def _refuse_bad(rows: Sequence[JobRow], name: str) -> None:
 
 
 def _refuse_known_bad(store: Store, batch: Batch) -> None:
-    """The same for a batch that was submitted before without being strict."""
+    """Like `_refuse_bad`, for a batch that was stored without `strict`."""
     after = 0
     while page := store.failures(batch.id, after, 1000):
         _refuse([(item.number, item.message) for item in page if item.code == INVALID_LINE], batch.source)
@@ -299,5 +299,5 @@ def _refuse(bad: Sequence[tuple[int, str | None]], name: str) -> None:
         shown = "; ".join(f"line {number}: {reason}" for number, reason in bad[:_SHOWN])
         raise UsageError(
             f"{name} has lines that cannot be run: {shown}",
-            hint="mend them, or leave --strict out: they become error lines, the rest runs",
+            hint="fix them, or omit --strict to run the other lines",
         )

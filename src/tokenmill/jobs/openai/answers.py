@@ -1,4 +1,4 @@
-"""Answers as OpenAI's response objects. The types below are also the schemas of /openapi.json."""
+"""Answers as OpenAI's response objects. The types are also the schemas in /openapi.json."""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -9,18 +9,18 @@ from msgspec import Meta
 from tokenmill.engine.engine import Answer, TokenLogprob, Usage
 from tokenmill.jobs.openai.call import Endpoint
 
-_LOWEST_LOGPROB = -9999.0  # what OpenAI writes for a token that cannot come; JSON has no infinity
+_LOWEST_LOGPROB = -9999.0  # OpenAI's value for an impossible token, because JSON has no infinity
 _Count = Annotated[int, Meta(ge=0)]
 
 
 class PromptTokensDetails(TypedDict):
-    """Where the prompt's tokens came from."""
+    """Details of the prompt tokens."""
 
     cached_tokens: Annotated[int, Meta(ge=0, description="Not computed again.")]
 
 
 class CompletionUsage(TypedDict):
-    """Tokens of a request; counts that the engine does not report are left out."""
+    """Tokens of a request; counts that the engine does not report are absent."""
 
     prompt_tokens: _Count
     completion_tokens: _Count
@@ -29,7 +29,7 @@ class CompletionUsage(TypedDict):
 
 
 class ResponseMessage(TypedDict):
-    """What the model said."""
+    """The model's message."""
 
     role: Literal["assistant"]
     content: str | None
@@ -56,7 +56,7 @@ class CompletionChoice(TypedDict):
 
 
 class ChatCompletion(TypedDict):
-    """The answer of /v1/chat/completions."""
+    """The response of /v1/chat/completions."""
 
     id: str
     object: Literal["chat.completion"]
@@ -68,7 +68,7 @@ class ChatCompletion(TypedDict):
 
 
 class Completion(TypedDict):
-    """The answer of /v1/completions."""
+    """The response of /v1/completions."""
 
     id: str
     object: Literal["text_completion"]
@@ -82,9 +82,9 @@ class Completion(TypedDict):
 def answer_body(
     endpoint: Endpoint, answer: Answer, *, id: str, model: str, created_s: float, made_by: str | None = None
 ) -> dict[str, Any]:
-    """The answer as OpenAI's chat.completion or text_completion object; `id` without its prefix.
+    """The answer as OpenAI's chat.completion or text_completion object; `id` is given without its prefix.
 
-    `made_by`: the engine and its build, which stay with the answer: others of the same model may take it over.
+    `made_by` is the engine and its build, recorded as the system_fingerprint because answers may be reused later.
     """
     chat = endpoint == "chat"
     return {
@@ -117,7 +117,7 @@ def choice(endpoint: Endpoint, answer: Answer, index: int = 0) -> ChatChoice | C
 
 
 def usage_body(usage: Usage) -> CompletionUsage:
-    """Tokens as OpenAI counts them."""
+    """Token counts as OpenAI's usage object."""
     body: CompletionUsage = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -138,7 +138,7 @@ def _message(answer: Answer) -> ResponseMessage:
 
 
 def chat_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-    """Token probabilities in the form of chats."""
+    """Token probabilities in the format of chat completions."""
     return {
         "content": [_token(token) | {"top_logprobs": [_token(top) for top in token.top]} for token in tokens],
         "refusal": None,
@@ -148,12 +148,12 @@ def chat_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
 def _token(token: TokenLogprob) -> dict[str, Any]:
     entry: dict[str, Any] = {"token": token.text, "logprob": _finite(token.logprob), "bytes": list(token.raw)}
     if token.token is not None:
-        entry["id"] = token.token  # not OpenAI's: llama-server has it there, too
+        entry["id"] = token.token  # an extension of llama-server
     return entry
 
 
 def text_logprobs(tokens: Sequence[TokenLogprob], offset: int = 0) -> dict[str, Any]:
-    """Token probabilities in the older form of completions; `offset`: of the first token in the text."""
+    """Token probabilities in the format of text completions; `offset` is that of the first token in the text."""
     offsets = []
     for token in tokens:
         offsets.append(offset)

@@ -1,7 +1,7 @@
 """A request body as a `Call`, from which an engine request is made.
 
-A body is validated once, by the model of `requests.py`, where it enters: `check` for a line of a batch, `check_request`
-at the gateway. `stored_call` reads a body that was validated before it was stored. All three make the same values.
+A body is validated once, with a model of `requests.py`: by `check` for a line of a batch, by `check_request` in the
+gateway. `stored_call` converts a body that was validated before it was stored. All three produce the same values.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,20 +36,20 @@ _SAMPLING = (
     "json_schema",
 )
 _HINTS = {
-    "functions": "OpenAI's older form: use tools",
-    "function_call": "OpenAI's older form: use tool_choice",
-    "audio": "answers are text",
-    "modalities": "answers are text",
-    "verbosity": "local models have no such setting",
-    "web_search_options": "nothing is searched",
-    "suffix": "text is written at the end only",
+    "functions": "deprecated by OpenAI: use tools",
+    "function_call": "deprecated by OpenAI: use tool_choice",
+    "audio": "only text is supported",
+    "modalities": "only text is supported",
+    "verbosity": "not supported by local models",
+    "web_search_options": "web search is not supported",
+    "suffix": "insertion is not supported",
 }
-_ONE = "a job has one answer: repeat the line with another seed and custom_id"
+_ONE = "a job has one answer; for several, repeat the line with another seed and custom_id"
 
 
 def _hints(own: type[msgspec.Struct], other: type[msgspec.Struct], url: str, **more: str) -> Mapping[str, str]:
     elsewhere = set(other.__struct_fields__) - set(own.__struct_fields__)
-    return {**dict.fromkeys(elsewhere, f"only {url} has it"), **_HINTS, **more}
+    return {**dict.fromkeys(elsewhere, f"only valid for {url}"), **_HINTS, **more}
 
 
 _JOB_HINTS: Mapping[Endpoint, Mapping[str, str]] = {
@@ -64,7 +64,7 @@ _REQUEST_HINTS: Mapping[Endpoint, Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A validated body: its endpoint, and the values that were given, each under one name."""
+    """A validated body: its endpoint, and its values under canonical names."""
 
     endpoint: Endpoint
     values: Mapping[str, Any]
@@ -81,7 +81,7 @@ class Call:
 
     @property
     def model(self) -> str | None:
-        """The model that the body names."""
+        """The model named in the body."""
         name: str | None = self.values.get("model")
         return name
 
@@ -102,24 +102,24 @@ class Call:
 
 
 def check(endpoint: Endpoint, body: Mapping[str, Any]) -> Call:
-    """The call of a job's body. Raises RequestRefused, which names the key."""
+    """Validate a job's body. Raises RequestRefused, which names the key."""
     return Call(endpoint, checked(endpoint, body))
 
 
 def checked(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a job's body. Raises RequestRefused, which names the key."""
+    """Like `check`, but returns only the values."""
     validate(_JOBS[endpoint], body, _JOB_HINTS[endpoint])
     values = _values(endpoint, body)
     if "stream" in values:
-        raise RequestRefused("stream: a job's answer comes whole", param="stream", hint="leave stream out")
+        raise RequestRefused("stream: not supported in a batch", param="stream", hint="remove stream")
     if type(values.get("prompt")) is list:
-        message = f"prompt: holds {len(values['prompt'])} prompts; a job has one"
-        raise RequestRefused(message, param="prompt", hint="write each prompt on a line of its own")
+        message = f"prompt: has {len(values['prompt'])} prompts, but a job has one"
+        raise RequestRefused(message, param="prompt", hint="put each prompt on its own line")
     return values
 
 
 def check_request(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a body of the gateway's; `prompt` is a list if there are several. Raises RequestRefused."""
+    """Validate a body sent to the gateway; `prompt` is a list if there are several. Raises RequestRefused."""
     validate(_REQUESTS[endpoint], body, _REQUEST_HINTS[endpoint])
     return _values(endpoint, body)
 
@@ -142,7 +142,7 @@ def stored_call(endpoint: Endpoint, body: Mapping[str, Any]) -> Call:
 
 
 def _values(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a validated body, each under one name; what cannot change the answer is left out."""
+    """The values of a validated body under canonical names, without keys that cannot affect the answer."""
     conversions = _CONVERSIONS[endpoint]
     values: dict[str, Any] = {}
     for name, value in body.items():
@@ -153,7 +153,7 @@ def _values(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
             continue
         made = value if convert is None else convert(value)
         if made is not None and values.setdefault(target, made) != made:
-            raise RequestRefused(f"{name}: given twice with different values, as {target} too", param=name)
+            raise RequestRefused(f"{name}: contradicts {target}", param=name, hint="give one of them")
     prompt = "messages" if endpoint == "chat" else "prompt"
     if prompt not in values:
         raise RequestRefused(f"{prompt} is missing", param=prompt)
@@ -166,15 +166,15 @@ _TOGETHER = frozenset(("grammar", "logprobs", "top_logprobs", "effort", "tool_ch
 
 
 def _combine(endpoint: Endpoint, values: dict[str, Any]) -> None:
-    """Check rules about several keys, and merge keys that express one thing together; mutates `values`."""
+    """Check rules that involve several keys, and merge related keys, in `values`."""
     if "grammar" in values and "json_schema" in values:
-        raise RequestRefused("grammar: excludes a JSON format", param="grammar", hint="give one of them")
+        raise RequestRefused("grammar: cannot be combined with a JSON format", param="grammar", hint="give one of them")
     if endpoint == "completion":
         return
     if values.pop("logprobs", None):
         values.setdefault("top_logprobs", 0)
     elif values.pop("top_logprobs", 0):
-        raise RequestRefused("top_logprobs: needs logprobs: true", param="top_logprobs")
+        raise RequestRefused("top_logprobs: requires logprobs to be true", param="top_logprobs")
     if "effort" in values:
         values["template_arguments"] = values.pop("effort") | values.get("template_arguments", {})
     choice = values.get("tool_choice")
@@ -182,10 +182,10 @@ def _combine(endpoint: Endpoint, values: dict[str, Any]) -> None:
     if tools is None:
         values.pop("parallel_tool_calls", None)
         if choice is not None and values.pop("tool_choice") != "none":
-            raise RequestRefused("tool_choice: asks for a tool, but there are no tools", param="tool_choice")
+            raise RequestRefused("tool_choice: requires tools", param="tool_choice")
     elif isinstance(choice, dict) and all(tool["function"]["name"] != choice["function"]["name"] for tool in tools):
         name = shown(choice["function"]["name"])
-        raise RequestRefused(f"tool_choice: no tool is called {name}", param="tool_choice")
+        raise RequestRefused(f"tool_choice: there is no tool named {name}", param="tool_choice")
 
 
 def _or_absent(value: Any) -> Any:
@@ -224,7 +224,7 @@ def _to_prompt(value: Any) -> str | tuple[int, ...] | list[str | tuple[int, ...]
     if kinds == {int}:
         return tuple(value)
     if int in kinds:
-        raise RequestRefused("prompt: a list of tokens or of prompts, not of both", param="prompt")
+        raise RequestRefused("prompt: must be a list of tokens or of prompts, not of both", param="prompt")
     prompts = [prompt if type(prompt) is str else tuple(prompt) for prompt in value]
     return prompts if len(prompts) > 1 else prompts[0]
 
@@ -232,7 +232,7 @@ def _to_prompt(value: Any) -> str | tuple[int, ...] | list[str | tuple[int, ...]
 def _to_messages(value: Any) -> Any:
     """The messages without keys that are null."""
     for message in value:
-        if len(message) > 2 and None in message.values():  # two keys are a role and a content
+        if len(message) > 2 and None in message.values():  # messages with two keys have only role and content
             return [{key: item for key, item in message.items() if item is not None} for message in value]
     return value
 
@@ -243,22 +243,22 @@ def _to_tools(value: Any) -> tuple[dict[str, Any], ...] | None:
 
 def _to_tool_choice(value: Any) -> Any:
     if type(value) is str:
-        return None if value == "auto" else value  # "auto" is what its absence means
+        return None if value == "auto" else value  # "auto" is the default
     return {"type": "function", "function": {"name": value["function"]["name"]}}
 
 
 def _to_effort(value: Any) -> dict[str, Any]:
-    # As llama-server reads it: "none" switches thinking off, any other word is for the model's template.
+    # As in llama-server: "none" disables thinking, other values are passed to the chat template.
     return {"enable_thinking": False} if value == "none" else {"reasoning_effort": value}
 
 
 def _to_parallel(value: Any) -> bool | None:
-    # true allows several calls and is kept by an answer with one; false forbids, and must reach the engine.
+    # true, the default, allows several calls but does not require them; false must reach the engine.
     return None if value else False
 
 
 _Conversion = tuple[str | None, Callable[[Any], Any] | None]
-"""The name in Call.values (None: the key cannot change an answer) and a function that returns None for "as absent"."""
+"""Name in Call.values (None: the key cannot affect the answer), and a function that returns None for "as if absent"."""
 _IGNORED: _Conversion = (None, None)
 _SPECIAL: Mapping[str, _Conversion] = {
     "messages": ("messages", _to_messages),

@@ -27,7 +27,7 @@ _Window = Annotated[int, Meta(ge=-1, le=_INT31)]
 _Logprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 _Token = Annotated[int, Meta(ge=0, le=_INT31)]
 _Tokens = Annotated[list[_Token], Meta(min_length=1)]
-# `$` alone also matches in front of a final newline.
+# `$` alone also matches before a final newline.
 _TokenKey = Annotated[str, Meta(pattern=r"^[0-9]{1,9}(?!\n)$")]
 _Nothing = Annotated[list[Any], Meta(max_length=0)] | Annotated[dict[str, Any], Meta(max_length=0)] | None
 
@@ -36,13 +36,13 @@ _Nothing = Annotated[list[Any], Meta(max_length=0)] | Annotated[dict[str, Any], 
 
 
 class TextPart(Struct, tag_field="type", tag="text"):
-    """A content part; other kinds, such as images, cannot be answered."""
+    """A text part of a message; other kinds, such as images, are not supported."""
 
     text: str
 
 
 class RefusalPart(Struct, tag_field="type", tag="refusal"):
-    """A content part in which the assistant refused to answer."""
+    """A part of an assistant message that refuses to answer."""
 
     refusal: str
 
@@ -69,19 +69,19 @@ class SystemMessage(_Message, tag="system"):
 
 
 class DeveloperMessage(_Message, tag="developer"):
-    """Instructions, in OpenAI's newer spelling."""
+    """Instructions, under OpenAI's newer name."""
 
     content: _Content
 
 
 class UserMessage(_Message, tag="user"):
-    """What the user says."""
+    """A message of the user."""
 
     content: _Content
 
 
 class AssistantMessage(_Message, tag="assistant"):
-    """What the model said, or the tools that it called."""
+    """A message of the model, or its tool calls."""
 
     content: _Content | None = None
 
@@ -97,7 +97,7 @@ class ToolMessage(_Message, tag="tool"):
 
 
 class FunctionMessage(_Message, tag="function"):
-    """The result of a function call, in OpenAI's older spelling."""
+    """The result of a function call, under OpenAI's older name."""
 
     content: _Content
 
@@ -123,7 +123,7 @@ class Tool(Struct, tag_field="type", tag="function"):
 
 
 class FunctionName(Struct):
-    """A function by its name."""
+    """The name of a function."""
 
     name: str
 
@@ -135,11 +135,11 @@ class NamedTool(Struct, tag_field="type", tag="function"):
 
 
 class TextFormat(Struct, tag_field="type", tag="text"):
-    """An answer in any form."""
+    """An answer in any format."""
 
 
 class JsonObjectFormat(Struct, tag_field="type", tag="json_object"):
-    """An answer that is a JSON object; llama.cpp also takes a schema here."""
+    """An answer that is a JSON object; llama.cpp also accepts a schema here."""
 
     schema: dict[str, Any] | None = None
 
@@ -158,7 +158,7 @@ class JsonSchemaFormat(Struct, tag_field="type", tag="json_schema"):
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
-    """What a stream contains beyond the answer."""
+    """Additional content of a stream."""
 
     include_usage: bool = False
     include_obfuscation: bool = False
@@ -170,27 +170,27 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
 class _Request(Struct, forbid_unknown_fields=True, kw_only=True):
     model: Annotated[str | None, Meta(description="A name from /v1/models; default: the first.")] = None
     temperature: Annotated[
-        Annotated[float, Meta(ge=0, le=100)] | None, Meta(description="0: always the likeliest token.")
+        Annotated[float, Meta(ge=0, le=100)] | None, Meta(description="0: always the most likely token.")
     ] = None
     top_p: Annotated[_Probability | None, Meta(description="Probability mass of the tokens to draw from.")] = None
     top_k: Annotated[_Window | None, Meta(description="Number of tokens to draw from; 0 and -1: all.")] = None
-    min_p: Annotated[_Probability | None, Meta(description="Minimum probability, relative to the likeliest token.")] = (
-        None
-    )
-    presence_penalty: Annotated[_Penalty | None, Meta(description="For tokens that occurred.")] = None
-    frequency_penalty: Annotated[_Penalty | None, Meta(description="For each time a token occurred.")] = None
-    repeat_penalty: Annotated[_RepeatPenalty | None, Meta(description="llama.cpp's name.")] = None
+    min_p: Annotated[
+        _Probability | None, Meta(description="Minimum probability, relative to the most likely token.")
+    ] = None
+    presence_penalty: Annotated[_Penalty | None, Meta(description="Penalty for tokens that have occurred.")] = None
+    frequency_penalty: Annotated[_Penalty | None, Meta(description="Penalty per occurrence of a token.")] = None
+    repeat_penalty: Annotated[_RepeatPenalty | None, Meta(description="llama.cpp's name of repetition_penalty.")] = None
     repetition_penalty: Annotated[_RepeatPenalty | None, Meta(description="vLLM's name of repeat_penalty.")] = None
     repeat_last_n: Annotated[
-        _Window | None, Meta(description="Tokens that repeat_penalty looks at; -1: the whole context.")
+        _Window | None, Meta(description="Number of last tokens that repeat_penalty considers; -1: the whole context.")
     ] = None
     penalty_last_n: Annotated[_Window | None, Meta(description="The same as repeat_last_n.")] = None
     seed: Annotated[
         Annotated[int, Meta(ge=-_INT64, le=_INT64 - 1)] | None,
-        Meta(description="The same seed draws the same tokens; choice i uses seed + i. -1: random."),
+        Meta(description="Seed for sampling; choice i uses seed + i. -1: random."),
     ] = None
     max_tokens: Annotated[
-        _MaxTokens | None, Meta(description="Maximum tokens of the answer; default: up to the end of the context.")
+        _MaxTokens | None, Meta(description="Maximum tokens of the answer; default: the rest of the context.")
     ] = None
     stop: _Text | Annotated[list[_Text], Meta(max_length=MAX_STOPS)] | None = None
     logit_bias: (
@@ -198,11 +198,13 @@ class _Request(Struct, forbid_unknown_fields=True, kw_only=True):
     ) = None
     response_format: TextFormat | JsonObjectFormat | JsonSchemaFormat | None = None
     json_schema: Annotated[dict[str, Any] | None, Meta(description="llama.cpp's response_format.")] = None
-    grammar: Annotated[str | None, Meta(description="llama.cpp: a grammar in GBNF that the answer follows.")] = None
-    ignore_eos: Annotated[bool | None, Meta(description="llama.cpp, vLLM: do not stop at the end token.")] = None
+    grammar: Annotated[str | None, Meta(description="llama.cpp: GBNF grammar of the answer.")] = None
+    ignore_eos: Annotated[
+        bool | None, Meta(description="llama.cpp, vLLM: do not stop at the end-of-sequence token.")
+    ] = None
     stream: bool | None = None
     timeout: Annotated[
-        Annotated[float, Meta(ge=0.001, le=10_000_000)] | None, Meta(description="Seconds that the answer may take.")
+        Annotated[float, Meta(ge=0.001, le=10_000_000)] | None, Meta(description="Timeout of the request in seconds.")
     ] = None
     user: Annotated[Any, Meta(description="Ignored.", extra_json_schema={"type": ["string", "null"]})] = None
     metadata: Annotated[Any, Meta(description="Ignored.", extra_json_schema={"type": ["object", "null"]})] = None
@@ -213,19 +215,21 @@ class _Chat(_Request):
     messages: Annotated[list[Message], Meta(min_length=1)]
     max_completion_tokens: Annotated[_MaxTokens | None, Meta(description="The same as max_tokens.")] = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[_Logprobs | None, Meta(description="Needs logprobs.")] = None
+    top_logprobs: Annotated[_Logprobs | None, Meta(description="Requires logprobs.")] = None
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, Meta(description="llama.cpp, vLLM: variables of the chat template.")
     ] = None
-    reasoning_effort: Annotated[str | None, Meta(description="none: no thinking; others: for the template.")] = None
+    reasoning_effort: Annotated[
+        str | None, Meta(description="none: no thinking; other values are passed to the chat template.")
+    ] = None
     functions: Annotated[_Nothing, Meta(description="Not supported: use tools.")] = None
     function_call: Annotated[_Nothing, Meta(description="Not supported: use tool_choice.")] = None
-    audio: Annotated[_Nothing, Meta(description="Not supported: answers are text.")] = None
+    audio: Annotated[_Nothing, Meta(description="Not supported: only text.")] = None
     modalities: Annotated[list[Literal["text"]], Meta(min_length=1, max_length=1)] | None = None
-    verbosity: Annotated[Literal["medium"] | None, Meta(description="Local models have no such setting.")] = None
+    verbosity: Annotated[Literal["medium"] | None, Meta(description="Not supported by local models.")] = None
     web_search_options: Annotated[_Nothing, Meta(description="Not supported.")] = None
     prediction: Annotated[Any, Meta(description="Ignored.")] = None
     store: Annotated[Any, Meta(description="Ignored.")] = None
@@ -237,25 +241,25 @@ class _Chat(_Request):
 class _Completion(_Request):
     prompt: Annotated[
         str | Annotated[list[_Token | str | _Tokens], Meta(min_length=1)],
-        Meta(description="A text, a list of tokens, or a list of prompts; a list of tokens holds nothing else."),
+        Meta(description="A text, a list of tokens, or a list of prompts."),
     ]
-    logprobs: Annotated[_Logprobs | None, Meta(description="Number of alternatives at each token.")] = None
+    logprobs: Annotated[_Logprobs | None, Meta(description="Number of alternatives per token.")] = None
     echo: Annotated[bool | None, Meta(extra_json_schema={"enum": [False, None]})] = None
-    suffix: Annotated[Literal[""] | None, Meta(description="Not supported: text is written at the end only.")] = None
+    suffix: Annotated[Literal[""] | None, Meta(description="Not supported.")] = None
 
     def __post_init__(self) -> None:
         if self.echo:
-            raise RequestRefused("echo: the prompt is not repeated", param="echo")
+            raise RequestRefused("echo: not supported", param="echo", hint="remove echo")
 
 
 _Choices = Annotated[
     Annotated[int, Meta(ge=1)] | None,
-    Meta(description="Answers to the prompt, which is computed once; gateway.max_choices is the maximum."),
+    Meta(description="Number of answers; the prompt is computed once. Maximum: gateway.max_choices."),
 ]
 _BestOf = Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="The same as n.")]
 _ServiceTier = Annotated[
     Literal["auto", "default", "flex", "scale", "priority", "fast"] | None,
-    Meta(description="flex: the batch lane, behind interactive requests."),
+    Meta(description="flex: batch priority, below interactive requests."),
 ]
 _Priority = Annotated[int, Meta(ge=-HIGHEST_PRIORITY, le=HIGHEST_PRIORITY)] | None  # higher runs first
 _Deadline = Annotated[float, Meta(ge=0, le=1e11)] | None  # Unix time
@@ -280,7 +284,7 @@ class CompletionRequest(_Completion):
 
 
 class ChatJob(_Chat):
-    """The body of one chat of a batch."""
+    """The body of a chat completion in a batch."""
 
     n: Literal[1] | None = None
     stream_options: dict[str, Any] | None = None
@@ -290,7 +294,7 @@ class ChatJob(_Chat):
 
 
 class CompletionJob(_Completion):
-    """The body of one completion of a batch."""
+    """The body of a text completion in a batch."""
 
     n: Literal[1] | None = None
     best_of: Literal[1] | None = None

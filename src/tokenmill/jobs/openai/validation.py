@@ -1,4 +1,4 @@
-"""Validation of a JSON object with a msgspec model, with errors for people: the key, the value and what is expected."""
+"""Validates JSON objects with msgspec models; errors name the key, the value and the expected type."""
 
 import difflib
 import re
@@ -34,9 +34,9 @@ def validate(
     code: str = RequestRefused.code,
     missing_code: str = RequestRefused.code,
 ) -> M:
-    """The body as the model. Raises RequestRefused, whose `param` is the key that is wrong.
+    """Convert a body to a model. Raises RequestRefused, whose `param` is the invalid key.
 
-    A float such as 2.0 may stand for an integer: many clients write them so. `hints`: for wrong or unknown keys.
+    Floats such as 2.0 are accepted as integers, because many clients send them. `hints` are by key.
     """
     try:
         return msgspec.convert(body, model)
@@ -49,17 +49,17 @@ def validate(
             reason = error
     unknown = next((name for name in body if name not in model.__struct_fields__), None)
     if unknown is not None:
-        hint = _nearest(model, str(unknown)) or hints.get(str(unknown)) or "leave it out: nothing is ignored silently"
+        hint = _nearest(model, str(unknown)) or hints.get(str(unknown)) or "remove it; unknown keys are not ignored"
         raise RequestRefused(f"unknown key {shown(unknown)}", param=unknown, hint=hint, code="unknown_parameter")
     if isinstance(reason, UnicodeEncodeError):
-        raise RequestRefused("half of a surrogate pair (\\ud800 to \\udfff) stands alone")
+        raise RequestRefused("unpaired surrogate (\\ud800 to \\udfff)")
     text, path, missing = _explained(str(reason), body)
     param = re.split(r"[.\[]", path)[0]
     raise RequestRefused(text, param=param, hint=hints.get(param), code=missing_code if missing else code)
 
 
 def number_type(annotation: Any) -> type[int] | type[float] | None:
-    """`int` or `float` if that is what an annotation of a field describes, optional or with limits."""
+    """The number type, `int` or `float`, that an annotation describes, possibly optional or with limits; else None."""
     if annotation in (int, float):
         return annotation  # type: ignore[no-any-return]
     return next(filter(None, map(number_type, get_args(annotation))), None)
@@ -75,7 +75,7 @@ def _with_integers(model: type[msgspec.Struct], body: Mapping[str, Any]) -> Mapp
 
 
 def _explained(error: str, body: Mapping[str, Any]) -> tuple[str, str, bool]:
-    """A message for people, the path of the value, and whether that is missing."""
+    """The error message, the path of the value, and whether the value is missing."""
     what, _, where = error.rpartition(" - at ")
     if not what:
         what, where = where, ""
@@ -100,7 +100,7 @@ def _kinds(found: re.Match[str]) -> str:
 
 
 def _at(body: Any, path: str) -> Any:
-    """The value at a path such as messages[0].role; of an object's values, which have no path, the object."""
+    """The value at a path such as messages[0].role; for values of a dict, which have no path, the dict."""
     for index, name, other in _STEP.findall(path):
         if other:
             break

@@ -148,25 +148,25 @@ class Submissions:
 
         return self._database.transaction(work)
 
-    def set_priority(self, batch: int, priority: int, *, stated: Callable[[str], bool]) -> None:
-        """Change the priority of all jobs whose lines do not state one."""
+    def set_priority(self, batch: int, priority: int, *, sets_priority: Callable[[str], bool]) -> None:
+        """Change the priority of all jobs whose lines do not set one; `sets_priority` examines a line."""
         before = self._reader.batch(batch)
-        self._database.transaction(lambda: self._set_priority(before, priority, stated))
+        self._database.transaction(lambda: self._set_priority(before, priority, sets_priority))
 
-    def _set_priority(self, before: Batch, priority: int, stated: Callable[[str], bool]) -> None:
+    def _set_priority(self, before: Batch, priority: int, sets_priority: Callable[[str], bool]) -> None:
         batch = before.id
         with self._database.writing(durable=True):
             self._database.run("set_priority", batch=batch, priority=priority)
-            if "priority" not in before.defaults:  # they count as stated
+            if "priority" not in before.defaults:  # these apply to all lines
                 ranks = {"rank": -priority, "was": -before.priority}
                 for first, data in self._blocks(batch):
                     texts = data.split(b"\n") if b"priority" in data else []
                     kept = [
                         first + index
                         for index, text in enumerate(texts)
-                        if b"priority" in text and stated(text.decode(errors="replace").strip())
+                        if b"priority" in text and sets_priority(text.decode(errors="replace").strip())
                     ]
-                    # all jobs between two lines that state one
+                    # all jobs between two lines that set a priority
                     ends = [first - 1, *kept, first + data.count(b"\n") + (not data.endswith(b"\n"))]
                     for low, high in pairwise(ends):
                         self._database.run("rank_jobs", first=low + 1, last=high - 1, **ranks)
