@@ -1,4 +1,4 @@
-"""An event loop whose clock can be put forward: who waits for hours has them at once, and nobody has to be quick."""
+"""An event loop with a clock that can be advanced, so that tests need not wait."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""A command in a process of its own that reports what it started, loaded and read."""
+"""Runs a command in a separate process and reports the processes, modules and files that it used."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Batches by HTTP for tests: lines, files, and waiting until something has become of them."""
+"""Batches by HTTP for tests: lines, files, and waiting for a status."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""A real Chromium for tests of pages, and what every page must keep to."""
+"""A real Chromium for tests of pages, and checks that every page must pass."""
 
 import fcntl
 import subprocess

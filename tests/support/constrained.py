@@ -1,4 +1,4 @@
-"""Documents against the real matcher, without a model: a vocabulary of single bytes and a few longer tokens."""
+"""Matches documents with the real matcher, without a model: the vocabulary is single bytes and a few longer tokens."""
 
 import random
 from functools import cache

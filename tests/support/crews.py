@@ -1,4 +1,4 @@
-"""Crews of fake engines for tests: one that waits for a sign, one that is slow by the answers of the others."""
+"""Worker pools of fake engines for tests: one that waits for a signal, and one whose speed depends on other engines."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence

@@ -1,4 +1,4 @@
-"""A line to a server's socket that can be cut at one end: the other end does not hear of it."""
+"""A connection to a server's socket that can be cut at one end without the other end noticing."""
 
 import select
 import socket

@@ -1,4 +1,4 @@
-"""The real Dagster for tests: its commands as processes with a home of their own, and what it has recorded there."""
+"""The real Dagster for tests: its commands as processes with their own home, and what it recorded there."""
 
 import os
 import signal

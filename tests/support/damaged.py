@@ -1,4 +1,4 @@
-"""A copy of a model that has lost precision: four-bit weights of its feed-forward layers cut to three bits."""
+"""A copy of a model with reduced precision: four-bit weights of its feed-forward layers rounded to three bits."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""A state folder of a gateway of version 0.1, which kept files and batches in desk.db; see tests/data/desk/README.md."""
+"""A state folder of a gateway of version 0.1, which stored files and batches in desk.db; see
+tests/data/desk/README.md.
+"""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Plans and models made by hand for tests of how plans are spelled: sizes are small, structure is real."""
+"""Handmade plans and models for tests of command lines: small sizes, real structure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Captured machines as the doctor sees them, and facts to change one at a time."""
+"""Captured machines for doctor, and facts to change one at a time."""
 
 from dataclasses import replace
 from functools import cache

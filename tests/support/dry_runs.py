@@ -1,6 +1,7 @@
-"""Many dry runs of llama.cpp in one process: starting one takes longer than most of them. `dryrun.project` is one each.
+"""Many dry runs of llama.cpp in one process, because starting a process takes longer; `dryrun.project` starts one
+for each.
 
-dry_runs.py < ORDERS      a list of orders as the dry run takes them; prints a list of what each comes to
+dry_runs.py < ORDERS      reads a list of orders; prints a list of the results
 """
 
 import json

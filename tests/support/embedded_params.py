@@ -1,4 +1,4 @@
-"""Our reading of llama-server's flags beside llama.cpp's own, in a process that holds both: what differs, as JSON."""
+"""Compares our parser of llama-server's flags with llama.cpp's own, in one process; prints the differences as JSON."""
 
 import ctypes
 import json

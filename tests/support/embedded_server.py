@@ -1,4 +1,4 @@
-"""The llama-server inside the xllamacpp wheel, in a process of its own that ends with the test."""
+"""The llama-server of the xllamacpp wheel, in a separate process that ends with the test."""
 
 import json
 import subprocess

@@ -1,8 +1,8 @@
-"""An engine for faults that a real one cannot be made to have at will: dies, hangs and fails on marked prompts.
+"""A fake engine for faults that a real one does not have on demand: dies, hangs and fails on marked prompts.
 
-What a prompt says decides: `poison` crashes the engine, `slow` never ends, `gated` waits until the gate is opened, `steady` takes its time,
-`long` does not fit, `late` takes longer than it was given, `broken N` fails N times and then answers. Everything else is answered with four
-tokens.
+The prompt decides: `poison` crashes the engine, `slow` never ends, `gated` waits until the gate is opened, `steady`
+takes some time, `long` does not fit, `late` exceeds its timeout, `broken N` fails N times and then answers. Everything
+else is answered with four tokens.
 """
 
 import asyncio

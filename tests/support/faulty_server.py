@@ -1,12 +1,12 @@
-"""A server of OpenAI's protocol for faults that no real one can be made to have at will, in a thread of its own.
+"""A server with OpenAI's protocol for faults that a real one does not have on demand, in its own thread.
 
-`behaves` decides what a chat gets:
+`behaves` decides the response to a chat:
 
-    ok          an answer, whole or as a stream          half        a stream that ends in the middle
+    ok          an answer, whole or as a stream          half        a stream that ends early
     502, ...    that status                              role        a stream that ends before its first token
-    refuses     a 400 with words of its own              silent      nothing at all, for as long as it takes
+    refuses     a 400 with its own message               silent      no response
     busy        a 429 with Retry-After: 7                endless     a stream that does not end
-    sorry       a stream that ends with an error event of the server's own
+    sorry       a stream that ends with the server's own error event
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""Runs a scenario on a disk that fills up: a program of its own, because the disk is only there for it.
+"""Runs a scenario on a disk that fills up, as a program, because only it sees the disk.
 
     full_disk.py SCENARIO FOLDER
 
-FOLDER is a file system of three MiB where this process may mount one; elsewhere its files may not grow beyond one MiB.
+FOLDER is a file system of three MiB if this process may mount one; otherwise its files are limited to one MiB.
 """
 
 import json

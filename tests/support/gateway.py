@@ -1,4 +1,4 @@
-"""A gateway for tests: the real server on a port of its own, in a thread with its own event loop."""
+"""A gateway for tests: the real server on its own port, in a thread with its own event loop."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""Clients of a gateway that has a fake engine, good ones and bad ones."""
+"""Well-behaved and misbehaving clients of a gateway with a fake engine."""
 
 import asyncio
 import socket

@@ -1,6 +1,6 @@
-"""A gateway in a process of its own, to be killed.
+"""A gateway in a separate process, to be killed.
 
-gateway_process.py FOLDER MODEL      prints its URL, and serves until its input ends
+gateway_process.py FOLDER MODEL      prints its URL, and serves until stdin is closed
 """
 
 import asyncio

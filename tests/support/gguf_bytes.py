@@ -1,4 +1,4 @@
-"""Writes GGUF headers byte by byte, right or wrong on purpose."""
+"""Writes valid and invalid GGUF headers byte by byte."""
 
 import struct
 from collections.abc import Mapping, Sequence

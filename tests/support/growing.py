@@ -1,10 +1,9 @@
-"""Works through a job file that is still being stored, on a fake engine.
+"""Runs a job file that is still being stored, on a fake engine.
 
     growing.py STORE FOLDER
 
-As a program it prints a line for each group that is stored and for each change of the counts, and `finished` at the
-end, so that a test can kill it at any of these moments. After each group but the first it waits for a line on stdin, or
-for its end.
+As a program, it prints a line for each stored group and each change of the counts, and `finished` at the end, so that a
+test can kill it at any of these moments. After each group except the first, it waits for a line on stdin, or its end.
 """
 
 import asyncio

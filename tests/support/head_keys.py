@@ -1,4 +1,4 @@
-"""Head keys written by hand, and places as they were."""
+"""Handwritten prefix keys, and recorded places."""
 
 from hashlib import sha256
 from itertools import pairwise

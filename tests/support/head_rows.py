@@ -1,4 +1,4 @@
-"""Pending jobs as the store gives them out, made from the sizes of their heads."""
+"""Pending jobs as rows of the store, made from the sizes of their prefixes."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Answers of real servers, captured: tests/data/http, each with the request that brought it."""
+"""Captured responses of real servers in tests/data/http, each with its request."""
 
 import json
 from dataclasses import dataclass

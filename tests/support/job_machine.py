@@ -1,4 +1,4 @@
-"""A store that anything is done to in any order, wherever it is."""
+"""A state machine that applies any sequence of operations to a store."""
 
 import tempfile
 from pathlib import Path

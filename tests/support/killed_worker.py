@@ -1,9 +1,9 @@
-"""Works through a batch until it is killed: submits, starts, commits, writes the output, and tells what it acknowledged.
+"""Runs a batch until it is killed: submits, starts, commits, writes the output, and prints what it acknowledged.
 
     killed_worker.py FOLDER
 
-Each line on stdout is an acknowledgement: a job's number and the sum of its answer's bytes; or a word on where it is:
-`opening`, `stored`, `sealed`, `finished`. After `stored` it goes on when it is sent a line.
+Each line on stdout is an acknowledgement: a job's number and the checksum of its answer; or the current step:
+`opening`, `stored`, `sealed`, `finished`. After `stored`, it continues when it reads a line.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
-"""An executable model of llama.cpp's KV cache, unified or in streams: cells with a position and a set of sequences.
+"""An executable model of llama.cpp's KV cache, unified or per stream: cells with a position and a set of sequences.
 
-It is as strict as the cache is when its assertions are on: positions follow each other without a gap, a cell is never
-given twice to one sequence, ids are in range. Unlike the cache it remembers each cell's token.
+It is as strict as the real cache with assertions: positions are consecutive, a cell is assigned to a sequence only
+once, and IDs are in range. Unlike the real cache, it stores the token of each cell.
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,7 @@
-"""The real llama.cpp inside the xllamacpp wheel, for tests: what it makes of a file, in a process of its own.
+"""The real llama.cpp of the xllamacpp wheel, for tests: loads a file in a separate process.
 
-`plan` never reads or maps weights, so it is safe for ghosts; `run` loads a small model and decodes greedily.
-Structures are the product's own, with what decoding needs besides.
+`plan` never reads or maps weights, so it is safe for ghost files; `run` loads a small model and decodes greedily. The
+structures are the product's, with additions for decoding.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""The real argument parser of the llama.cpp inside the xllamacpp wheel, in a process of its own.
+"""The real argument parser of the llama.cpp in the xllamacpp wheel, in a separate process.
 
-It takes a `common_params` that xllamacpp's CommonParams holds right behind the object's header; that, and the number
-of the server among llama.cpp's programs, are those of the pinned wheel.
+It uses the `common_params` that xllamacpp's CommonParams stores directly after the object's header; its offset and the
+number of the server among llama.cpp's programs are those of the pinned wheel.
 """
 
 import ctypes

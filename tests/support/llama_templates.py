@@ -1,7 +1,7 @@
-"""Prompts as the llama-server inside the xllamacpp wheel writes them, many templates in one short-lived process.
+"""Prompts of the llama-server in the xllamacpp wheel, for many templates in one short-lived process.
 
-The server takes one template when it starts; on a model of some kilobytes that is a matter of milliseconds, so one
-child process starts one server after another and asks each for its `/apply-template`.
+The server takes one template when it starts; with a model of a few kilobytes this takes milliseconds, so one child
+process starts one server after another and requests `/apply-template` from each.
 """
 
 import json

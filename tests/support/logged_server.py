@@ -1,4 +1,4 @@
-"""The llama-server inside the xllamacpp wheel as a plan wants it, writing its log to a file, for tests that watch it."""
+"""The llama-server of the xllamacpp wheel, started by a plan, with its log in a file."""
 
 import json
 import subprocess

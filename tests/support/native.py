@@ -1,4 +1,4 @@
-"""A native context for tests, opened and closed."""
+"""Opens and closes a native context for tests."""
 
 import os
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""A native engine for tests: the real worker process on a real small model."""
+"""A native engine for tests: the real worker process with a real small model."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable

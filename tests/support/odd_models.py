@@ -1,4 +1,4 @@
-"""Tiny models with real random weights whose attention or state is not the ordinary kind, written with gguf.
+"""Tiny models with random weights and unusual attention or state, written with gguf.
 
 `windowed`: three of four layers see only the last tokens (as Cohere2). `chunked`: three of four layers see only their
 chunk of 8192 tokens (as Llama 4). `recurrent`: no attention, a running state (Mamba).

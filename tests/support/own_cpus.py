@@ -1,4 +1,4 @@
-"""The CPUs of the test's own process, which keeps off reserved cores once it has started an engine with a reserve."""
+"""The CPUs of the test's own process, which avoids reserved cores after it has started an engine with a reserve."""
 
 import os
 from collections.abc import Iterator

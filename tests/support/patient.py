@@ -1,4 +1,4 @@
-"""HTTP for tests with time for a slow machine; certificates are read once, and not for every request."""
+"""HTTP for tests with long timeouts; certificates are read once."""
 
 import ssl
 from contextlib import AbstractContextManager

@@ -1,4 +1,4 @@
-"""Plans without a planner: a placement, accounted for."""
+"""Plans made from a placement, without a planner."""
 
 from tokenmill.hardware.machine import Dram, Gpu, Machine
 from tokenmill.model.profile import Profile

@@ -1,4 +1,4 @@
-"""A real PostgreSQL for tests: a server in a folder of its own, and a store on it that nobody has used."""
+"""A real PostgreSQL for tests: a server in its own folder, and a fresh store on it."""
 
 import os
 import pwd

@@ -1,7 +1,7 @@
-"""An engine for measuring: it keeps every prompt's beginning, counts what it computed, and can be made to grow or die.
+"""A fake engine for measurements: it caches prefixes, counts computed tokens, and can grow or die on request.
 
-Its clock is the number of tokens: answers come at once, their timings say a millisecond for each computed token and two
-for each written one.
+Its clock counts tokens: answers arrive immediately, and their timings are a millisecond per computed token and two per
+generated token.
 """
 
 import asyncio

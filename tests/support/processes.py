@@ -1,4 +1,4 @@
-"""Processes that a test looks for."""
+"""Finds processes for tests."""
 
 import psutil
 

@@ -1,4 +1,4 @@
-"""public_runs.json as figures: which catalogue machine, which tensor types, which layers where."""
+"""public_runs.json as figures: machine of the catalogue, tensor types, placement of layers."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Real HTTP servers on loopback to pull from: files with ranges and faults, a package index, a hub."""
+"""Real HTTP servers on loopback for downloads: files with ranges and faults, a package index, a hub."""
 
 import base64
 import hashlib

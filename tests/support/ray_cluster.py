@@ -1,9 +1,9 @@
-"""A Ray cluster of several nodes on this machine, in a process of its own.
+"""A Ray cluster of several nodes on this machine, in a separate process.
 
     ray_cluster.py NODES
 
-Says on stdout, a JSON object a line, where it is and what its nodes are called; kills the node whose identity it reads
-on stdin, and ends with that. A node that is killed gets no chance to say so, as with a power cut.
+Prints its address and the names of its nodes as one JSON object per line; kills the node whose identity it reads from
+stdin, and ends when stdin is closed. A killed node gets no chance to shut down, as after a power failure.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A report with something in every section: a giant on an H200 machine with the curves that were measured there."""
+"""A report with data in every section: a large model on an H200 machine, with the curves measured there."""
 
 from dataclasses import replace
 from functools import cache

@@ -1,4 +1,4 @@
-"""An engine that takes prompts of so many words, and says how long those are that it refuses."""
+"""A fake engine that accepts prompts up to a number of words, and reports the length of those that it refuses."""
 
 import asyncio
 from collections.abc import AsyncGenerator

@@ -1,4 +1,4 @@
-"""`tokenmill run` and its relatives as processes, with a state folder of their own."""
+"""Runs `tokenmill run` and related commands as processes with their own state folder."""
 
 import io
 import json

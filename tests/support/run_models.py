@@ -1,6 +1,6 @@
-"""Models of published runs: catalogue entries with other tensor types, and shapes the catalogue lacks.
+"""Models of published runs: catalogue entries with other tensor types, and models that are not in the catalogue.
 
-Expert types follow the names and sizes that the runs state; `_REST` is everything but routed experts.
+Expert types follow the names and sizes stated for the runs; `_REST` is everything except routed experts.
 """
 
 import re

@@ -1,10 +1,10 @@
-"""A runner as a process of its own, with an engine that only counts.
+"""A worker in a separate process, with an engine that only counts.
 
-    runner_process.py STORE LANES
+    runner_process.py STORE SLOTS
 
-Every line on stdout says what happened: `ready` when the store is open; `began` when an answer is begun, with the
-number of words that had to be computed, and the first and the last word of the prompt; `done` with the number of answers. No answer ends before a line comes on stdin. A
-prompt with `poison` in it ends the process as the kernel would, when what was answered before is stored.
+Prints a line per event: `ready` when the store is open; `began` when an answer is started, with the number of computed
+words and the first and last word of the prompt; `done` with the number of answers. No answer ends before a line arrives
+on stdin. A prompt with `poison` ends the process as the kernel would, after earlier answers are stored.
 """
 
 import asyncio

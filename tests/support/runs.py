@@ -1,6 +1,6 @@
-"""Published runs as machine, profile, settings and placement, so that a forecast can be held against them.
+"""Published runs as machine, profile, settings and placement, to compare forecasts with them.
 
-What a report does not say is left at the engine's default. Where one leaves a fact open that matters, it is said.
+Settings that a report does not state have the engine's default. If a missing fact matters, the run says so.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Writes folders of safetensors whose tables are true and whose data is a hole, and wrong ones on purpose."""
+"""Writes folders of safetensors with correct tables and sparse data, and invalid ones."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""JSON schemas with documents that they allow and refuse, written by hand after the JSON Schema specification."""
+"""JSON schemas with accepted and refused documents, handwritten after the JSON Schema specification."""
 
 from typing import Any, NamedTuple
 

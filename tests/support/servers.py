@@ -1,4 +1,4 @@
-"""The embedded llama-server on a small plan, and a server that misbehaves as it is told to."""
+"""The embedded llama-server with a small plan, and a server that misbehaves on request."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""A few layers of a catalogue model, with its true dimensions."""
+"""A few layers of a catalogue model with its real dimensions."""
 
 from dataclasses import replace
 

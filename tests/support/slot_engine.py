@@ -1,8 +1,8 @@
-"""Engines as a scheduler sees them, without any model: a token is a byte, time is a number, nothing waits.
+"""Fake engines for a scheduler: a token is a byte, time is a number, nothing waits.
 
-Each counts what it computed, as real ones do. `SlotEngine` is llama-server with its host cache off: a slot has what its
-last request left. `CachingEngine` finds whatever was complete when a request started, as vLLM does. `SharingEngine`
-lets a request wait for another that is computing its head, as the native engine does.
+Each counts the computed tokens. `SlotEngine` is llama-server without its host cache: a slot keeps its last prompt.
+`CachingEngine` finds everything that was complete when a request started, as vLLM does. `SharingEngine` lets a request
+wait for another one that computes its prefix, as the native engine does.
 """
 
 from collections.abc import Callable, Iterable

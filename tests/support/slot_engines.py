@@ -1,4 +1,4 @@
-"""Engines whose throughput and tokens are known, for the decision about slots and KV layout."""
+"""Fake engines with known throughput and tokens, for decisions about slots and the KV layout."""
 
 import asyncio
 from collections.abc import AsyncGenerator

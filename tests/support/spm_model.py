@@ -1,4 +1,4 @@
-"""The smallest model with a SentencePiece vocabulary: letters, single bytes and a few words."""
+"""A minimal model with a SentencePiece vocabulary: letters, single bytes and a few words."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""An engine without a model: every lane writes a token at each turn of the event loop."""
+"""A fake engine in which every slot generates a token per turn of the event loop."""
 
 import asyncio
 from collections.abc import AsyncGenerator

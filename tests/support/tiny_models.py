@@ -1,4 +1,4 @@
-"""Models that load and answer in a moment, for tests in which it does not matter what is answered."""
+"""Models that load and answer quickly, for tests that ignore the content of answers."""
 
 import struct
 from pathlib import Path

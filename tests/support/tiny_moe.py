@@ -1,4 +1,4 @@
-"""A folder with a tiny Qwen3-MoE as vLLM serves it: random weights, SmolLM2's words and chat template."""
+"""A folder with a tiny Qwen3-MoE for vLLM: random weights, SmolLM2's vocabulary and chat template."""
 
 import json
 import subprocess

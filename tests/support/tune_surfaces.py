@@ -1,4 +1,6 @@
-"""Response surfaces for the search: recorded curves as grids, and made-up machines with cliffs, plateaus and noise."""
+"""Response surfaces for the search: recorded curves as grids, and synthetic machines with cliffs, plateaus and
+noise.
+"""
 
 import json
 from collections.abc import Callable, Mapping

@@ -1,7 +1,7 @@
-"""More published runs, on other machines and models, that the fit of the constants never sees.
+"""Further published runs, on other machines and models, that the fit of the constants never sees.
 
-They show how far a forecast can be trusted where nobody looked. Some constants that are not fitted were set with a few
-of them in view, as rates.toml says. Each group names its source; what that leaves open is said beside it.
+They show the accuracy of forecasts for new machines. Some constants that are not fitted were set with knowledge of a
+few of them, as noted in rates.toml. Each group names its source, and the facts that it leaves open.
 """
 
 from collections.abc import Iterator

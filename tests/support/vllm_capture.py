@@ -1,8 +1,8 @@
-"""Writes what a running vLLM answers into tests/data/http: python tests/support/vllm_capture.py URL [LOG].
+"""Writes the responses of a running vLLM to tests/data/http: python tests/support/vllm_capture.py URL [LOG].
 
-Each file holds one request and the answer to it: JSON as `body`, streams and metrics as `text`. They are asked in this
-order, of a server that has answered nothing yet. With LOG, its start log goes to tests/data/logs/vllm-cpu.log, folders
-of the machine taken out. `make test-vllm` holds the answers against a vLLM that runs.
+Each file has one request and its response: JSON as `body`, streams and metrics as `text`. The requests are sent in this
+order to a server that has answered nothing yet. With LOG, its start log is copied to tests/data/logs/vllm-cpu.log
+without folder names. `make test-vllm` compares the responses with those of a running vLLM.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""vLLM on this machine's processors, planned and started by our own adapter."""
+"""vLLM on this machine's CPUs, planned and started by tokenmill."""
 
 import asyncio
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Works a batch of a few prompts through an engine, for tests."""
+"""Runs a batch of a few prompts through an engine, for tests."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""A machine made of texts: what `Host` answers is what a test wrote."""
+"""A `Host` whose files are given as text."""
 
 import fnmatch
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Who is let in: keys, hosts, origins, limits, queues and lanes."""
+"""Access: keys, hosts, origins, limits, queues and priorities."""
 
 import json
 import ssl

@@ -1,4 +1,4 @@
-"""Clients that leave, stall, flood or lie: each gets an honest answer, and nobody else suffers."""
+"""Clients that disconnect, stall, flood or send invalid requests get a proper error and do not affect others."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""The description of files and batches, attacked."""
+"""Fuzzing of files and batches, from the OpenAPI document."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Batches by HTTP when things go wrong, and several at once: with engines that fail at will."""
+"""Batches by HTTP with failing engines, and several batches concurrently."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence

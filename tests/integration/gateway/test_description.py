@@ -1,4 +1,4 @@
-"""The OpenAPI document and the routes are the same things, and a bug is answered like any other error."""
+"""The OpenAPI document describes exactly the routes, and a bug gets an error response like any other."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""Embeddings by a real llama-server behind the gateway, asked for by the real client."""
+"""Embeddings of a real llama-server behind the gateway, with OpenAI's client."""
 
 import subprocess
 import sys

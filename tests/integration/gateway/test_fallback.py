@@ -1,4 +1,4 @@
-"""A chain of servers: who answers when the first does not, and when the first is asked again."""
+"""A chain of servers: which one answers when the first fails, and when the first is used again."""
 
 import threading
 from collections.abc import Iterator

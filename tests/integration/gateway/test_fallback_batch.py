@@ -1,4 +1,4 @@
-"""A server that dies in the middle of a batch: the next goes on with what is left, and it is taken back."""
+"""A server that dies during a batch: the next one continues, and the batch returns when the server is back."""
 
 import io
 import json

@@ -1,5 +1,4 @@
-"""The page in a real Chromium before a real engine: a batch is handed in and finishes, a chat goes on beside it, and an
-engine that is killed is told of."""
+"""The dashboard in a real Chromium with a real engine: a batch, a concurrent chat, and a killed engine."""
 
 import json
 import os

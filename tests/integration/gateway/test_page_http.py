@@ -1,4 +1,4 @@
-"""The page's routes without a browser: who may read what, how the event stream behaves, what it costs to look."""
+"""The dashboard's routes without a browser: access, the event stream, and the polls that it causes."""
 
 import json
 from collections.abc import Iterator

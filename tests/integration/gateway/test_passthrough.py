@@ -1,4 +1,4 @@
-"""Requests that a server can answer as they are: what goes to it, what comes back, and what stays behind."""
+"""Relayed requests: what the server receives, what the client receives, and which headers are removed."""
 
 import json
 from collections.abc import Callable, Iterator

@@ -1,5 +1,6 @@
-"""A real llama-server behind the gateway: relayed where it can be, asked through the engine protocol where not, and
-left for another engine while it is dead."""
+"""A real llama-server behind the gateway: relayed or called through the engine protocol, and skipped while it is
+dead.
+"""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The client of servers, against bytes that servers may send."""
+"""The HTTP client for servers, with all kinds of responses."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

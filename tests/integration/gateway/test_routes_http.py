@@ -1,4 +1,4 @@
-"""Who answers what, over HTTP: by the length of the prompt, by the lane, by the key."""
+"""Routing over HTTP by prompt length, priority and key."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The OpenAPI document, attacked: no request makes the gateway fail, and what it answers is what the document says."""
+"""Fuzzing of the OpenAPI document: no request makes the gateway fail, and every response matches the document."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`tokenmill.serve` with the real engine, and OpenAI's client against it."""
+"""`tokenmill.serve` with the real engine and OpenAI's client."""
 
 import asyncio
 import os

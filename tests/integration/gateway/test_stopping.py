@@ -1,4 +1,4 @@
-"""The end of a gateway: what runs may end, the rest is told, nothing is left."""
+"""Shutdown of a gateway: requests in flight may end, the others get an error, and nothing is left running."""
 
 import json
 from pathlib import Path

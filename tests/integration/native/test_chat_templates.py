@@ -1,4 +1,4 @@
-"""Prompts are, byte by byte, those of the embedded llama-server."""
+"""Prompts are identical to those of the embedded llama-server."""
 
 from collections.abc import Mapping
 from datetime import datetime

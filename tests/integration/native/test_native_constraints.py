@@ -1,4 +1,6 @@
-"""Constrained answers of real vocabularies: the masks of llama.cpp's own grammars, and valid answers when hot."""
+"""Constrained answers with real vocabularies: the masks of llama.cpp's own grammars, and valid answers at a high
+temperature.
+"""
 
 import json
 from collections.abc import Iterator

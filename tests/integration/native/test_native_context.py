@@ -1,4 +1,4 @@
-"""Cells, batches, aborts and saved heads of real contexts."""
+"""Cells, batches, aborts and saved prefixes of real contexts."""
 
 import threading
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The native engine as its callers see it: the real worker process, the real llama.cpp, SmolLM2."""
+"""The public interface of the native engine, with the real worker process, llama.cpp and SmolLM2."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What happens when a native worker dies, hangs or cannot start: noticed, named, and nobody else is hurt."""
+"""A native worker that dies, hangs or cannot start: the fault is reported, and other requests are not affected."""
 
 import asyncio
 import os

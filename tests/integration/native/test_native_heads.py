@@ -1,4 +1,4 @@
-"""Digests of a real native engine: computed and saved once, read back after a restart, held again after a crash."""
+"""Digests of a real native engine: computed and saved once, loaded after a restart, pinned again after a crash."""
 
 import asyncio
 import os
@@ -112,9 +112,7 @@ def test_an_engine_that_was_started_again_holds_its_digests(
     run(scene)
 
 
-@pytest.mark.parametrize(
-    ("data", "word"), [(None, "cannot read"), (b"\xff\xfe\x00", "UTF-8"), (b" \n", "empty")]
-)
+@pytest.mark.parametrize(("data", "word"), [(None, "cannot read"), (b"\xff\xfe\x00", "UTF-8"), (b" \n", "empty")])
 def test_a_digest_must_be_text(data: bytes | None, word: str, tmp_path: Path) -> None:
     path = tmp_path / "digest.md"
     if data is not None:

@@ -1,4 +1,4 @@
-"""The thread that talks for the native worker, at a real socket; in a process of its own, whose signals it takes."""
+"""The IPC thread of the native worker on a real socket, in a separate process because it handles signals."""
 
 import json
 import subprocess

@@ -1,6 +1,7 @@
-"""Interactive requests beside a batch that saturates the engine, counted in steps of the real one on a generated MoE.
+"""Interactive requests during a batch that saturates the engine, counted in steps of the real engine on a generated
+MoE.
 
-The thread that computes is this one, and what comes from clients is put into its inbox while a certain step is computed.
+This thread computes; requests are put into its inbox while a given step is computed.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""Grammars and JSON schemas that would take all memory or time are refused, and no other request waits for them."""
+"""Grammars and JSON schemas that would exhaust memory or time are refused without delaying other requests."""
 
 import asyncio
 import json

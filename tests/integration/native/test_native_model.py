@@ -1,4 +1,4 @@
-"""Models loaded by the real llama.cpp: their facts, their progress, and what is said when they cannot be loaded."""
+"""Models loaded by the real llama.cpp: facts, progress, and load errors."""
 
 from pathlib import Path
 

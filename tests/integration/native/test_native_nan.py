@@ -1,4 +1,4 @@
-"""A model whose weights hold NaN gives an error, never an answer."""
+"""A model with NaN in its weights gives an error instead of an answer."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Samplers with the real library on logits of our own: every sequence draws for itself, and constraints hold."""
+"""Samplers of the real library on given logits: sequences are independent, and constraints hold."""
 
 import json
 from collections.abc import Iterator

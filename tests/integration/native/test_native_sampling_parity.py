@@ -1,4 +1,4 @@
-"""The same tokens as llama-server's, for the same request and seed: both run the same build on the same model."""
+"""The same request and seed give the same tokens as llama-server with the same build and model."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Tokens of real vocabularies: the cache of parts gives exactly what the whole text gives."""
+"""Tokens of real vocabularies: the cache of parts gives exactly the tokens of the whole text."""
 
 import threading
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
-"""A batch beside which a core is left: which threads of real engines may run where, and where they do.
+"""A batch that leaves a core free: which threads of real engines may run where, and where they run.
 
-What a neighbour gains by it is a matter of speed, and measured by bench/neighbour.py.
+The effect on the speed of other processes is measured by bench/neighbour.py.
 """
 
 import asyncio

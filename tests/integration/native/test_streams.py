@@ -1,4 +1,6 @@
-"""Lanes with cells of their own: the same results as together, no more memory, there and back, and who cannot."""
+"""Slots with KV cells of their own: the same results and memory as with a unified cache, switching, and unsupported
+models.
+"""
 
 import asyncio
 from collections.abc import Iterator, Sequence

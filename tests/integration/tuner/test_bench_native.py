@@ -1,6 +1,7 @@
-"""A benchmark and a soak on the real native engine with a small generated mixture, and what becomes of it when it dies."""
+"""A benchmark and a soak on the real native engine with a small generated MoE, and their result if the engine dies."""
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -109,7 +110,7 @@ def test_an_engine_that_is_killed_is_a_result(moe: Path, tmp_path: Path) -> None
 
             found = await fill(rig, Limit(256, 64), lambda _: (), tell=tell)
         assert (found.ended, found.verdict.usable_context) == ("died", 128)
-        assert found.verdict.reason == "the engine failed on the way to 192 tokens; 128 tokens were reached before"
+        assert re.findall(r"\d+", found.verdict.reason) == ["192", "128"]
         assert found.last_words is not None
         assert "SIGKILL" in found.last_words
 

@@ -1,4 +1,4 @@
-"""A real model held against itself, against a damaged copy of itself, and asked the real questions."""
+"""Quality checks of a real model, compared with itself and with a damaged copy."""
 
 from dataclasses import replace
 from pathlib import Path

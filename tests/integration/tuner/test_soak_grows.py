@@ -1,4 +1,4 @@
-"""A soak of an engine that really takes memory for every token: it ends before the limit, not at it."""
+"""A soak of an engine that allocates memory for every token ends before the limit."""
 
 from collections.abc import Callable
 from dataclasses import replace

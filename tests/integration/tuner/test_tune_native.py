@@ -1,4 +1,4 @@
-"""Trials on the real native engine with a small generated mixture: dials are turned, faults are outcomes."""
+"""Trials on the real native engine with a small generated MoE: settings are applied, and faults are outcomes."""
 
 import asyncio
 import os

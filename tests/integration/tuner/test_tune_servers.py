@@ -1,4 +1,4 @@
-"""Trials on a real llama.cpp server: one start serves every width, another setting takes another start."""
+"""Trials on a real llama.cpp server: one start serves all numbers of sequences, other settings need a restart."""
 
 from dataclasses import replace
 from pathlib import Path

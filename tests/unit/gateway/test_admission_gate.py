@@ -1,4 +1,4 @@
-"""The gate before an engine: interactive first, a bound on who waits, no place lost whoever leaves."""
+"""The admission gate: interactive requests first, a bounded queue, and no lost place when a request is cancelled."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

@@ -1,4 +1,4 @@
-"""Which files can be batches."""
+"""Validation of batch input files."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What clients say of files and batches, and what is said to them."""
+"""Requests and responses of files and batches."""
 
 from collections.abc import Mapping
 from dataclasses import replace

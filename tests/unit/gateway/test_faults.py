@@ -1,4 +1,4 @@
-"""Every error becomes OpenAI's JSON with the right status."""
+"""Conversion of errors to OpenAI's JSON and status."""
 
 import inspect
 

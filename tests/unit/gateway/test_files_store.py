@@ -1,4 +1,4 @@
-"""The bytes of files: there with their row, gone with it."""
+"""The content of files is stored and deleted with its row."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Forms with a file, however they are cut."""
+"""Multipart uploads, with data cut at arbitrary places."""
 
 import asyncio
 import hashlib

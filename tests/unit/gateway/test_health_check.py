@@ -1,4 +1,4 @@
-"""How many bad answers make a backend be down, and what brings it back."""
+"""Which health check results make a backend down, and which bring it back."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Keys: shown once, kept as hashes, in a file of one's own."""
+"""API keys: displayed once, stored as hashes in a file that only its owner can read."""
 
 import json
 import stat

@@ -1,4 +1,4 @@
-"""A server that the gateway could not reach at first."""
+"""A server that was unreachable when the gateway started."""
 
 import asyncio
 from collections.abc import Mapping

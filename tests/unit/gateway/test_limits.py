@@ -1,4 +1,4 @@
-"""Limits of keys, with a clock of one's own."""
+"""Rate limits of keys, with a fake clock."""
 
 from contextlib import ExitStack
 

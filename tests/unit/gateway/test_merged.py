@@ -1,4 +1,4 @@
-"""Several streams read as one."""
+"""Merging several streams."""
 
 import asyncio
 from collections.abc import AsyncGenerator

@@ -1,4 +1,4 @@
-"""What a scrape gets, by Prometheus' own parser, and that the Grafana file asks for nothing else."""
+"""Scrapes read by Prometheus' own parser; the Grafana dashboard uses only metrics that exist."""
 
 import asyncio
 import json

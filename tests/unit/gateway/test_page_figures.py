@@ -1,4 +1,4 @@
-"""What the page shows, reckoned: rates, medians, memories, the part of a large forest that is worth showing."""
+"""Data of the dashboard: rates, medians, memories, and the most used part of a large prefix tree."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is sent on of a request, what is passed back of an answer, and what is read from it on the way."""
+"""Relayed request bodies, relayed responses, and the usage read from them."""
 
 import json
 from typing import Any

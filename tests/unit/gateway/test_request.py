@@ -1,4 +1,4 @@
-"""What HTTP adds to a body: choices, prompts, streams, lanes; and bounds on what is parsed."""
+"""HTTP-only features of bodies: choices, prompts, streams, priorities; and limits of the parser."""
 
 from typing import Any
 

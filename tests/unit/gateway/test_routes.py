@@ -1,4 +1,4 @@
-"""Which chain a request gets, and what the log says of it."""
+"""The fallback chain of a request, and its reason in the log."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Events of a stream: JSON in every one, whatever the text; the same fields as OpenAI's."""
+"""Events of a stream: valid JSON for any text, with OpenAI's fields."""
 
 import json
 

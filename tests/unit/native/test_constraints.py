@@ -1,4 +1,4 @@
-"""JSON schemas in the real matcher: which documents they allow, and which schemas are refused."""
+"""JSON schemas in the real matcher: accepted documents, and refused schemas."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Bytes to text and stop strings: however the bytes are cut into pieces, the same comes out."""
+"""Bytes to text and stop strings, independent of how the bytes are cut into pieces."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""GBNF grammars: the language is GBNF's, whatever the rules are called and however they are written."""
+"""GBNF grammars accept the language of GBNF, whatever the names and the spelling of their rules."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The worker's memory limit stops what grows beyond it, and can be lifted."""
+"""The worker's memory limit stops larger allocations, and can be removed."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Requests arrive at the native worker as they were sent."""
+"""Requests arrive unchanged at the native worker."""
 
 import pytest
 

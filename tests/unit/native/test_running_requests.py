@@ -1,4 +1,4 @@
-"""What each running sequence is said to be doing."""
+"""The reported progress of running sequences."""
 
 from support.kv_cells import Mill
 from tokenmill.native.batching import RunningSequence

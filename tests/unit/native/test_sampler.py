@@ -1,4 +1,4 @@
-"""Values of a request over llama-server's defaults, seeds and log-probabilities: the parts that need no model."""
+"""Request values over llama-server's defaults, seeds and log-probabilities, without a model."""
 
 import math
 

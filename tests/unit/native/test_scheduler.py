@@ -1,4 +1,4 @@
-"""Who enters, and what a step computes."""
+"""Admission of jobs, and the content of a step."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Who yields when cells are short, how jobs end, and what is done when the decoder disagrees."""
+"""Preemption when cells run out, the end of jobs, and decoder failures."""
 
 import pytest
 

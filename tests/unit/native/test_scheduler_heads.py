@@ -1,4 +1,4 @@
-"""Jobs that come depth first: every head is computed once, however many lanes there are, and little is left idle."""
+"""Jobs in depth-first order: every prefix is computed once for any number of slots, and few slots are idle."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Whatever is submitted and cancelled in whatever order, every job ends, and ends as it would have alone."""
+"""Jobs submitted and cancelled in any order all end, with the same result as alone."""
 
 from copy import deepcopy
 

@@ -1,4 +1,4 @@
-"""How long a step is, and how soon an interactive job has its first token beside a batch that never ends."""
+"""The length of a step, and the time to first token of an interactive job during an endless batch."""
 
 from itertools import count
 

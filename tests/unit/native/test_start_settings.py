@@ -1,4 +1,4 @@
-"""A plan in the native engine's words."""
+"""Conversion of a plan to settings of the native engine."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Thread counts that ggml has no room for are refused where they are given."""
+"""Thread counts beyond ggml's limit are refused."""
 
 import pytest
 

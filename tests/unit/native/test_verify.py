@@ -1,4 +1,4 @@
-"""A plan in llama.cpp's words, and a ledger beside a projection: both without running anything."""
+"""A plan as llama.cpp's settings, and a ledger compared with a projection, without running anything."""
 
 import re
 from dataclasses import replace

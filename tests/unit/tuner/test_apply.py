@@ -1,4 +1,4 @@
-"""A point answers what a goal leaves open, and nothing that was said."""
+"""An operating point fills in open settings and never changes specified ones."""
 
 from dataclasses import fields, replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is asked of an engine for each part of a benchmark, on one that counts tokens and not seconds."""
+"""The requests of each section of a benchmark, on an engine that counts tokens instead of seconds."""
 
 import asyncio
 import re

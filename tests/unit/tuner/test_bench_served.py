@@ -1,4 +1,4 @@
-"""A request on the caller's clock: tokens are counted, not pieces; and text that is new every time."""
+"""Timing of a request on the caller's clock, which counts tokens and not pieces; and text that is new every time."""
 
 import asyncio
 

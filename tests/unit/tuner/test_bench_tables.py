@@ -1,4 +1,4 @@
-"""A benchmark for other programs, in the columns that llama-sweep-bench has, and with its forecast from a plan."""
+"""A benchmark as CSV and Markdown, in the columns of llama-sweep-bench, with the forecast of a plan."""
 
 import csv
 import io

@@ -1,4 +1,4 @@
-"""What recorded runs make of a forecast."""
+"""Corrections of a forecast by recorded runs."""
 
 from dataclasses import replace
 from functools import cache

@@ -1,4 +1,6 @@
-"""The loop: every outcome is a trial, the engine comes back, and only a model that never loads ends it."""
+"""The trial loop: every outcome is a trial, the engine is restarted, and only a model that never loads ends the
+loop.
+"""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Energy counters: what is added up, what starts again, and what cannot be read."""
+"""Energy counters: sums, wraps, and counters that cannot be read."""
 
 from types import SimpleNamespace
 from typing import Any

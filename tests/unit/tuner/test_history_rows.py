@@ -1,4 +1,4 @@
-"""What measurements say together, and how that is shown."""
+"""Summaries of measurements, and their display."""
 
 from dataclasses import replace
 

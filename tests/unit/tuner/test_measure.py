@@ -1,4 +1,4 @@
-"""How figures come out of waves, on an engine whose clock is the test's."""
+"""Figures from waves, on an engine with a fake clock."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence

@@ -1,4 +1,4 @@
-"""What disturbed a measurement, from two snapshots of the machine."""
+"""Detection of other load from two samples of the machine."""
 
 import os
 from types import SimpleNamespace

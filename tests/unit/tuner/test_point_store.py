@@ -1,4 +1,4 @@
-"""Stored points and trials: what comes back, and what does not hold any more."""
+"""Stored points and trials, and when they no longer apply."""
 
 from dataclasses import asdict, replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How far two readings agree."""
+"""Agreement of two readings."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What is asked, how answers become scores, and what is said of them: by an engine that answers by rules."""
+"""Scores and words of the quality checks, on an engine that answers by rules."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What counts as the number, the JSON or the code that was asked for."""
+"""Recognition of numbers, JSON and code in answers."""
 
 import json
 

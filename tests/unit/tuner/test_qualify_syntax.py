@@ -1,4 +1,4 @@
-"""Code with a forgotten quote, bracket or semicolon does not parse, and sound code does."""
+"""Code with a missing quote, bracket or semicolon does not parse; correct code does."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Servers are started as seldom as can be."""
+"""Servers are started as rarely as possible."""
 
 import asyncio
 from dataclasses import dataclass, field, replace

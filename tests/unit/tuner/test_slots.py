@@ -1,4 +1,4 @@
-"""The number of slots: the decision over measured trials, and measuring an engine whose throughput is known."""
+"""The number of slots: the choice among trials, and the measurement of an engine with known throughput."""
 
 import asyncio
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""When slots get KV cells of their own: the arithmetic, and how the engine is configured."""
+"""When slots get KV cells of their own: the arithmetic, and the configuration of the engine."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""The usable context from steps that were measured: said before memory runs out, and never more than they promise."""
+"""The usable context from measured steps, decided before memory runs out."""
 
 import re
 from collections.abc import Sequence

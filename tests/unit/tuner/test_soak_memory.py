@@ -1,4 +1,4 @@
-"""Memory as the ledger counts it, from what the system says."""
+"""Memory as the ledger counts it, from the system's counters."""
 
 from collections.abc import Collection
 

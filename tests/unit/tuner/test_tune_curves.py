@@ -1,4 +1,4 @@
-"""What one dial's untried values could reach, and which is tried next."""
+"""Bounds of untried values of one setting, and which value is tried next."""
 
 import pytest
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""Repeats as one figure, and how far apart they lie."""
+"""Aggregation of repeats, and their spread."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""How the search behaves: what it asks for, what it makes of crashes and disturbances, when it stops."""
+"""The search: its requests, its reaction to crashes and disturbances, and its end."""
 
 from collections import Counter
 from dataclasses import replace

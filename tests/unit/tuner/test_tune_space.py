@@ -1,4 +1,4 @@
-"""Which values a plan's dials may have."""
+"""The values of a plan's settings in the search space."""
 
 from dataclasses import replace
 from functools import cache

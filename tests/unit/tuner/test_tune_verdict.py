@@ -1,4 +1,4 @@
-"""The operating point in words: the choice, what it gives up, the front and the knee."""
+"""The operating point: the choice, its costs, the front and the knee."""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The steps of a build, with stand-ins for cmake, ninja and the opened library. `make test-build` runs the real one."""
+"""The steps of a build, with fakes of cmake, ninja and the opened library. `make test-build` runs the real build."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The source of a build: which files are needed, where they are found, and what is changed in them."""
+"""The source of a build: required files, where they are found, and patches."""
 
 import hashlib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The toolchain of a build: what is chosen, what is missing, and the options of cmake."""
+"""The toolchain of a build: the choice of tools, missing ones, and the options of cmake."""
 
 from collections.abc import Callable
 from pathlib import Path

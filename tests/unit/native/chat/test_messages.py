@@ -1,4 +1,4 @@
-"""Conversations take the form templates expect; what no template can show is refused by naming the message."""
+"""Conversations in the form that templates expect; unsupported messages are refused with their position."""
 
 from typing import Any
 

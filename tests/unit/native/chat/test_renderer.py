@@ -1,4 +1,4 @@
-"""A hostile template is stopped, and the next request is answered."""
+"""A hostile template is stopped, and the next request succeeds."""
 
 import os
 import signal

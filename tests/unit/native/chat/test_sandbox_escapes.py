@@ -1,4 +1,4 @@
-"""A template cannot reach Python's objects or change what it was not given."""
+"""A template cannot reach Python's objects or change its arguments."""
 
 import pytest
 

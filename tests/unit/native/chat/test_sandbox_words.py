@@ -1,4 +1,4 @@
-"""The words of a template mean what they mean in Jinja, and in llama.cpp where Jinja gives up."""
+"""Template expressions have the meaning of Jinja, and that of llama.cpp where Jinja fails."""
 
 import json
 

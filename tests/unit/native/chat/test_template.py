@@ -1,4 +1,4 @@
-"""Conversations become prompts, or are refused in words that help."""
+"""Conversations become prompts, or are refused with a helpful message."""
 
 from datetime import datetime
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What of a prompt is found in the forest, what a sequence leaves behind, and what the forest says of itself."""
+"""The prefix tree: what of a prompt is cached, what a sequence leaves behind, and what the cache reports."""
 
 import time
 from array import array

@@ -1,4 +1,4 @@
-"""Whatever is done to a forest in whatever order, the cells hold what it says they hold."""
+"""After any sequence of operations, the cells match the prefix tree."""
 
 from hypothesis import settings
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Who has to go for room and for ids, and what never goes."""
+"""Eviction for cells and sequence IDs, and what is never evicted."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What batch work leaves behind: heads that were shared, the newest tail beyond each, and what others wait for."""
+"""What batch jobs leave in the cache: shared prefixes, the newest tail of each, and tails that others wait for."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Cells of their own for every lane: how many, which models, and the order of a step's work."""
+"""A KV cache per slot: the number of slots, supported models, and the order of a step's work."""
 
 from dataclasses import replace
 from random import Random

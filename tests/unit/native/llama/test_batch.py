@@ -1,4 +1,4 @@
-"""What llama.cpp is given for a step, read back from the batch's own memory."""
+"""The batch that llama.cpp gets for a step, read back from its memory."""
 
 from typing import Any
 

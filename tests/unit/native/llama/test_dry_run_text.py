@@ -1,4 +1,4 @@
-"""What engines print of their memory is read as they print it, and a dead child becomes a sentence."""
+"""Parsing of the memory that engines print, and the error of a dead child process."""
 
 from pathlib import Path
 

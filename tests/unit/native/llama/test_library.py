@@ -1,4 +1,4 @@
-"""llama.cpp's C interface: what is declared is what the pinned wheel has, and anything else is refused in words."""
+"""llama.cpp's C interface: the declarations match the pinned wheel, and other libraries are refused."""
 
 from importlib import metadata
 from pathlib import Path

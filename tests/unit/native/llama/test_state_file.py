@@ -1,4 +1,4 @@
-"""The file of a saved head: what was put in comes out, and anything else is refused by name."""
+"""The file of a saved prefix: it is read back unchanged, and other files are refused."""
 
 import errno
 import os
