@@ -16,7 +16,7 @@ from tokenmill.report.report import (
 from tokenmill.units import format_bytes, format_count, format_gb_s, format_seconds
 
 UNKNOWN = "unknown"
-_DEVICES = {"dram": "processors", "pmem": "processors"}
+_DEVICES = {"dram": "CPU", "pmem": "CPU"}
 UNITS = (
     "Sizes are binary (GiB), bandwidths decimal (GB/s). Figures are marked as measured or predicted; "
     "unknown ones are left out."

@@ -117,4 +117,4 @@ def figure(row: HistoryRow, value: float | None) -> str:
 def _error(error: float | None) -> Text:
     if error is None:
         return Text("")
-    return Text(f"{error:+.0%}", style="yellow" if abs(error) > _LARGE_ERROR else "")
+    return Text("0%" if abs(error) < 0.005 else f"{error:+.0%}", style="yellow" if abs(error) > _LARGE_ERROR else "")

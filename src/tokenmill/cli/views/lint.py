@@ -54,7 +54,7 @@ def _summary(
         rows["prefill"] = speed
     rows["to compute"] = f"{_cost(report, compute, prefill_tok_s)} with each shared prefix computed once"
     if could < compute:
-        rows["fixed"] = f"{_cost(report, could, prefill_tok_s)} if the problems below are fixed"
+        rows["possible"] = f"{_cost(report, could, prefill_tok_s)} if the problems below are fixed"
     return facts(rows)
 
 
