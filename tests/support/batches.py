@@ -25,18 +25,18 @@ def chat_line(name: str, text: str, **body: Any) -> str:
 
 
 def uploaded(client: Any, *lines: str, name: str = "jobs.jsonl") -> Any:
-    """A file of lines, handed in."""
+    """Upload a file of lines."""
     return client.files.create(file=(name, "\n".join(lines).encode()), purpose="batch")
 
 
 def created(client: Any, *lines: str, endpoint: str = COMPLETION, window: str = "24h", **more: Any) -> Any:
-    """A batch of lines, handed in."""
+    """Create a batch of lines."""
     file = uploaded(client, *lines)
     return client.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window=window, **more)
 
 
 def until(client: Any, batch: Any, *statuses: str, done: int = 0) -> Any:
-    """A batch once it has one of these statuses and so many answers."""
+    """Wait until a batch has one of these statuses and a number of answers; returns it."""
     end = time.monotonic() + LIMIT_S
     while batch.status not in statuses or batch.request_counts.completed < done:
         assert time.monotonic() < end, batch

@@ -23,7 +23,7 @@ def _nvfp4(module: str, out: int, inner: int) -> Rows:
 
 
 def _nvfp4_stack(module: str, experts: int, inner: int, out: int) -> Rows:
-    """ModelOpt's llama4 experts: one stack, packed along the input, scales beside it."""
+    """ModelOpt's llama4 experts: one stack, packed along the input, with separate scales."""
     yield module, ("U8", [experts, inner // 2, out])
     yield f"{module}_weight_scale", ("F8_E4M3", [experts, inner // 16, out])
     yield f"{module}_weight_scale_2", ("F32", [])

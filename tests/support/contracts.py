@@ -34,7 +34,7 @@ def check_shape(name: str, shape: Shape, *, this_machine: bool = False) -> None:
     if this_machine and path.is_file():
         found = differences(json.loads(path.read_text()), shape)
         if not found:
-            return  # also when recording: what only this machine lacks is no change
+            return  # also when recording: a feature that this machine lacks is not a change
         assert RECORD, f"{found}; {HINT}"
     check(name, written(shape))
 

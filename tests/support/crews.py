@@ -16,7 +16,7 @@ from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.worker.pool import PoolMember, PoolMembers, PoolReport, run_pool
 
 LIMIT_S = 120.0
-_ALONE_S = 1.0  # after which who waits for others takes them to have nothing more to do
+_ALONE_S = 1.0  # after which a waiting engine assumes that the others have nothing more to do
 
 
 class Gated(FakeEngine):
@@ -41,7 +41,7 @@ class Gated(FakeEngine):
 
 
 class Counting(FakeEngine):
-    """Counts its answers, and tells who waits for them; `behind`: each of its own waits for so many of another's."""
+    """Counts its answers and wakes those that wait for them; `behind`: each of its own waits for that many of another's."""
 
     def __init__(self, *, lanes: int = 4, behind: "tuple[int, Counting] | None" = None) -> None:
         super().__init__(lanes=lanes)
@@ -60,7 +60,7 @@ class Counting(FakeEngine):
             yield event
 
     async def more(self, answers: int) -> None:
-        """Wait until there are so many more, or as long as none has come for a while."""
+        """Wait for a number of further answers, or until none has come for a while."""
         enough = self.answers + answers
         while self.answers < enough:
             before = self.answers

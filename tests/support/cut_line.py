@@ -31,7 +31,7 @@ class Line:
             if client not in self._cut:
                 self._cut.add(client)
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
-                client.shutdown(socket.SHUT_RD)  # wakes who waits for it
+                client.shutdown(socket.SHUT_RD)  # wakes the thread that waits for it
                 client.close()
                 count += 1
         return count
@@ -53,7 +53,7 @@ class Line:
                 threading.Thread(target=self._carry, args=(source, target), daemon=True).start()
 
     def _carry(self, source: socket.socket, target: socket.socket) -> None:
-        """Bytes one way. That an end was closed is told to the other, that it was cut is not."""
+        """Copy bytes one way. A closed end is passed on, a cut is not."""
         with suppress(OSError):
             while data := source.recv(65536):
                 target.sendall(data)

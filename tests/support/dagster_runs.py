@@ -20,7 +20,7 @@ PROJECT = Path(__file__).parents[2] / "examples" / "dagster_project"
 
 
 def home_in(folder: Path) -> Path:
-    """A home of Dagster that tells nobody, and copies no output by `tail`: two runs in one process wait for each other's."""
+    """A Dagster home without telemetry that does not copy output by `tail`: two runs in a process would wait for each other."""
     folder.mkdir(parents=True, exist_ok=True)
     logs = "  module: dagster._core.storage.noop_compute_log_manager\n  class: NoOpComputeLogManager\n"
     (folder / "dagster.yaml").write_text(f"telemetry:\n  enabled: false\ncompute_logs:\n{logs}")

@@ -19,7 +19,9 @@ def damaged(model: Path, target: Path) -> Path:
         if tensor.tensor_type == GGMLQuantizationType.Q4_1 and ".ffn_" in tensor.name:
             blocks = np.asarray(tensor.data).reshape(-1, _BLOCK_BYTES)
             heads = blocks[:, :_HEAD_BYTES].copy().view(np.float16)
-            heads[:, 1] += heads[:, 0] * np.float16(0.5)  # the mean of what is cut off: only noise is added
+            heads[:, 1] += heads[:, 0] * np.float16(
+                0.5
+            )  # add the mean of the removed part, so that only noise is added
             blocks[:, :_HEAD_BYTES] = heads.view(np.uint8)
             blocks[:, _HEAD_BYTES:] &= np.uint8(_KEPT)
             count += 1

@@ -63,7 +63,7 @@ def body(job: int) -> bytes:
 
 
 def answers(folder: Path, jobs: Path) -> None:
-    """Answers until the disk is full: what was acknowledged is there afterwards, and the rest can follow."""
+    """Commit answers until the disk is full: what was acknowledged is stored, and the rest can follow."""
     acknowledged: list[int] = []
     with Store(folder / "s") as store:
         batch = submit(store, jobs, Submission("m", output=str(folder / "out"))).batch
@@ -101,7 +101,7 @@ def small_answers(folder: Path, jobs: Path) -> None:
 
 
 def lines(folder: Path, jobs: Path) -> None:
-    """A file that does not fit: nothing is sealed, and the same again goes on."""
+    """A file that does not fit is not sealed, and submitting it again continues."""
     how = Submission("m", output=str(folder / "out"))
     with Store(folder / "s") as store:
         until_full(lambda: submit(store, jobs, how), StoreError)

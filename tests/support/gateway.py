@@ -146,7 +146,7 @@ def served(engines: Engines, config: Config) -> Iterator[Served]:
     def run() -> None:
         try:
             asyncio.run(live())
-        except BaseException as error:  # noqa: BLE001  told to who waits
+        except BaseException as error:  # noqa: BLE001  passed to the waiting thread
             box.append(error)
             started.set()
 

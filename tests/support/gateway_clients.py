@@ -57,7 +57,7 @@ def in_background(work: Callable[[], httpx.Response]) -> tuple[threading.Thread,
 
 
 def at_work(gateway: Served, engine: FakeEngine, prompts: int) -> None:
-    """Wait until so many prompts are inside the engine."""
+    """Wait until a number of prompts are inside the engine."""
 
     async def wait() -> None:
         async with asyncio.timeout(LIMIT_S):

@@ -32,7 +32,7 @@ GROUP_LINES, BLOCK_BYTES = 10, 1024
 
 
 def small_groups(set_value: Callable[[object, str, object], None]) -> None:
-    """Groups of a few lines, and no head start."""
+    """Use groups of a few lines, without buffering ahead."""
     set_value(submitting, "GROUP_LINES", GROUP_LINES)
     set_value(lines, "BLOCK_BYTES", BLOCK_BYTES)
     set_value(ingesting, "FOREGROUND_S", 0.0)

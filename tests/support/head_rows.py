@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from tokenmill.jobs.ingest.identity import ENDS
 from tokenmill.jobs.models import JobId, QueuedJob
 
-OWN_BYTES = 40  # of each prompt, behind its head
+OWN_BYTES = 40  # of each prompt, after its prefix
 
 
 def rows_of(groups: Sequence[tuple[int, int]], *, common: int = 0, batch: int = 1, rank: int = 0) -> list[QueuedJob]:
-    """So many jobs with a head of so many bytes, for each group, in order; all heads begin with `common` bytes."""
+    """Jobs with a prefix of a number of bytes, for each group, in order; all prefixes begin with `common` bytes."""
     rows = list[QueuedJob]()
     for number, (jobs, size) in enumerate(groups, 1):
         same = ENDS.index(min(common, size))

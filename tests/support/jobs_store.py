@@ -33,7 +33,7 @@ def write_jobs(path: Path, prompts: Iterable[str], **keys: Any) -> Path:
 def submitted(
     store: Store, path: Path, prompts: Iterable[str], how: Mapping[str, Any] | None = None, **keys: Any
 ) -> Batch:
-    """A batch of those prompts; its output lies beside the file."""
+    """A batch of those prompts; its output is next to the file."""
     write_jobs(path, prompts, **keys)
     settings = {"model_id": "m", "output": str(path.with_suffix(".out")), **(how or {})}
     return submit(store, path, Submission(**settings)).batch

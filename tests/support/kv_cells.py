@@ -87,14 +87,14 @@ class NoCells:
 
 
 class Grown:
-    """A forest on the model of the cache, with sequences that compute what they are told to."""
+    """A prefix cache on the model of the KV cache, with sequences that compute on request."""
 
     def __init__(self, cells: int = 200, sequences: int = 8, *, shares: bool = True) -> None:
         self.cells = KvCells(cells, sequences, shares=shares)
         self.forest = PrefixCache(self.cells, total_cells=cells, sequences=sequences, shares=shares)
 
     def open(self, tokens: list[int], *, compute: int | None = None) -> int:
-        """A sequence that has computed its prompt, or so many tokens of what was missing."""
+        """A sequence that has computed its prompt, or a number of the missing tokens."""
         opened = self.forest.open(tokens)
         assert opened is not None
         rest = tokens[opened.reused :][:compute]

@@ -31,7 +31,7 @@ def windowed(path: Path, *, window: int = 32) -> Path:
 
 
 def chunked(path: Path) -> Path:
-    """Llama 4's shape: its chunk is built into llama.cpp, so this one has a single head to be fast."""
+    """Llama 4's shape: its chunk size is fixed in llama.cpp, so this model has a single head to be fast."""
     experts, ff = 16, 32
 
     def fill(file: GGUFWriter, add: Callable[..., None]) -> None:

@@ -40,7 +40,7 @@ class Cluster:
 
     folder: Path
     programs: Path
-    safe: bool = False  # what is acknowledged is on the disk
+    safe: bool = False  # acknowledged commits are on disk
     process: "subprocess.Popen[bytes] | None" = field(default=None, repr=False)
 
     def start(self) -> None:
@@ -244,6 +244,6 @@ def database_of(store: StoreReader) -> Postgres:
 
 
 def cut(store: StoreReader) -> None:
-    """Somebody ends the connection on the server's side; that it is gone there is waited for."""
+    """End a connection on the server's side, and wait until it is gone there."""
     pid = database_of(store)._connection.info.backend_pid
     asked(database_of(store).server, "SELECT pg_terminate_backend(?, 60000)", pid)

@@ -33,7 +33,7 @@ HEAD = (1,)  # the sign for a beginning
 
 
 class PrefixEngine(Engine):
-    """A server with lanes that cannot be changed; `kind` url: one that tells no tokens and takes no `ignore_eos`."""
+    """A server with a fixed number of slots; `kind` url: it reports no tokens and does not support `ignore_eos`."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class PrefixEngine(Engine):
 
 
 class TurnedEngine(PrefixEngine):
-    """One whose threads and lanes change while it runs."""
+    """An engine whose threads and slots can be changed while it runs."""
 
     def __init__(self, *, lanes: int = 2, max_slots: int = 8) -> None:
         super().__init__(kind="native", lanes=lanes)

@@ -15,7 +15,7 @@ from tokenmill.planner.plan import Placement
 
 @dataclass(frozen=True, slots=True)
 class _How:
-    """What a run needs beside its own record."""
+    """Facts of a run that are not in its record."""
 
     machine: str
     model: str
@@ -165,7 +165,7 @@ def _on_card(pattern: str, first: int, profile: Profile, cards: int) -> Any:
 
 
 def _asides(run: Mapping[str, Any]) -> Iterator[Figure]:
-    """Figures that a case's notes state beside its tables."""
+    """Figures stated in a case's notes instead of its tables."""
     name, how = run["id"], _HOW[run["id"]]
     beside = {
         "ik534-ubergarm-R1-0528-IQ3KR4-14L": ("IQ3_KT", {0: 8.61, 4096: 8.42, 8192: 8.18}),

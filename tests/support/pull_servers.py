@@ -32,7 +32,7 @@ class Asked:
 
 @dataclass(slots=True)
 class Shelf:
-    """What a server has, how it will fail, and what it was asked."""
+    """Files of a server, its faults, and the requests it got."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     faults: dict[str, list[str]] = field(default_factory=dict)  # path -> one word for each of its next answers
@@ -122,7 +122,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(body[: int(cut.removeprefix("stall:"))])
                 self.connection.recv(1)
                 return
-            if status in (200, 206):  # counted first: the client may be done before this thread goes on
+            if status in (200, 206):  # counted first, because the client may be done before this thread continues
                 self.server.shelf.sent_bytes[path] = self.server.shelf.sent_bytes.get(path, 0) + len(body)
             self.wfile.write(body)
         except (BrokenPipeError, ConnectionResetError):

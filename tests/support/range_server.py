@@ -68,7 +68,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         try:
-            self.server.bytes_sent += len(body)  # first: the client may be done before this thread goes on
+            self.server.bytes_sent += len(body)  # first, because the client may be done before this thread continues
             self.wfile.write(body)
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True

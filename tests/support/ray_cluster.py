@@ -34,7 +34,7 @@ def main() -> None:
         "include_dashboard": False,
         "wait": False,
     }
-    # A node that refuses connections is given up after five seconds, one that is slow after much longer.
+    # Ray declares a node that refuses connections dead after five seconds, an unresponsive one much later.
     quick = {"health_check_period_ms": 1000, "health_check_timeout_ms": 20000, "health_check_failure_threshold": 5}
     head = {**settings, "num_cpus": 0, "ray_client_server_port": port, "_system_config": quick}
     cluster = Cluster(initialize_head=True, head_node_args=head)
@@ -44,7 +44,7 @@ def main() -> None:
     _say(address=cluster.address, client=f"ray://{host}:{port}", nodes=[node.node_id for node in nodes])
     for line in sys.stdin:
         raylet = next(_raylet(node) for node in nodes if node.node_id == line.strip())
-        for pid in (raylet, *descendants(raylet)):  # an actor would answer on for a while
+        for pid in (raylet, *descendants(raylet)):  # actors would keep answering for a while
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         _say(killed=line.strip())
@@ -60,16 +60,16 @@ def _say(**words: Any) -> None:
 
 
 class RayCluster:
-    """That process, for tests."""
+    """The cluster process, as used by tests."""
 
     def __init__(self, process: "subprocess.Popen[str]", said: dict[str, Any]) -> None:
         self._process = process
         self.address: str = said["address"]
-        self.client: str = said["client"]  # through Ray's client
-        self.nodes: list[str] = said["nodes"]  # their identities
+        self.client: str = said["client"]  # address of Ray Client
+        self.nodes: list[str] = said["nodes"]  # their ids
 
     def kill(self, node: str) -> None:
-        """As a power cut would."""
+        """Kill a node as in a power failure."""
         assert self._process.stdin is not None
         self._process.stdin.write(node + "\n")
         self._process.stdin.flush()
@@ -77,7 +77,7 @@ class RayCluster:
 
 
 def _heard(process: "subprocess.Popen[str]") -> dict[str, Any]:
-    """The next line that is ours; Ray prints, too."""
+    """The next JSON line; skips output of Ray."""
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("{"):
@@ -88,7 +88,7 @@ def _heard(process: "subprocess.Popen[str]") -> dict[str, Any]:
 
 @contextmanager
 def ray_cluster(nodes: int, folder: Path, home: Path) -> Iterator[RayCluster]:
-    """A cluster with a head that does no work and so many nodes; `home`: the state folder of their engines."""
+    """A cluster with a Ray head node without engines and a number of nodes; `home`: the state folder of their engines."""
     env = os.environ | {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "disabled",

@@ -49,5 +49,5 @@ class Roomy(FakeEngine):
 
 
 def prompt(name: str, words: int) -> str:
-    """One of so many words."""
+    """A prompt with a number of words."""
     return " ".join([name, *["word"] * (words - 1)])

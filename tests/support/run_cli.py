@@ -67,7 +67,7 @@ def _totals(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 
 def begun(home: Path, *words: object) -> "subprocess.Popen[bytes]":
-    """A run that goes on; who starts it ends it."""
+    """A run in the background; the caller ends it."""
     return subprocess.Popen(
         command("run", *words), env=environment(home), stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

@@ -37,7 +37,7 @@ class Told(PrefixEngine):
 
     async def work(self, computed: int) -> None:
         words = self._prompt.split()
-        print("began", computed, words[0], words[-1], flush=True)  # short: nobody may be reading
+        print("began", computed, words[0], words[-1], flush=True)  # short, because nothing may be reading
         if "poison" in words:
             while await asyncio.to_thread(self._running) > self.at_once:  # an answer is being stored
                 await asyncio.sleep(0.01)

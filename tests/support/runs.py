@@ -40,7 +40,7 @@ class Figure:
     note: str = ""
 
     def error(self, tok_s: float) -> float:
-        """Distance to the nearest end of what was published, as a share of it; negative: forecast too slow."""
+        """Distance to the nearest end of the published range, as a share of it; negative: the forecast is too slow."""
         if tok_s > self.high:
             return tok_s / self.high - 1
         return tok_s / self.low - 1 if tok_s < self.low else 0.0

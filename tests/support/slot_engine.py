@@ -127,7 +127,7 @@ class SlotEngine(Engine):
         self._left = [b""] * len(self._left)
 
     def overwrite(self, slot: int) -> None:
-        """Somebody else's request."""
+        """A request of another client."""
         self._left[slot] = b"\0"
 
     def _look(self, request: _Request) -> int:
@@ -150,7 +150,7 @@ class SlotEngine(Engine):
 
 
 class CachingEngine(Engine):
-    """vLLM: what is complete is found, and dropped in the order of last use when cells are short."""
+    """vLLM: complete prefixes are reused, and evicted in the order of last use when cells run out."""
 
     def __init__(self, cells: int | None = None) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ class CachingEngine(Engine):
 
 
 class SharingEngine(CachingEngine):
-    """The native engine: more may be sent than run, and one whose head is being computed waits for it."""
+    """The native engine: more may be sent than run, and a job waits if another one computes its prefix."""
 
     def __init__(self, slots: int, cells: int | None = None) -> None:
         super().__init__(cells)
@@ -225,7 +225,7 @@ class SharingEngine(CachingEngine):
 
 @dataclass
 class Night:
-    """A scheduler at work on an engine until nothing is left."""
+    """Run a scheduler on an engine until nothing is left."""
 
     scheduler: Scheduler
     engine: Engine
@@ -272,7 +272,7 @@ class Night:
         self.ended_s.append(self.engine.now_s)
 
     def act(self) -> None:
-        """Do what is decided, until that is to wait."""
+        """Carry out decisions until the scheduler decides to wait."""
         while True:
             decisions = self.scheduler.decide()
             for decision in decisions:

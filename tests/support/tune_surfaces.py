@@ -153,7 +153,7 @@ RECORDED: dict[str, tuple[Space, Surface]] = {
 }
 
 
-# machines that nobody has
+# synthetic machines
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ from tokenmill.planner.make import make
 from tokenmill.planner.plan import Plan
 
 CONTEXT, LANES = 4096, 4
-START_S = 1500.0  # 50 s on two idle cores, minutes beside other work or on slow ones
+START_S = 1500.0  # 50 s on two idle cores, minutes on busy or slow ones
 LIMIT_S = 300.0  # for an answer
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The engine with what was seen while it started."""
+    """The engine, with the progress of its start."""
 
     engine: RestartingEngine
     plan: Plan
@@ -31,27 +31,27 @@ class Served:
 
     @property
     def server(self) -> ServerEngine:
-        """The life it has now."""
+        """The current process."""
         assert isinstance(self.engine.inner, ServerEngine)
         return self.engine.inner
 
     @property
     def log(self) -> str:
-        """What this life has said."""
+        """The log of the current process."""
         assert self.server.process is not None
         return self.server.process.log.read_text()
 
     async def counters(self) -> Counters:
-        """What vLLM counts now."""
+        """The current counters of vLLM."""
         return (await self.engine.status()).counters
 
 
 async def serve(model: Path, python: Path, state: Path) -> Served:
-    """Plan a model for this machine's processors and serve it."""
+    """Plan a model for the CPUs of this machine and serve it."""
     plan = make(probe(), read(model), Goal(context=CONTEXT, sequences=LANES, engine="vllm", cpu_only=True))
     assert plan.fits
     seen: list[LoadProgress] = []
-    # Its processes poll: where they have all cores, who waits for an answer may not run until the last token is out.
+    # vLLM polls: on all cores, it would block the test until the last token.
     config = EngineConfig(kind="vllm", binary=str(python), port=0, nice=10)
     async with asyncio.timeout(START_S):
         engine = await start_restarting(

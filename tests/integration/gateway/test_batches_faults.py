@@ -64,7 +64,7 @@ def test_a_new_batch_joins_those_that_run(tmp_path: Path) -> None:
         short = until(client, created(client, *(prompt_line(f"s{n}", f"short {n}") for n in range(5))), "completed")
         assert texts(client, short) == [f"short {n}: 0 1 2 3" for n in range(5)]
         assert client.batches.retrieve(long.id).status == "in_progress"
-        assert engine.seen.streams.count("slow one") == 1  # nobody disturbed it
+        assert engine.seen.streams.count("slow one") == 1  # computed once
         client.batches.cancel(long.id)
         done = until(client, long, "cancelled")
         assert (done.request_counts.completed, done.request_counts.failed) == (1, 1)

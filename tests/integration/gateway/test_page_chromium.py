@@ -207,7 +207,7 @@ def test_a_gateway_that_goes_away_is_told_of(browser: Browser, tmp_path: Path) -
         say(one, "slow")
         until(lambda: bool(engine.at_work))
         one.page.locator("#halt").click()
-        until(lambda: not engine.at_work)  # the lane is free
+        until(lambda: not engine.at_work)  # the slot is free
         expect(one.page.locator(".said.assistant")).to_contain_text("stopped")
         gateway.tell_to_stop()
         expect(one.page.locator("#banner")).to_contain_text("does not answer")

@@ -119,7 +119,7 @@ def test_who_does_not_read_holds_the_server_up() -> None:
 
 
 def test_what_was_not_asked_for_is_not_the_next_answer() -> None:
-    """A server that sends a second answer, at once or later: the connection is not used again."""
+    """A server that sends a second response, immediately or later: the connection is not reused."""
     answer = OK + b"Content-Length: 5\r\n\r\nhello"
     stray = OK + b"Content-Length: 5\r\n\r\nwrong"
     connections = 0

@@ -79,7 +79,7 @@ def test_a_shared_head_takes_no_cells_and_gives_the_same(context: LlamaContext) 
     assert context.decode([Work(1 + at, tail, len(head)) for at, tail in enumerate(tails)]) is Decoded.OK
     for at, want in enumerate(wanted):
         assert same(context.logits(5 * at + 4), want)
-    # 300 + 15 of 512 cells are taken: more than that would not fit if the head were there three times
+    # 300 + 15 of 512 cells are used: the prefix would not fit three times
     assert context.decode([Work(4, words(197, 9), 0, False)]) is Decoded.OK
     assert context.decode([Work(5, [3], 0)]) is Decoded.NO_ROOM
 
@@ -185,7 +185,7 @@ def test_logits_take_a_row_for_each_id_and_not_for_each_token(model: LlamaModel)
 
 
 def test_a_head_keeps_cells_that_slid_out_of_its_window(tmp_path: Path) -> None:
-    """The cells before a kept head become free and a longer prompt comes: it must not take the head's."""
+    """The cells before a kept prefix become free and a longer prompt comes: it must not use the prefix's cells."""
     with opened(windowed(tmp_path / "odd.gguf"), replace(SMALL, sequences=3)) as context:
         assert context.can_cut_and_share() == (True, None)
         head, tail, parts = words(200, 1), words(3, 2), (40, 100, 200)
@@ -234,7 +234,7 @@ def test_a_recurrent_model_runs_whole_sequences(tmp_path: Path) -> None:
         assert context.cut(0, 0)
 
 
-# ---- saved heads
+# ---- saved prefixes
 
 
 def test_a_saved_head_comes_back_in_another_context(model: LlamaModel, tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_a_saved_head_comes_back_in_another_context(model: LlamaModel, tmp_path:
     short = fresh(context, head[:70] + tail)
     context.decode([Work(0, head, 0, False)])
     context.copy(0, 4, 150)
-    context.decode([Work(4, words(20, 3), 150, False)])  # the saved head is the beginning of a longer sequence
+    context.decode([Work(4, words(20, 3), 150, False)])  # the saved prefix is the beginning of a longer sequence
     size = context.save_sequence(4, path, head, IDENTITY)
     assert size == path.stat().st_size
     context.close()

@@ -166,8 +166,8 @@ def test_interactive_waits_for_one_step_at_most_and_the_batch_loses_nothing(smol
             assert not all(task.done() for task in batch)
             done = await asyncio.gather(*batch)
             assert all(each.usage.completion_tokens == 24 for each in done)
-            assert all((each.timings.queued_steps or 0) <= 1 for each in urgent)  # the one that was under way
-            assert max(each.timings.queued_steps or 0 for each in done) > 24  # for a lane
+            assert all((each.timings.queued_steps or 0) <= 1 for each in urgent)  # the one that was running
+            assert max(each.timings.queued_steps or 0 for each in done) > 24  # for a slot
 
     run(work)
 
@@ -178,7 +178,7 @@ def test_too_few_cells_preempt_and_every_answer_is_whole(tmp_path: Path) -> None
     async def work() -> None:
         plan = plan_for(model, context=256, sequences=1)
         async with native(model, tmp_path, plan=plan) as engine:
-            await engine.set_context(lanes=4)  # four at once in the cells of one
+            await engine.set_context(lanes=4)  # four concurrently in the cells of one
             requests = [replace(chat(f"Write about {number}.", tokens=70), ignore_eos=True) for number in range(4)]
             answers = await asyncio.gather(*(answer(engine, request) for request in requests))
             assert [each.usage.completion_tokens for each in answers] == [70] * 4

@@ -73,7 +73,7 @@ def test_ways_to_load(library: Library, moe: Path, settings: ModelSettings) -> N
     context = LlamaContext(model, ContextSettings(cells=256, context=256, sequences=2))
     names = {buffer.name for buffer in context.buffers() if buffer.model_bytes}
     assert ("CPU_Mapped" in names) == settings.mmap
-    assert ("CPU_REPACK" in names) == settings.repack  # a second copy of what is mapped
+    assert ("CPU_REPACK" in names) == settings.repack  # a second copy of the mapped weights
     assert sum(buffer.model_bytes for buffer in context.buffers()) >= model.facts.bytes
     context.close()
     model.close()

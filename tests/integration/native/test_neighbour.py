@@ -40,7 +40,7 @@ def threads_of(pid: int) -> list[tuple[str, int, set[int]]]:
 
 @asynccontextmanager
 async def batch_on(engine: NativeEngine) -> AsyncIterator[int]:
-    """Jobs without end on every lane, no two alike."""
+    """Endless jobs on every slot, all different."""
 
     async def lane(number: int) -> None:
         turn = 0
@@ -61,7 +61,7 @@ async def batch_on(engine: NativeEngine) -> AsyncIterator[int]:
 
 
 async def looked_at(engine: NativeEngine) -> tuple[set[int], set[int]]:
-    """Where threads of an engine at work may run, and where they were seen to run or to wait for their turn."""
+    """CPUs on which threads of a busy engine may run, and those on which they ran or waited."""
     may, did, looks = set[int](), set[int](), 0
     async with batch_on(engine) as pid:
         while looks < LOOKS:

@@ -67,7 +67,7 @@ def computed(context: LlamaContext, rows: Sequence[Work]) -> list[Logits]:
 
 
 def test_streams_compute_what_one_cache_computes(pair: tuple[LlamaContext, LlamaContext]) -> None:
-    """Prompts of all lengths at once, then decodes beside a new prompt, then with a lane missing between them."""
+    """Prefill prompts of all lengths together, then decode next to a new prompt, then with a slot missing between them."""
     steps = [
         [Work(0, words(40, 1), 0), Work(1, words(55, 2), 0), Work(3, words(60, 3), 0)],
         [Work(0, [7], 40), Work(1, [8], 55), Work(2, words(31, 4), 0), Work(3, [9], 60)],
@@ -134,7 +134,7 @@ async def answered(engine: NativeEngine, requests: Sequence[Request]) -> list[st
 
 
 def alike(some: Sequence[str], others: Sequence[str]) -> bool:
-    """The same, but for one: who is computed beside whom is a matter of moments, and rounding decides a near tie."""
+    """Equal except for one answer: batches depend on timing, and rounding decides a near tie."""
     return sum(one == other for one, other in zip(some, others, strict=True)) >= len(some) - 1
 
 
@@ -151,7 +151,7 @@ async def fresh(engine: NativeEngine) -> Counters:
 
 
 def test_there_and_back_again(smollm2_path: Path, tmp_path: Path) -> None:
-    """Greedy answers are the same but for rounding, nothing is shared, and afterwards heads are again."""
+    """Greedy answers are equal except for rounding, nothing is shared, and afterwards prefixes are shared again."""
 
     async def work() -> None:
         plan = plan_for(smollm2_path, context=512, sequences=3)
@@ -180,7 +180,7 @@ def test_there_and_back_again(smollm2_path: Path, tmp_path: Path) -> None:
             assert ended.prompt_tokens_computed is not None
             spent = ended.prompt_tokens_computed - began.prompt_tokens_computed
             begins = common_length(*[await engine.tokenize(each.prompt) for each in requests[:2]])
-            assert spent == await computed_tokens(engine, requests) - begins * (len(requests) - 3)  # once in a lane
+            assert spent == await computed_tokens(engine, requests) - begins * (len(requests) - 3)  # once per slot
             await engine.set_kv_layout("unified")
             back = engine.hello
             assert (back.capabilities, back.streams) == (before.capabilities, False)
@@ -231,7 +231,7 @@ def test_models_that_cannot_say_why_and_go_on(tmp_path: Path) -> None:
 
 
 def test_what_runs_goes_on_in_the_other_context(moe_path: Path, tmp_path: Path) -> None:
-    """Both ways in the middle of answers, with one that is left and an interactive one that waits for a lane."""
+    """Switch the layout in both directions during answers, with a cancelled request and a waiting interactive one."""
 
     async def work() -> None:
         async with native(moe_path, tmp_path, plan=plan_for(moe_path, context=512, sequences=2)) as engine:

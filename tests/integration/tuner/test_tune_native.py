@@ -96,7 +96,7 @@ def test_a_head_is_computed_once_in_a_trial_and_again_in_the_next(moe: Path, tmp
                 assert trial.outcome == "measured", trial.detail
                 seen, reused = await computed(on)
                 heads.append(seen - before[0])
-                # every job finds the head; alone, each would have computed it
+                # every job reuses the prefix; alone, each would have computed its own
                 assert reused - before[1] >= 2 * DIALS.sequences * AIM.prompt_tokens
                 assert seen - before[0] < reused - before[1]
             assert min(heads) >= AIM.prompt_tokens

@@ -24,7 +24,7 @@ async def turns(times: int = 20) -> None:
 
 
 class Guests:
-    """Requests that stay inside until they are told to leave."""
+    """Requests that stay admitted until they are released."""
 
     def __init__(self, gate: AdmissionGate) -> None:
         self.gate = gate
@@ -107,7 +107,7 @@ def test_an_engine_that_orders_by_itself_gets_all_up_to_the_bound() -> None:
         with pytest.raises(Busy):
             async with gate.enter("interactive"):
                 pass
-        await guests.come("e", "batch")  # another lane has a queue of its own
+        await guests.come("e", "batch")  # another priority class has a queue of its own
         assert guests.entered[-1] == "e"
         for name in "abcde":
             await guests.go(name)

@@ -34,11 +34,11 @@ def test_a_rate_is_of_the_last_seconds() -> None:
 @pytest.mark.parametrize(
     "looks",
     [
-        [(0.0, Counters(generated_tokens=5))],  # one look is no rate
+        [(0.0, Counters(generated_tokens=5))],  # one poll gives no rate
         [(0.0, Counters()), (1.0, Counters())],  # it does not count
         [(0.0, Counters(generated_tokens=500)), (1.0, Counters(generated_tokens=2))],  # another life
         [(0.0, Counters(generated_tokens=5, restarts=0)), (1.0, Counters(generated_tokens=9, restarts=1))],
-        [(0.0, Counters(generated_tokens=5)), (60.0, Counters(generated_tokens=900))],  # nobody looked meanwhile
+        [(0.0, Counters(generated_tokens=5)), (60.0, Counters(generated_tokens=900))],  # a gap without polls
     ],
 )
 def test_where_there_is_no_rate(looks: list[tuple[float, Counters]]) -> None:

@@ -74,7 +74,7 @@ def test_the_lane_as_vllm_has_it(lane: PriorityClass, priority: int) -> None:
 @pytest.mark.parametrize(
     ("body", "api"),
     [
-        ({"messages": HELLO, "n": 2}, VLLM),  # our own choices share a head
+        ({"messages": HELLO, "n": 2}, VLLM),  # several choices share a prefix
         ({"messages": HELLO, "timeout": 5}, LLAMA),  # ours to keep
         ({"messages": HELLO, "logprobs": True}, LLAMA),  # with none on top it gives none at all
         ({"messages": HELLO, "top_k": 5}, ANY),

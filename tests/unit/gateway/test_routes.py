@@ -24,7 +24,7 @@ RULES = (
         ("qwen", "batch", 2000, None, ("cpu",), "route 1: lane batch, tokens >= 1000"),
         ("qwen", "batch", 1000, None, ("cpu",), "route 1: lane batch, tokens >= 1000"),
         ("qwen", "batch", 999, None, ("gpu", "cpu"), "no route matches"),
-        ("qwen", "batch", None, None, ("gpu", "cpu"), "no route matches"),  # nobody could count
+        ("qwen", "batch", None, None, ("gpu", "cpu"), "no route matches"),  # not counted
         ("big", "interactive", None, None, ("away", "gpu"), "route 2: model big"),  # gpu stands in with what it has
         ("gpt-4o", "interactive", None, None, ("gpu", "cpu"), "route 3: model gpt-*"),
         ("qwen", "interactive", None, None, ("gpu", "cpu"), "route 5: lane interactive"),

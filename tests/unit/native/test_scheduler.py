@@ -52,7 +52,7 @@ def test_who_claims_first() -> None:
 
 
 def test_where_they_do_not_mix_prompts_come_before_answers() -> None:
-    """So that all lanes answer at once; but beside urgent work as ever."""
+    """All slots start decoding together, except while urgent jobs run."""
     mill = Mill(400, lanes=3, budget=8)
     mill.schedule.mixes = False
     mill.submit("first", [1] * 4, 4)

@@ -49,7 +49,7 @@ def forests(draw: st.DrawFn) -> list[list[int]]:
 
 
 def mill_for(prompts: list[list[int]], lanes: int, budget: int = 16) -> Mill:
-    """With cells and ids for all: without them the oldest heads would have to go."""
+    """With cells and ids for all; without them, the oldest prefixes would be evicted."""
     return Mill(sum(map(len, prompts)) + 1000, lanes=lanes, budget=budget, sequences=lanes + 49)
 
 
@@ -58,7 +58,7 @@ def mill_for(prompts: list[list[int]], lanes: int, budget: int = 16) -> Mill:
 def test_depth_first_no_token_is_computed_twice(
     prompts: list[list[int]], lanes: int, budget: int, in_flight: bool, data: st.DataObject
 ) -> None:
-    """Whether all jobs are here from the beginning, or twice as many as there are lanes at a time."""
+    """Whether all jobs are submitted at the beginning, or twice as many as there are slots at a time."""
     mill = mill_for(prompts, lanes, budget)
     answers = data.draw(st.lists(st.sampled_from([1, 2, 5, 30]), min_size=len(prompts), max_size=len(prompts)))
     most = lanes + max(2, lanes) if in_flight else len(prompts)
@@ -90,7 +90,7 @@ def test_nested_heads_that_are_longer_than_their_tails(lanes: int) -> None:
 
 @pytest.mark.parametrize("template", [[], TEMPLATE])
 def test_pairs_whose_first_jobs_run_together_and_end_together(template: list[int]) -> None:
-    """Eight lanes, eight digests: the second job of each is still waiting when all the first ones end in one step."""
+    """Eight slots, eight digests: the second job of each still waits when the first ones all end in one step."""
     mill = Mill(4000, lanes=8, budget=1000, sequences=60)
     for number in range(16):
         mill.submit(number, [*template, *head(number // 2, 20), 10 + number], answer_tokens=3)

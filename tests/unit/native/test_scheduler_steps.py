@@ -23,7 +23,7 @@ def unlike(number: int, length: int) -> list[int]:
 
 
 class Busy:
-    """A mill whose batch lanes are always taken, with others waiting."""
+    """A scheduler whose batch slots are always busy, with jobs waiting."""
 
     def __init__(self, lanes: int = 2, *, prompt: int = 150, answer: int = 3) -> None:
         self.mill = Mill(4000, lanes=lanes, interactive_lanes=2, budget=4 * UBATCH, ubatch=UBATCH)

@@ -140,7 +140,7 @@ def test_the_offload_threshold_goes_with_the_point() -> None:
 def test_a_point_beyond_its_threshold_holds_where_it_was_measured(
     sequences: int | None, mmap: bool | None, rows: int | None
 ) -> None:
-    """With so many sequences from pinned memory; of fewer beyond it, or of a mapped file, the planner knows more."""
+    """With this many sequences from pinned memory; for fewer, or for a mapped file, the planner knows better."""
     point = replace(POINT, dials=replace(DIALS, sequences=224, offload_min_batch=32, mmap=False))
     goal = overlay(Goal(sequences=sequences, mmap=mmap), point).goal
     assert (goal.offload_min_batch, goal.sequences) == (rows, sequences or 224)

@@ -275,7 +275,7 @@ def test_a_servers_lanes_are_used_up_to_what_it_has() -> None:
         ([[(0.0, 1), (1.0, 1), (2.0, 1)]], 1.0),
         ([[(0.0, 1), (2.0, 4)], [(0.0, 1), (2.0, 2)]], 3.0),
         ([[(0.0, 1), (4.0, 4)], [(2.0, 1), (4.0, 4)]], 3.0),  # only while both write: half of four, and four
-        ([[(0.0, 1), (1.0, 1)], [(2.0, 1), (3.0, 1)]], None),  # never both at once
+        ([[(0.0, 1), (1.0, 1)], [(2.0, 1), (3.0, 1)]], None),  # never both concurrently
         ([[(0.0, 9)]], None),
         ([], None),
     ],

@@ -43,7 +43,7 @@ def test_tokens_held_back_do_not_count_as_faster_and_a_late_first_piece_not_as_s
 @pytest.mark.parametrize(
     ("arrivals", "decode_s", "write_s", "rate"),
     [
-        ([(12.0, 5)], 0.8, 0.8, 5.0),  # all at once: the engine's own clock
+        ([(12.0, 5)], 0.8, 0.8, 5.0),  # all in one piece: the engine's own clock
         ([(12.0, 5)], None, None, None),  # and without one nothing is known
         ([], 0.8, 0.8, 5.0),
         ([(12.0, 0), (12.5, 1), (13.0, 4)], None, 0.5, 8.0),  # a piece without a token says nothing
@@ -105,7 +105,7 @@ def test_a_server_that_tells_no_tokens_is_given_words() -> None:
         prompt = prose.prompt(text)
         assert isinstance(prompt, str)
         assert len(prompt.split()) == 30
-        prose.calibrate(text, 60)  # the server counted two tokens a word
+        prose.calibrate(text, 60)  # the server counted two tokens per word
         assert len(await prose.take(30)) == 15
 
     asyncio.run(scene())

@@ -19,7 +19,7 @@ class Refused(Exception):
 
 
 class NoLibrary(Refused):
-    """There is no driver."""
+    """NVML without a driver."""
 
 
 def zones(**values: int) -> WrittenHost:

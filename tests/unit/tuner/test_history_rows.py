@@ -51,7 +51,7 @@ def test_each_quantity_is_a_row_with_its_error() -> None:
     assert found["decode"][2] == pytest.approx(0.1)
     assert found["prefill"] == (100.0, None, None)
     assert found["load"] == (20.0, 20.0, 0.0)  # between warm and cold
-    assert found["memory"][:2] == (110, 100)  # what the process holds is the same once more
+    assert found["memory"][:2] == (110, 100)  # the process total counts the same bytes again
 
 
 @pytest.mark.parametrize(("load_s", "predicted"), [(5.0, 10.0), (20.0, 20.0), (90.0, 60.0)])

@@ -166,7 +166,7 @@ def test_a_death_in_a_wave_is_told_at_once_and_leaves_nothing_running() -> None:
 
 
 class Held(Ticking):
-    """Tells of the first token at once and of all others at the end, as long as there are few."""
+    """Reports the first token immediately and all others at the end, as long as there are few."""
 
     async def stream(self, request: Request) -> AsyncGenerator[Piece | Answer, None]:
         self.seen.append(request)
@@ -191,7 +191,7 @@ def test_answers_that_come_whole_are_made_longer_as_far_as_the_context_goes(cont
 
 
 class Silent(Ticking):
-    """Answers without a word."""
+    """Sends answers without tokens."""
 
     async def stream(self, request: Request) -> AsyncGenerator[Piece | Answer, None]:
         await asyncio.sleep(0)

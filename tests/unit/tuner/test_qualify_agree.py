@@ -41,7 +41,7 @@ def test_what_the_other_does_not_tell_counts_as_little() -> None:
 
 @st.composite
 def tops(draw: st.DrawFn) -> Top:
-    """Distributions over a few tokens, of which only the likeliest are told."""
+    """Distributions over a few tokens, of which only the most likely are reported."""
     weights = draw(st.lists(st.floats(1e-6, 1.0), min_size=3, max_size=12))
     told = draw(st.integers(1, len(weights)))
     names = draw(st.permutations([f"t{number}" for number in range(12)]))

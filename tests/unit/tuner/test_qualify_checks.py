@@ -48,7 +48,7 @@ CAPABILITIES = Capabilities(
 
 
 class Ruled(Engine):
-    """Answers as a rule says; a token is a word. No real model is sound, damaged or moody at will."""
+    """Answers by a rule; a token is a word. No real model is correct, damaged or nondeterministic on demand."""
 
     def __init__(self, rule: Callable[[str], str], *, tokens: bool = True) -> None:
         self._rule, self._tokens = rule, tokens

@@ -146,7 +146,7 @@ def test_more_memory_never_means_less_context(soak: tuple[list[SoakStep], Limit]
         for one in steps
     ]
     poor, rich = judge(steps, limit), judge(richer, limit)
-    if rich.should_continue:  # it would have gone further: what is known to be safe is at least as deep
+    if rich.should_continue:  # it would have continued: the safe depth is at least the same
         assert not poor.should_continue or poor.usable_context == rich.usable_context
         assert rich.usable_context == steps[-1].depth
     else:

@@ -138,7 +138,7 @@ def test_refused_dials_are_left_alone_and_others_go_on() -> None:
     ran = run(space, lambda dials: plain(dials) if dials.flash_attention else "refused", plain.start())
     assert ran.best is not None
     assert Counter(trial.outcome for trial in ran.trials)["refused"] == 1
-    # the start itself is refused: what it was started with is turned
+    # the start is refused as well: a load setting is changed
     ran = run(space, lambda dials: "refused" if dials.flash_attention else plain(dials), plain.start())
     assert ran.best is not None
     assert not ran.best.dials.flash_attention
@@ -288,7 +288,7 @@ def test_cores_that_do_nothing_are_all_given_back() -> None:
 
 @pytest.mark.parametrize("limit", [0.3, 0.5, 1.0, 3.0])
 def test_first_token_in_time(limit: float) -> None:
-    """More sequences and larger micro-batches are faster together and later for who waits."""
+    """More sequences and larger micro-batches are faster in total, with a later first token."""
     plain = MadeUp(ubatches=(128, 256, 512, 1024, 2048), shared=0.02)
 
     def surface(dials: TrialSettings) -> Figures:
@@ -343,7 +343,7 @@ def test_figures_that_nobody_measured_are_not_compared(aim: Aim) -> None:
 
 @pytest.mark.parametrize("room", [8, 40, 100, 1000])
 def test_most_context(room: int) -> None:
-    """Memory for so many thousand cells: a longer context leaves fewer sequences, a smaller cache more."""
+    """Memory for a number of thousand cells: a longer context leaves fewer sequences, a smaller cache type more."""
     plain = MadeUp(shared=0.02)
     space = replace(
         plain.space, context=(4096, 8192, 16384, 32768, 65536), cache_types=(("f16", "f16"), ("q8_0", "q8_0"))

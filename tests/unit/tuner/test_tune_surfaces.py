@@ -34,7 +34,7 @@ def test_recorded_surfaces_without_noise(name: str) -> None:
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_recorded_surfaces_with_noise(name: str) -> None:
-    """Nearly all: where 26 runs must do, luck puts one or two in a hundred a little further off than 5 %."""
+    """Nearly all: with 26 runs, chance puts one or two in a hundred a little further off than 5 %."""
     space, surface = RECORDED[name]
     top = exhaustive(space, surface)
     found = []

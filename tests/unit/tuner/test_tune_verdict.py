@@ -209,7 +209,7 @@ measured = st.builds(
     kind=st.sampled_from(("throughput", "cores", "context", "energy")),
 )
 def test_nothing_on_the_front_is_beaten_by_all(trials: list[Trial], kind: str) -> None:
-    """Without noise: the front is never empty, has the choice, and nobody on it but the choice is beaten by anyone."""
+    """Without noise, the front is never empty and has the choice, and no other member is dominated."""
     aim = Aim(kind)  # type: ignore[arg-type]
     found = decided(trials, aim, noise=0.0)
     yard, all_of_them = yardstick(aim, trials), standings(trials)

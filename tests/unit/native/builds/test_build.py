@@ -116,7 +116,7 @@ def test_other_compilers_start_again(
 def test_a_library_that_is_not_as_expected_is_not_published(
     calls: Path, options: BuildOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(building, "verify", verify)  # the real one: a text file is no library
+    monkeypatch.setattr(building, "verify", verify)  # the real one, which refuses a text file
     with pytest.raises(EngineError) as caught:
         build(options)
     assert caught.value.code == "build_failed"

@@ -9,12 +9,12 @@ from tokenmill.native.kv.prefix_cache import KeepPolicy, PrefixCache
 from tokenmill.native.kv.radix import as_tokens
 
 CELLS, SEQUENCES = 40, 5
-TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=14)  # few kinds, so that heads are often shared
+TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=14)  # few values, so that prefixes are often shared
 SHARED = [1] * 12
 
 
 class ForestMachine(RuleBasedStateMachine):
-    """A forest over the model of the cache, with everything that a schedule may do to it."""
+    """A prefix cache over the model of the KV cache, with all operations of a scheduler."""
 
     shares = True
     running = Bundle("running")
@@ -25,7 +25,7 @@ class ForestMachine(RuleBasedStateMachine):
         self.forest = PrefixCache(self.cells, total_cells=CELLS, sequences=SEQUENCES, shares=self.shares)
         self.prompts: dict[int, list[int]] = {}
         self.content: dict[int, list[int]] = {}  # what running sequences have computed
-        self.pins: dict[tuple[int, ...], int] = {}  # pinned head -> most of it that was ever there since
+        self.pins: dict[tuple[int, ...], int] = {}  # pinned prefix -> largest part of it that has been cached since
 
     @rule(target=running, tokens=TOKENS | TOKENS.map(SHARED.__add__))
     def open(self, tokens: list[int]) -> object:
@@ -111,7 +111,7 @@ class ForestMachine(RuleBasedStateMachine):
 
     @rule(tokens=TOKENS, fits=st.booleans())
     def restore(self, tokens: list[int], fits: bool) -> None:
-        """A head that comes from a file."""
+        """A prefix that is loaded from a file."""
         sequence = self.forest.take()
         if sequence is None:
             return

@@ -113,7 +113,7 @@ PROMPTS = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=12), min_siz
 def test_a_lane_goes_on_with_the_most_that_it_or_another_has_of_its_prompt(
     prompts: list[list[int]], lanes: int, chance: Random
 ) -> None:
-    """Whenever sequences end, and however far they came: what a new one begins with are its own tokens."""
+    """Sequences end at any time and after any progress, and a new one starts with its own tokens only."""
     cells = KvCells(lanes * 20, lanes, streams=True)
     forest = PrefixCache(cells, total_cells=lanes * 20, sequences=lanes, shares=False, streams=True)
     running: dict[int, list[int]] = {}
@@ -190,7 +190,7 @@ def test_the_head_of_all_is_computed_once_and_copied() -> None:
         mill.step()
     totals = mill.schedule.totals
     assert totals.prompt_tokens_computed == 10 + 12 * 2
-    assert len(mill.cells.copies) == 3  # to the other lanes; later jobs go on with what their lane has
+    assert len(mill.cells.copies) == 3  # to the other slots; later jobs reuse the prefix of their slot
 
 
 def test_what_lanes_left_is_gone_with_the_context() -> None:

@@ -33,7 +33,7 @@ llama_memory_breakdown_print: |   - CUDA0 (RTX 4090)   | 24077 =  945 + (19187 =
 llama_memory_breakdown_print: |   - Host               |                 58271 = 58259 +       0 +      12                |
 """
 
-# Shape of ik_llama.cpp's log, figures from github.com/ikawrakow/ik_llama.cpp/pull/1886 and issues beside it.
+# Shape of ik_llama.cpp's log, figures from github.com/ikawrakow/ik_llama.cpp/pull/1886 and related issues.
 IK_LOG = """\
 llm_load_tensors: offloaded 62/62 layers to GPU
 llm_load_tensors:        CPU buffer size =  1640.62 MiB
