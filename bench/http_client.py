@@ -55,7 +55,7 @@ async def measured(url: str) -> dict[str, dict[str, float]]:
 
                 async def with_own(payload: bytes = payload) -> None:
                     response = await own.send("POST", PATH, payload)
-                    await response.head()
+                    await response.wait_for_headers()
                     while await response.part():
                         pass
 

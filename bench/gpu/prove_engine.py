@@ -230,7 +230,7 @@ async def measured(
         work,
         bench.how,
         trial=number,
-        lanes=lanes,
+        slots=lanes,
         ubatch=dials.ubatch,
         context=dials.context,
         prefix_s=prefix_s,
