@@ -28,7 +28,7 @@ def tensor(name: str, cls: TensorClass, layer: int | None, size: int = 1000) -> 
 
 
 def small_profile(layers: int, *, dense: int = 1, mtp: int = 0, latent: bool = False) -> Profile:
-    """A mixture with `dense` layers without experts first and `mtp` prediction layers last."""
+    """A mixture of experts: `dense` layers without experts first, `mtp` prediction layers last."""
     rows = [tensor("token_embd.weight", TensorClass.EMBEDDING, None)]
     for layer in range(layers + mtp):
         cls = TensorClass.MTP if layer >= layers else None
@@ -54,7 +54,7 @@ def small_profile(layers: int, *, dense: int = 1, mtp: int = 0, latent: bool = F
 
 
 def placed(profile: Profile, layers: Sequence[str], head: str, resident: Iterable[int] = ()) -> Placement:
-    """Experts of `resident` layers with their layer, all others on the host."""
+    """A placement with the experts of `resident` layers on the GPU of their layer, all others on the host."""
     kept = set(resident)
 
     def home(row: Tensor) -> str:

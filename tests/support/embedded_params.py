@@ -15,7 +15,7 @@ NESTED = ("cpuparams", "cpuparams_batch", "model", "sampling")
 
 
 def differences(argv: list[str]) -> dict[str, list[Any]]:
-    """Fields of the parameters that the two readings of a command set differently: theirs, ours."""
+    """Parameters that the two parsers set differently: llama.cpp's value, ours."""
     done = subprocess.run(
         [sys.executable, "-m", "support.embedded_params", *argv],
         capture_output=True,

@@ -18,20 +18,20 @@ class EmbeddedServer:
         self._client = httpx.Client(base_url=address, timeout=200, trust_env=False)
 
     def post(self, path: str, **body: Any) -> dict[str, Any]:
-        """Send JSON, get JSON."""
+        """Send and receive JSON."""
         answer = self._client.post(path, json=body)
         assert answer.status_code == 200, answer.text
         found: dict[str, Any] = answer.json()
         return found
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._client.close()
 
 
 @contextmanager
 def embedded_server(model: Path, **params: Any) -> Iterator[EmbeddedServer]:
-    """Start it on a model with these fields of CommonParams."""
+    """Start the server with a model and these fields of CommonParams."""
     with subprocess.Popen(
         [sys.executable, __file__, json.dumps({"model": str(model), **params})],
         stdin=subprocess.PIPE,
@@ -70,9 +70,9 @@ def _serve() -> None:
         setattr(params, name, value)
     server = Server(params)
     print(server.listening_address, file=address, flush=True)
-    os.dup2(quiet, 2)  # a pipe that nobody reads must not fill
+    os.dup2(quiet, 2)  # an unread pipe would fill up
     os.dup2(quiet, 1)
-    sys.stdin.read()  # until the test lets go
+    sys.stdin.read()  # until the test closes the pipe
     os._exit(0)
 
 

@@ -56,27 +56,27 @@ _FROM_OUTSIDE: dict[str, bool | None] = {KILLED: True, UNKNOWN: None}
 
 @dataclass(slots=True)
 class Seen:
-    """What all lives of an engine have seen."""
+    """What all processes of an engine have seen."""
 
-    streams: list[str] = field(default_factory=list)  # prompts, in the order they came
-    together: list[set[str]] = field(default_factory=list)  # prompts at work at each death
+    streams: list[str] = field(default_factory=list)  # prompts in order of arrival
+    together: list[set[str]] = field(default_factory=list)  # prompts in flight at each death
     failures: Counter[str] = field(default_factory=Counter)
     most_at_once: int = 0
     lives: int = 0
 
 
 class FakeEngine(Engine):
-    """One life of it."""
+    """One process of the engine."""
 
     def __init__(self, seen: Seen | None = None, *, lanes: int = 4, words: str = CRASH) -> None:
         self.seen = seen or Seen()
         self.seen.lives += 1
         self.at_work: set[str] = set()
-        self.changed = asyncio.Event()  # set whenever a stream begins
+        self.changed = asyncio.Event()  # set when a stream starts
         self.gate_open = asyncio.Event()
         self.pieces = 0
         self.steady_tokens = STEADY_TOKENS
-        self.piece_text: str | None = None  # what every piece says; None: its number
+        self.piece_text: str | None = None  # text of every piece; None: its number
         self.evicted_tokens: int | None = None
         self._lanes, self._words = lanes, words
 
@@ -129,7 +129,7 @@ class FakeEngine(Engine):
             self.ended.set_result(EngineDied(words, from_outside=_FROM_OUTSIDE.get(words, False)))
 
     async def _until_alive(self, seconds: float | None) -> None:
-        """A moment in which it may die."""
+        """A point at which the engine may die."""
         await asyncio.wait({self.ended}, timeout=seconds)
         if self.ended.done():
             death = self.ended.result()
@@ -158,7 +158,7 @@ class FakeEngine(Engine):
 
 
 class Unreachable(FakeEngine):
-    """A server that is not ours: it does not answer for a while, and nothing tells of a death."""
+    """A server not started by tokenmill: it does not answer for a while, and its death is not detected."""
 
     def __init__(self, seen: Seen | None = None) -> None:
         super().__init__(seen)
@@ -174,7 +174,7 @@ class Unreachable(FakeEngine):
 
 
 class Widening(FakeEngine):
-    """One whose lanes can be changed."""
+    """An engine whose number of slots can be changed."""
 
     def __init__(self, seen: Seen | None = None, *, lanes: int = 4, words: str = CRASH) -> None:
         super().__init__(seen, lanes=lanes, words=words)
@@ -190,7 +190,7 @@ class Widening(FakeEngine):
 
 
 class Parting(Widening):
-    """One whose lanes can have cells of their own."""
+    """An engine whose KV layout can be changed."""
 
     def __init__(self, seen: Seen | None = None, *, lanes: int = 4, words: str = CRASH) -> None:
         super().__init__(seen, lanes=lanes, words=words)
@@ -216,7 +216,7 @@ def restarting(
     most_restarts: int = 20,
     started: Callable[[FakeEngine], None] | None = None,
 ) -> RestartingEngine:
-    """An engine that is started again at once when it dies."""
+    """An engine that restarts immediately when it dies."""
 
     async def start() -> FakeEngine:
         engine = kind(seen, words=words)

@@ -63,7 +63,7 @@ class FakeActor(NodeActor):
 
 
 class FakeHandle(ActorHandle):
-    """A handle of an actor in this process, which can be cut off."""
+    """A handle of an actor in this process, which can be disconnected."""
 
     def __init__(self, actor: NodeActor) -> None:
         super().__init__(None, None)
@@ -101,7 +101,7 @@ class FakeHandle(ActorHandle):
 
 
 class FakeCluster:
-    """Nodes that tests add and take away; each runs one actor, which a new handle reaches again."""
+    """Nodes that tests add and remove; each runs one actor, to which new handles reconnect."""
 
     def __init__(self, **actors: FakeActor) -> None:
         self.actors = actors
@@ -122,6 +122,6 @@ class FakeCluster:
         self.alive.append(RayNode(f"id-{name}", name, 4.0, 0.0))
 
     def lose(self, name: str, *, node: bool = True) -> None:
-        """Lose the actor of a node, and the node with it unless told otherwise."""
+        """Lose the actor of a node and, by default, the node."""
         self.alive = [each for each in self.alive if each.host != name or not node]
         self.handles[name][-1].lost.set_result(NodeLost("the power is out", for_good=True))

@@ -46,7 +46,7 @@ WHOLE_STREAM = (
 USAGE_EVENT = b"data: " + json.dumps({"id": "c", "choices": [], "usage": USAGE}).encode() + b"\n\n"
 DONE = b"data: [DONE]\n\n"
 TOO_LONG = b"""{"error": {"code": 400, "message": "request (9 tokens) exceeds the available context size (8 tokens)",
-"type": "exceed_context_size_error", "n_prompt_tokens": 9, "n_ctx": 8}}"""  # as llama-server says it
+"type": "exceed_context_size_error", "n_prompt_tokens": 9, "n_ctx": 8}}"""  # as sent by llama-server
 SORRY = b'data: {"error": {"message": "out of memory", "code": 500}}\n\n'
 ANSWER = json.dumps(
     {
@@ -67,11 +67,11 @@ class FaultyServer:
     behaves: str = "ok"
     healthy: bool = True
     keeps: bool = True  # connections, after an answer
-    dies_after: int | None = None  # chats; with the next one it drops everything and listens no more
+    dies_after: int | None = None  # number of chats; at the next one it drops all connections and stops listening
     port: int = 0
-    asked: list[tuple[str, bytes]] = field(default_factory=list)  # heads and bodies of chats
-    left: threading.Event = field(default_factory=threading.Event)  # a client went away in the middle
-    came: threading.Event = field(default_factory=threading.Event)  # a chat
+    asked: list[tuple[str, bytes]] = field(default_factory=list)  # headers and bodies of chats
+    left: threading.Event = field(default_factory=threading.Event)  # a client disconnected early
+    came: threading.Event = field(default_factory=threading.Event)  # a chat has arrived
     connections: int = 0
 
     @property
@@ -79,7 +79,7 @@ class FaultyServer:
         return f"http://127.0.0.1:{self.port}"
 
     def begin(self) -> None:
-        """Listen, on the port that it had before if it had one."""
+        """Listen, on the same port as before."""
         ready = threading.Event()
 
         async def live() -> None:
@@ -99,7 +99,7 @@ class FaultyServer:
         assert ready.wait(LIMIT_S)
 
     def end(self) -> None:
-        """Refuse connections from now on, and drop those there are."""
+        """Drop all connections and refuse new ones."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join(LIMIT_S)
@@ -205,7 +205,7 @@ def _whole(status: int, body: bytes, more: str = "") -> bytes:
 
 @contextmanager
 def faulty(behaves: str = "ok") -> Iterator[FaultyServer]:
-    """One that listens on any port."""
+    """A server on a free port."""
     server = FaultyServer(behaves)
     server.begin()
     try:
@@ -215,7 +215,7 @@ def faulty(behaves: str = "ok") -> Iterator[FaultyServer]:
 
 
 def engines_at(*servers: FaultyServer, key_env: str | None = None) -> Engines:
-    """Engines at the addresses of servers, called first, second, ..."""
+    """Engine configurations for servers, named first, second, ..."""
 
     @asynccontextmanager
     async def up(config: Config) -> AsyncIterator[GatewayState]:

@@ -21,10 +21,10 @@ _SERVER = 12  # LLAMA_EXAMPLE_SERVER in common/common.h
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """What llama-server made of its arguments."""
+    """The arguments as parsed by llama-server."""
 
     accepted: bool
-    said: str  # on stderr
+    said: str  # stderr
     values: dict[str, Any]
 
 

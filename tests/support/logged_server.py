@@ -11,15 +11,15 @@ from typing import Any
 
 from tokenmill.planner.plan import Plan
 
-BUFFERS = 4  # the verbosity from which llama.cpp names its buffers
+BUFFERS = 4  # the verbosity at which llama.cpp logs its buffers
 
 
 class LoggedServer:
-    """A server that is being started."""
+    """A starting server."""
 
     def __init__(self, child: "subprocess.Popen[str]", log: Path) -> None:
         self.pid, self.log = child.pid, log
-        self.ended = threading.Event()  # it listens, or it has failed
+        self.ended = threading.Event()  # set when it is listening or has failed
         self.address = ""
         self._child = child
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -31,14 +31,14 @@ class LoggedServer:
         self.ended.set()
 
     def close(self) -> None:
-        """End it and wait for that."""
+        """Stop the server and wait for it."""
         self._child.kill()
         self._reader.join(120)
 
 
 @contextmanager
 def logged_server(plan: Plan, model: Path, log: Path, **params: Any) -> Iterator[LoggedServer]:
-    """Start it; what is yielded may still be loading."""
+    """Start the server; it may still be loading when yielded."""
     wanted = _params(plan) | {"verbosity": BUFFERS} | params
     with (
         log.open("wb") as out,
@@ -92,7 +92,7 @@ def _serve() -> None:
         setattr(params, name, value)
     server = xllamacpp.Server(params)
     print(server.listening_address, file=address, flush=True)
-    sys.stdin.read()  # until the test lets go
+    sys.stdin.read()  # until the test closes the pipe
     os._exit(0)
 
 

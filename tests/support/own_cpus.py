@@ -9,7 +9,7 @@ from tokenmill.engine.limits.reserve import restrict_to_cpus
 
 @contextmanager
 def own_cpus_restored() -> Iterator[set[int]]:
-    """Whatever happens inside, all CPUs are ours again afterwards; yields them."""
+    """Yield the CPUs of this process, and restore its affinity afterwards."""
     before = os.sched_getaffinity(0)
     try:
         yield before

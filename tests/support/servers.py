@@ -25,7 +25,7 @@ def small_plan(model: Path, *, context: int = 512, sequences: int = 2) -> Plan:
 
 
 def run(scene: Callable[[], Awaitable[None]], limit_s: float = 200) -> None:
-    """Run a scene to its end, within a limit."""
+    """Run a scene with a time limit."""
 
     async def limited() -> None:
         async with asyncio.timeout(limit_s):
@@ -35,18 +35,18 @@ def run(scene: Callable[[], Awaitable[None]], limit_s: float = 200) -> None:
 
 
 async def until(true: Callable[[], Awaitable[bool]]) -> None:
-    """Wait for something that only asking can tell."""
+    """Poll a condition until it is true."""
     while not await true():
         await asyncio.sleep(0.01)
 
 
 Reply = Callable[[str, asyncio.StreamWriter], Awaitable[None]]
-"""Gets a request's first line and writes whatever it likes."""
+"""Receives the first line of a request, and writes the response."""
 
 
 @asynccontextmanager
 async def misbehaving(reply: Reply) -> AsyncIterator[str]:
-    """A server for faults that no real one can be made to have; its address."""
+    """Start a server that replies with `reply`; yields its address."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -67,7 +67,7 @@ async def misbehaving(reply: Reply) -> AsyncIterator[str]:
 
 
 def answer(status: int, body: object, kind: str = "application/json") -> bytes:
-    """A whole answer."""
+    """A complete HTTP response."""
     data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
     head = f"HTTP/1.1 {status} X\r\nContent-Type: {kind}\r\nContent-Length: {len(data)}\r\nConnection: close\r\n\r\n"
     return head.encode() + data
@@ -80,6 +80,6 @@ END = b"0\r\n\r\n"
 
 
 def events(values: Iterable[object]) -> bytes:
-    """Events of a stream, as one chunk of the transfer."""
+    """Server-sent events as one chunk of the transfer encoding."""
     text = "".join(f"data: {value if isinstance(value, str) else json.dumps(value)}\n\n" for value in values).encode()
     return f"{len(text):x}\r\n".encode() + text + b"\r\n"

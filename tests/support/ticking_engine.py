@@ -21,7 +21,7 @@ from tokenmill.errors import EngineDied
 
 
 class Ticking(Engine):
-    """Dies at the request after so many, where that is said."""
+    """`dies_after`: the number of requests after which the next one kills the engine."""
 
     def __init__(self, *, capabilities: Capabilities = CAPABILITIES, dies_after: int | None = None) -> None:
         self._capabilities = capabilities

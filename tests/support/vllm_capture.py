@@ -87,7 +87,7 @@ ASKED: dict[str, tuple[str, dict[str, Any] | None]] = {
 
 
 def ask(client: httpx.Client, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
-    """One request and its answer."""
+    """A request and its answer."""
     answer = client.get(path) if body is None else client.post(path, json=body)
     kind = answer.headers.get("content-type", "")
     said = {"body": answer.json()} if kind.startswith("application/json") else {"text": answer.text}
@@ -96,7 +96,7 @@ def ask(client: httpx.Client, path: str, body: dict[str, Any] | None) -> dict[st
 
 
 def main(url: str, log: str | None = None) -> None:
-    """Ask everything, in order."""
+    """Send all requests in order."""
     with httpx.Client(base_url=url, timeout=300) as client:
         models = client.get("/v1/models").json()
         folder = models["data"][0]["root"]
@@ -109,7 +109,7 @@ def main(url: str, log: str | None = None) -> None:
 
 
 def _short(value: Any) -> Any:
-    """Long prompts, said instead of repeated."""
+    """Shorten long prompts."""
     if isinstance(value, dict):
         return {key: _short(inner) for key, inner in value.items()}
     if isinstance(value, str) and len(value) > 2100:
