@@ -71,7 +71,7 @@ def test_where_the_model_does_not_fit_every_machine_is_named(
     assert done.returncode == 1, done.stderr
     assert done.stdout == ""
     excluded = re.findall(r"^(\S+) is excluded: .* does not fit: dram lacks ", done.stderr, re.MULTILINE)
-    assert sorted(excluded) == names(cluster)
+    assert sorted(excluded) == names(cluster), done.stderr
     assert re.search(r"^error: .*\nhint: ", done.stderr, re.MULTILINE)
     assert "--context" in done.stderr
     assert not (tmp_path / "out").exists()
