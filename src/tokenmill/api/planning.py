@@ -115,7 +115,7 @@ def plan_engine(model: str, options: EngineOptions, config: Config, *, files: bo
     path = locate(model, config)
     if files and (is_url(path) or (catalog.looks_like_name(path) and not Path(path).exists())):
         raise UnknownModel(
-            f"{model} has not been downloaded, and an engine needs its files", hint=f"tokenmill models pull {model}"
+            f"{model} has not been downloaded, and an engine needs its files", hint=catalog.pull_hint(model)
         )
     named = options.machine or config.machine
     machine = find(named)

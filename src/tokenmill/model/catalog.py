@@ -13,7 +13,7 @@ from pathlib import Path
 from tokenmill.decode import read_toml
 from tokenmill.errors import UnknownModel
 from tokenmill.model import architectures, quant_mix
-from tokenmill.model.gguf import GgufHeader
+from tokenmill.model.gguf import GgufHeader, is_url
 from tokenmill.model.gguf_write import Encoded, Plain, TensorRow, encode
 from tokenmill.model.synthetic import vocabulary
 
@@ -123,6 +123,16 @@ def resolve(name: str) -> tuple[str, str]:
         if candidate.lower() == quant.lower():
             return model, candidate
     raise UnknownModel(f"{model} has no quantisation {quant!r}", hint=f"use one of {', '.join(quants(model))}")
+
+
+def pull_hint(model: str) -> str:
+    """What to run to download a model; the catalogue does not know the repositories of its models."""
+    base, _, quant = model.partition(":")
+    if is_url(model):
+        return "download the file, or pull the model as hf:OWNER/REPO:QUANT"
+    if base.lower() in names():
+        return f"tokenmill models pull hf:OWNER/REPO:{quant or 'QUANT'}"
+    return f"tokenmill models pull {model}"
 
 
 def looks_like_name(text: str) -> bool:

@@ -13,6 +13,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 from tokenmill.errors import CorruptModel, UnknownModel
+from tokenmill.model import catalog
 from tokenmill.model.gguf import is_url, read_header
 from tokenmill.model.read import read
 from tokenmill.model.sources import FileSource
@@ -44,7 +45,7 @@ def identity_of(path: str | Path) -> str:
     """
     profile = None if is_url(path) else read(path)
     if profile is None or profile.format == "catalog":
-        raise UnknownModel(f"{path} has not been downloaded", hint=f"tokenmill models pull {path}")
+        raise UnknownModel(f"{path} has not been downloaded", hint=catalog.pull_hint(str(path)))
     total = hashlib.sha256(_FORM)
     with ExitStack() as stack:
         files = [stack.enter_context(closing(FileSource(Path(file.path)))) for file in profile.files]
