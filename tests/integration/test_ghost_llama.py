@@ -1,4 +1,4 @@
-"""The real llama.cpp takes ghosts for the models they are, and plans the memory that we plan."""
+"""llama.cpp recognises ghosts as their models and plans the same memory as tokenmill."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tokenmill.model.synthetic import generate, ghost
 from tokenmill.units import MIB
 
 CONTEXT = 16384
-# What llama.cpp calls each of them (llama_model_desc).
+# llama.cpp's description of each (llama_model_desc)
 DESCRIPTIONS = {
     "kimi-k2.5:Q4_K_S": "deepseek2 671B Q4_K - Small",
     "kimi-k2.5:Q4_K_M": "deepseek2 671B Q4_K - Medium",
@@ -43,7 +43,7 @@ def test_llama_cpp_plans_a_ghost_with_our_sizes(name: str, tmp_path: Path) -> No
     assert planned.description == DESCRIPTIONS[name]
     assert planned.parameters == written.parameters == profile.parameters
     assert planned.weight_bytes == profile.bytes
-    # Every layer with the whole context: how llama.cpp was asked to lay out windows and chunks too.
+    # every layer has the whole context, also those with windows and chunks, as requested from llama.cpp
     cache = sum(layer.bytes_per_token() * CONTEXT for layer in profile.cache)
     assert planned.cache_mib == pytest.approx(cache / MIB, abs=0.01)
     assert "control-looking token" not in planned.log

@@ -1,4 +1,4 @@
-"""What a plan for llama-server's slots says is what llama.cpp projects for as many caches apart."""
+"""A plan for llama-server's slots predicts the memory that llama.cpp projects for separate caches."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -17,13 +17,13 @@ from tokenmill.planner.make import make
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("models")
     generate.write("moe", generate.sizes("moe", {}), folder / "moe.gguf")
-    ghost.write("gpt-oss-120b:MXFP4_MOE", folder / "windows.gguf")  # sliding windows: a cache of their own in each slot
+    ghost.write("gpt-oss-120b:MXFP4_MOE", folder / "windows.gguf")  # sliding windows, with a separate cache in each slot
     return {"moe": folder / "moe.gguf", "windows": folder / "windows.gguf"}
 
 
 @pytest.mark.parametrize("name", ["moe", "windows"])
 @pytest.mark.parametrize("sequences", [1, 8, 32])
-def test_slots_take_what_the_ledger_says(models: dict[str, Path], name: str, sequences: int) -> None:
+def test_slots_use_the_memory_of_the_ledger(models: dict[str, Path], name: str, sequences: int) -> None:
     goal = Goal(context=1024, sequences=sequences, cpu_only=True, ubatch=512)
     for asked, together in ((goal, sequences == 1), (replace(goal, unified=True), True)):
         plan = make(find("epyc-9175f"), read(models[name]), asked)

@@ -1,4 +1,4 @@
-"""The real llama.cpp, run dry on ghosts, projects what the plan predicts: weights, caches, buffers, to the byte or so."""
+"""Predicted weights, caches and buffers equal those that llama.cpp projects in dry runs of ghosts."""
 
 import shutil
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ MATRIX = tuple(
     KvContext(tokens, ubatch=ubatch, type_k=cache, type_v=cache)
     for tokens, ubatch, cache in product((8192, 32768, 131072), (512, 2048), ("f16", "q8_0", "q4_0"))
 )
-# Rounding and padding, several sequences together and apart, few logits, whole windows, no flash attention.
+# rounding and padding, unified and separate caches, few logits, full windows, no flash attention
 CORNERS = (
     KvContext(300),
     KvContext(5001, 3),
@@ -73,7 +73,7 @@ def check_repacked(profile: Profile, found: ContextProjection) -> None:
 
 
 Dry = dict[str, tuple[Profile, tuple[ContextProjection, ...]]]
-"""Ghosts by name, and what llama.cpp makes of each under every context that was asked for."""
+"""Profile and projections for every context, by name of the ghost."""
 
 
 def run_dry(names: Sequence[str], contexts: tuple[KvContext, ...], folder: Path) -> Dry:
@@ -110,7 +110,7 @@ def test_rewritten_types(rewritten: Dry, quant: str) -> None:
         check_repacked(profile, contexts[0])
 
 
-def test_nothing_is_rewritten_when_told_not_to(tmp_path: Path) -> None:
+def test_no_weights_are_repacked_without_repack(tmp_path: Path) -> None:
     ghost.write("qwen3-32b:Q4_K_M", tmp_path / "ghost.gguf")
     found = project(tmp_path / "ghost.gguf", DryRun((KvContext(512),), repack=False)).contexts[0].buffers
     assert [buffer.name for buffer in found] == ["CPU"]
@@ -130,16 +130,15 @@ def test_a_plan_is_verified(name: str, tmp_path: Path) -> None:
     ]
     assert [row.difference for row in found.rows] == pytest.approx([0, 0, 0, 0], abs=1e-4)
     assert (found.agrees, found.source, found.notes) == (True, "breakdown", ())
-    # With cards that are not here, what can be compared is.
+    # without the plan's GPUs, only sums over all memories can be compared
     away = verify(placed(profile, settings(), cards=2, resident=range(4)), path)
     assert [(row.tier, row.item, row.agrees) for row in away.rows] == [("all", "weights", True), ("all", "kv", True)]
-    assert away.notes == (
-        "this llama.cpp sees no GPUs, the plan uses 2: sums over all memories are compared, and no compute buffers",
-    )
+    (note,) = away.notes
+    assert "2" in note
 
 
 @pytest.mark.parametrize("kind", get_args(SyntheticKind))
-def test_a_real_model_takes_what_its_dry_run_said(kind: SyntheticKind, tmp_path: Path) -> None:
+def test_a_real_model_uses_the_memory_of_its_dry_run(kind: SyntheticKind, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     generate.write(kind, generate.sizes(kind, {}), path)
     wanted = KvContext(512, batch=512, full_windows=True)
@@ -153,36 +152,36 @@ def test_a_real_model_takes_what_its_dry_run_said(kind: SyntheticKind, tmp_path:
     assert real.compute_bytes == pytest.approx(dry.compute_bytes, abs=0.01 * MIB)
 
 
-def test_what_llama_cpp_refuses_is_said_in_its_words(tmp_path: Path) -> None:
+def test_refusals_of_llama_cpp_become_errors(tmp_path: Path) -> None:
     path = tmp_path / "ghost.gguf"
     ghost.write("kimi-k2.5:Q4_K_S", path)
-    with pytest.raises(EngineError, match="refuses a context of 4096 tokens") as caught:
+    with pytest.raises(EngineError, match="4096") as caught:
         project(path, DryRun((KvContext(4096, type_k="q8_0", type_v="f16"),)))
     assert "different K" in (caught.value.hint or "")
-    with pytest.raises(EngineError, match="no cache type q6_0"):
+    with pytest.raises(EngineError, match="q6_0"):
         project(path, DryRun((KvContext(4096, type_k="q6_0"),)))
-    with pytest.raises(EngineError, match="has no GPU0") as caught:
+    with pytest.raises(EngineError, match="GPU0") as caught:
         project(path, DryRun((KvContext(4096),), overrides=(("exps", "GPU0"),)))
-    assert caught.value.hint == "it has CPU"
-    with pytest.raises(EngineError, match="did not plan ghost.gguf in 0 s"):
+    assert "CPU" in (caught.value.hint or "")
+    with pytest.raises(EngineError, match=r"ghost\.gguf"):
         project(path, DryRun((KvContext(4096),)), time_limit_s=0.01)
 
 
-def test_files_that_are_no_models(tmp_path: Path) -> None:
+def test_files_that_are_not_models(tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF\x03\0\0\0" + b"\xff" * 64)
-    with pytest.raises(EngineError, match=r"cannot load broken.gguf") as caught:
+    with pytest.raises(EngineError, match=r"broken\.gguf") as caught:
         project(broken, DryRun((KvContext(512),)))
     assert caught.value.hint
-    with pytest.raises(EngineError, match="no model file"):
+    with pytest.raises(EngineError, match=r"absent\.gguf"):
         project(tmp_path / "absent.gguf", DryRun((KvContext(512),)))
 
 
-def test_a_library_of_ones_own(tmp_path: Path) -> None:
+def test_a_library_of_the_user(tmp_path: Path) -> None:
     about = project(Path("unused"), DryRun(()))
     assert (about.devices, about.contexts) == (("CPU",), ())
     copy = tmp_path / "libllama.so"
     shutil.copy(about.library, copy)
     assert project(Path("unused"), DryRun(()), library=copy).library == str(copy)
-    with pytest.raises(EngineError, match="cannot be opened"):
+    with pytest.raises(EngineError, match=r"absent\.so"):
         project(Path("unused"), DryRun(()), library=tmp_path / "absent.so")
