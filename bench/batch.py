@@ -64,10 +64,10 @@ SIZES = {
     "smollm2": Size(jobs=24, alone_jobs=64, digest_tokens=650, tail_tokens=24, alone_tokens=96, output_tokens=24),
 }
 ROUNDS = {"moe": 2, "smollm2": 2}
-LEAST_SHARE = 0.97
-LEAST_DECODE = 0.97
+MIN_SHARE = 0.97
+MIN_DECODE = 0.97
 DECODE_LOAD, DECODE_WIDTH = "one digest", 8  # loads to which the second goal applies
-MOST_COMPUTED = 1.02
+MAX_COMPUTED = 1.02
 GOALS = {"one digest": {"a: -np 1": 1.3, "b: -np 8": 1.3}, "four digests shuffled": {"a: -np 1": 1.25, "b: -np 8": 1.8}}
 
 
@@ -215,13 +215,13 @@ def misses(model: str, load: Load) -> list[str]:
         if model == "moe" and load.ratio(way) < goal:
             found.append(f"{load.name}: {load.ratio(way):.2f} x {way}, goal {goal:g}")
     worst = min(load.ratio(way) for way in others)
-    if worst < LEAST_SHARE:
-        found.append(f"{load.name}: {worst:.2f} x the best of the others, goal {LEAST_SHARE:g}")
-    if load.computed("native") > MOST_COMPUTED:
-        found.append(f"{load.name}: {load.computed('native'):.3f} x the least prompt tokens, goal {MOST_COMPUTED:g}")
-    if model == "moe" and load.eight and load.decode_share(eight=True) < LEAST_DECODE:
+    if worst < MIN_SHARE:
+        found.append(f"{load.name}: {worst:.2f} x the best of the others, goal {MIN_SHARE:g}")
+    if load.computed("native") > MAX_COMPUTED:
+        found.append(f"{load.name}: {load.computed('native'):.3f} x the least prompt tokens, goal {MAX_COMPUTED:g}")
+    if model == "moe" and load.eight and load.decode_share(eight=True) < MIN_DECODE:
         share = f"{load.decode_share(eight=True):.1%} of busy time in llama.cpp with {DECODE_WIDTH} slots"
-        found.append(f"{load.name}: {share}, goal {LEAST_DECODE:.0%}")
+        found.append(f"{load.name}: {share}, goal {MIN_DECODE:.0%}")
     return found
 
 

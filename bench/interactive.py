@@ -47,8 +47,8 @@ PROMPT = 200
 ANSWERS = (60, 180)
 CHAT_PROMPT = 40
 CHAT_ANSWER = 8
-MOST_STEPS = 1.5
-LEAST_AFTER = 0.95
+MAX_STEPS = 1.5
+MIN_AFTER = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ def main() -> None:
             steps = sorted(step for one in rounds for step in one.queued_steps)
             after = median(one.after_tok_s / one.before_tok_s for one in rounds)
             during = median(one.beside_tok_s / one.before_tok_s for one in rounds)
-            missed |= steps[-1] > MOST_STEPS or after < LEAST_AFTER
+            missed |= steps[-1] > MAX_STEPS or after < MIN_AFTER
             first, waits, own = (
                 [each for one in rounds for each in of(one)]
                 for of in (lambda one: one.first_token_s, lambda one: one.queued_s, lambda one: [one.own_s])

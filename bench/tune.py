@@ -50,8 +50,8 @@ from tokenmill.tuner.work import WorkFor, generated_jobs  # noqa: E402
 
 AIM = Aim(prompt_tokens=256, tail_tokens=32, output_tokens=32)
 CONTEXT = 1024
-LEAST_SHARE = 0.95
-MOST_RUNS = 0.20
+MIN_SHARE = 0.95
+MAX_RUNS = 0.20
 AGAIN = 3  # maximum attempts at a disturbed trial
 
 
@@ -102,7 +102,7 @@ async def everything(bed: TrialContext, space: Space, work: WorkFor) -> list[Tri
 
 async def searched(bed: TrialContext, plan: Plan, space: Space, work: WorkFor) -> tuple[Trial | None, int, str]:
     """Run the search; returns its choice, its runs, and why it stopped."""
-    limit = int(MOST_RUNS * space.all())
+    limit = int(MAX_RUNS * space.all())
     search = Search(space, AIM, start_for(plan, space), forecast=forecaster(plan, AIM), max_trials=limit)
 
     def step(done: TrialStep) -> None:
@@ -136,7 +136,7 @@ async def on_model(name: str, asked: argparse.Namespace, folder: Path) -> dict[s
     try:
         print(f"{name}: everything, {space.all()} combinations", file=sys.stderr)
         whole = await everything(bed, space, work)
-        print(f"{name}: the search, at most {int(MOST_RUNS * space.all())} runs", file=sys.stderr)
+        print(f"{name}: the search, at most {int(MAX_RUNS * space.all())} runs", file=sys.stderr)
         best, runs, reason = await searched(bed, plan, space, work)
         top = max((trial for trial in whole if asked.busy or trial.disturbed is None), key=figure, default=None)
         if best is None or top is None:
@@ -166,10 +166,10 @@ async def on_model(name: str, asked: argparse.Namespace, folder: Path) -> dict[s
 def misses(found: dict[str, Any]) -> list[str]:
     """Goals that are missed."""
     missed = []
-    if found["share_of_best"] < LEAST_SHARE:
-        missed.append(f"{found['share_of_best']:.1%} of the best of everything, goal {LEAST_SHARE:.0%}")
-    if found["runs_share"] > MOST_RUNS:
-        missed.append(f"{found['runs_share']:.1%} of its runs, goal {MOST_RUNS:.0%}")
+    if found["share_of_best"] < MIN_SHARE:
+        missed.append(f"{found['share_of_best']:.1%} of the best of everything, goal {MIN_SHARE:.0%}")
+    if found["runs_share"] > MAX_RUNS:
+        missed.append(f"{found['runs_share']:.1%} of its runs, goal {MAX_RUNS:.0%}")
     return missed
 
 

@@ -17,7 +17,7 @@ Path = tuple[tuple[int, float], ...]
 """Nested prefixes, outermost first: pairs of a number and the tokens that it adds."""
 
 
-_MOST_TURNS = 8
+_MAX_TURNS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Work:
     @property
     def turns(self) -> int:
         """Number of changes of its slot from a prompt to an answer: one per job or per group of jobs."""
-        return min(self.jobs, _MOST_TURNS)
+        return min(self.jobs, _MAX_TURNS)
 
 
 class Event(NamedTuple):

@@ -66,7 +66,7 @@ def test_budgets(text: str, found: dict[str, float]) -> None:
 
 @pytest.mark.parametrize("text", ["", "ledgers", "ledger:soon", "ledger,,speed"])
 def test_a_budget_that_cannot_be_read(text: str) -> None:
-    with pytest.raises(ValueError, match="no stage|no number"):
+    with pytest.raises(ValueError, match="unknown stage|number of seconds"):
         budgets(text, 100.0)
 
 
