@@ -1,4 +1,4 @@
-"""`tokenmill bench` as a person uses it: on an engine of its own, on one that runs, and what it refuses."""
+"""`tokenmill bench`: its own engine, a running server, output formats and errors."""
 
 import csv
 import io
@@ -26,7 +26,7 @@ def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def serving(moe: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A state folder in which a llama-server runs."""
+    """The state folder of a running llama-server."""
     folder = tmp_path_factory.mktemp("home")
     words = ("serve", "--engine-only", moe, *SMALL, "--engine", "llama-server", "--port", "0", "--no-warm", "--detach")
     done = tokenmill(folder, *words, "--name", "night")

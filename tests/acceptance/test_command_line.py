@@ -1,4 +1,4 @@
-"""The command line itself, as a process: streams, exit codes, help, and what a tired operator does wrong."""
+"""The command line as a process: streams, exit codes, help and common mistakes."""
 
 import json
 import os
@@ -20,7 +20,7 @@ COMMANDS = ("probe", "machines", "inspect", "models", "models list", "models gho
 def tokenmill(
     *arguments: str, stdout: int | IO[bytes] = subprocess.PIPE, cwd: Path | None = None, **env: str
 ) -> subprocess.CompletedProcess[bytes]:
-    """A process whose streams are buffered, as they are for most people."""
+    """A process with buffered streams, as is usual."""
     inherited = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
     return subprocess.run(
         [sys.executable, "-m", "tokenmill", *arguments],

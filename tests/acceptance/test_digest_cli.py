@@ -1,4 +1,4 @@
-"""`tokenmill digest` as a person uses it: the same bytes again and again, and a word about what is in them."""
+"""`tokenmill digest`: stable bytes, the summary and errors."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""`tokenmill doctor` as a person and as a script, on whatever machine this is."""
+"""`tokenmill doctor` on the machine that runs the tests."""
 
 import json
 import subprocess

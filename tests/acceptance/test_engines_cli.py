@@ -1,4 +1,4 @@
-"""`tokenmill serve --engine-only` and `tokenmill engines` as a person and as a script."""
+"""`tokenmill serve --engine-only` and `tokenmill engines`."""
 
 import json
 import os
@@ -21,7 +21,7 @@ SMALL = ("--context", "512", "--sequences", "2", "--threads", "1", "--threads-ba
 
 @contextmanager
 def served(home: Path, *words: str) -> Iterator[tuple["subprocess.Popen[str]", dict[str, Any]]]:
-    """A running `tokenmill serve` that has said that it is ready."""
+    """A `tokenmill serve` process that is ready, and its JSON output."""
     argv = [sys.executable, "-m", "tokenmill", "serve", "--engine-only", *words, "--json"]
     with subprocess.Popen(
         argv, env=environment(home), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

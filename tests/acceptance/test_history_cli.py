@@ -1,4 +1,4 @@
-"""`tokenmill history`, and plans that are corrected by it."""
+"""`tokenmill history`, and plans that it corrects."""
 
 import csv
 import json
@@ -20,21 +20,21 @@ from tokenmill.tuner.point import Figures, TrialSettings
 DIALS = TrialSettings(threads=1, threads_batch=1, sequences=1, ubatch=512, context=1024)
 
 
-class Mill:
-    """The command line with a state folder of its own."""
+class Cli:
+    """The command line with its own state folder."""
 
     def __init__(self, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.state, self._capsys = home / "tokenmill", capsys
 
-    def says(self, *words: object, code: int = 0) -> str:
-        """What a command prints; what it says besides is in `talk`."""
+    def output(self, *words: object, code: int = 0) -> str:
+        """The stdout of a command; its stderr is in `messages`."""
         assert run(list(map(str, words))) == code
         said = self._capsys.readouterr()
-        self.talk = said.err
+        self.messages = said.err
         return said.out
 
-    def knows(self, *words: object) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.says(*words, "--json"))
+    def json(self, *words: object) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.output(*words, "--json"))
         return found
 
     def measured(self, model: Path, figures: Figures, told: Figures, *, day: int = 1, source: Source = "tune") -> None:
@@ -60,10 +60,10 @@ class Mill:
 
 
 @pytest.fixture
-def mill(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Mill:
+def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Cli:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "80")
-    return Mill(tmp_path, capsys)
+    return Cli(tmp_path, capsys)
 
 
 @pytest.fixture(scope="module")
@@ -74,24 +74,24 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def busy(mill: Mill, model: Path) -> Mill:
-    """Twelve days of measuring, with forecasts that became better."""
+def busy(cli: Cli, model: Path) -> Cli:
+    """Measurements of twelve days, with forecasts that improve."""
     for day in range(12):
         off = 2.0 if day < 6 else 1.1
-        mill.measured(
+        cli.measured(
             model,
             Figures(50.0 + day, 400.0),
             Figures((50.0 + day) * off, 400.0 * off),
             day=day,
             source="bench" if day % 2 else "tune",
         )
-    return mill
+    return cli
 
 
-def test_nothing_was_measured_yet(mill: Mill) -> None:
-    assert mill.says("history") == ""
-    assert "no measurements yet" in mill.talk
-    assert mill.knows("history") == {
+def test_nothing_was_measured_yet(cli: Cli) -> None:
+    assert cli.output("history") == ""
+    assert "no measurements yet" in cli.messages
+    assert cli.json("history") == {
         "measurements": [],
         "trends": [],
         "count": 0,
@@ -101,8 +101,8 @@ def test_nothing_was_measured_yet(mill: Mill) -> None:
     }
 
 
-def test_a_person_sees_curves_and_errors(busy: Mill) -> None:
-    shown = busy.says("history", "--last", "3")
+def test_a_person_sees_curves_and_errors(busy: Cli) -> None:
+    shown = busy.output("history", "--last", "3")
     assert "tiny on " in shown
     assert curve([50.0 + day for day in range(12)]) in shown
     assert "100% → 10%" in shown
@@ -111,37 +111,37 @@ def test_a_person_sees_curves_and_errors(busy: Mill) -> None:
     assert max(map(len, shown.splitlines())) <= 80
 
 
-def test_what_is_asked_for_alone(busy: Mill, model: Path) -> None:
-    assert busy.knows("history", "--source", "bench")["count"] == 12
-    assert busy.knows("history", "--model", "TIN")["count"] == 24
-    assert busy.knows("history", "--model", model)["count"] == 24
-    busy.says("history", "--model", "another")
-    assert "no matching measurements" in busy.talk
-    assert len(busy.knows("history", "--last", "5")["measurements"]) == 5
-    busy.says("history", "--last", "-1", code=2)
-    assert "--last must be at least 0" in busy.talk
+def test_what_is_asked_for_alone(busy: Cli, model: Path) -> None:
+    assert busy.json("history", "--source", "bench")["count"] == 12
+    assert busy.json("history", "--model", "TIN")["count"] == 24
+    assert busy.json("history", "--model", model)["count"] == 24
+    busy.output("history", "--model", "another")
+    assert "no matching measurements" in busy.messages
+    assert len(busy.json("history", "--last", "5")["measurements"]) == 5
+    busy.output("history", "--last", "-1", code=2)
+    assert "--last must be at least 0" in busy.messages
 
 
-def test_export_to_csv(busy: Mill, tmp_path: Path) -> None:
+def test_export_to_csv(busy: Cli, tmp_path: Path) -> None:
     target = tmp_path / "history.csv"
-    assert busy.says("history", "--export", target) == ""
+    assert busy.output("history", "--export", target) == ""
     with target.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 24
     decode = [row for row in rows if row["quantity"] == "decode"]
     assert [float(row["measured"]) for row in decode] == [50.0 + day for day in range(12)]
     assert float(decode[0]["error"]) == pytest.approx(1.0)
-    busy.says("history", "--export", target, code=2)
-    assert "use --force to overwrite it" in busy.talk
-    busy.says("history", "--export", target, "--force")
+    busy.output("history", "--export", target, code=2)
+    assert "use --force to overwrite it" in busy.messages
+    busy.output("history", "--export", target, "--force")
 
 
-def test_a_plan_is_corrected_by_what_was_measured(mill: Mill, model: Path) -> None:
+def test_a_plan_is_corrected_by_what_was_measured(cli: Cli, model: Path) -> None:
     asked = ("plan", model, "--context", 1024, "--sequences", 1, "--threads", 1, "--threads-batch", 1)
-    plain = mill.knows(*asked)
+    plain = cli.json(*asked)
     assert not any("forecast" in decision["name"] for decision in plain["decisions"])
-    mill.measured(model, Figures(decode_tok_s=77.0, prefill_tok_s=333.0), Figures())
-    corrected = mill.knows(*asked)
+    cli.measured(model, Figures(decode_tok_s=77.0, prefill_tok_s=333.0), Figures())
+    corrected = cli.json(*asked)
     (decode,) = (
         speed for speed in corrected["forecast"]["decode_tok_s"] if (speed["depth"], speed["sequences"]) == (256, 1)
     )
@@ -150,5 +150,5 @@ def test_a_plan_is_corrected_by_what_was_measured(mill: Mill, model: Path) -> No
     reasons = {decision["name"]: decision["reason"] for decision in corrected["decisions"]}
     assert reasons["decode forecast"].startswith("1 measurement")
     assert "2026-11-02" in reasons["decode forecast"]
-    elsewhere = mill.knows(*asked, "--machine", "epyc-9175f")
+    elsewhere = cli.json(*asked, "--machine", "epyc-9175f")
     assert {speed["confidence"] for speed in elsewhere["forecast"]["decode_tok_s"]} == {"estimated"}

@@ -1,4 +1,4 @@
-"""`tokenmill lint` as a person uses it: what it prints, what it writes, and what it exits with."""
+"""`tokenmill lint`: text, JSON, --fix, exit codes and errors."""
 
 import gzip
 import io
@@ -66,7 +66,7 @@ def timed(tmp_path: Path) -> str:
 
 @pytest.fixture
 def mixed(tmp_path: Path) -> str:
-    """Key order and line ends that are not the same, twice as often one way as the other."""
+    """Jobs with two key orders and two kinds of line ends, one of them twice as frequent."""
     turned = [{"function": dict(reversed(TOOLS[0]["function"].items())), "type": "function"}]  # type: ignore[attr-defined]
     lines = [
         job(n, DIGEST.replace(". ", ".\r\n" if n % 3 == 2 else ".\n"), tools=turned if n % 3 == 1 else TOOLS)

@@ -1,4 +1,4 @@
-"""`tokenmill models ghost` and `tokenmill models synth`, as a person uses them."""
+"""`tokenmill models ghost` and `tokenmill models synth`."""
 
 import json
 import subprocess

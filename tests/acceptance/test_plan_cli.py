@@ -1,4 +1,4 @@
-"""`tokenmill plan` as a person and as a script."""
+"""`tokenmill plan`: text, JSON, files to run, existing commands, verification and errors."""
 
 import json
 import subprocess
@@ -74,7 +74,7 @@ def test_it_loads_and_starts_nothing(smollm2_path: Path, tmp_path: Path) -> None
 
 
 def test_with_verify_it_starts_a_process(smollm2_path: Path, tmp_path: Path) -> None:
-    """So that the test above would see one."""
+    """A check of the test above: it would notice a started process."""
     plan = audited(tmp_path / "seen", "plan", smollm2_path, "--machine", "epyc-9175f", "--verify")
     assert plan.programs != []
 

@@ -1,4 +1,4 @@
-"""`tokenmill qualify` as a person uses it, on a tiny model of random weights: it is good for nothing but repeating."""
+"""`tokenmill qualify` on a tiny model with random weights, which passes only the repeatability check."""
 
 import json
 import re
@@ -76,7 +76,7 @@ def test_a_person_reads_why_and_poor_scores_are_no_failure(model: Path, tmp_path
 
 
 def refused(home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *words: object) -> str:
-    """What is said of a command that is wrong."""
+    """The error message of an invalid command."""
     monkeypatch.setenv("XDG_STATE_HOME", str(home))
     assert run(["qualify", *map(str, words)]) == 2
     told = capsys.readouterr()

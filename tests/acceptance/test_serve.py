@@ -1,4 +1,4 @@
-"""`tokenmill serve` as a person runs it: one command, a URL, OpenAI's client, and an end that leaves nothing."""
+"""`tokenmill serve`: the gateway with OpenAI's client, keys, restarts, signals and errors."""
 
 import json
 import os
@@ -23,7 +23,7 @@ RULES = " ".join(f"Rule {number}: a report names its author, its date and mill {
 
 @contextmanager
 def serving(home: Path, *words: object) -> Iterator[tuple["subprocess.Popen[bytes]", dict[str, Any]]]:
-    """A gateway and what it says of itself; ended if the test did not."""
+    """A gateway process and its JSON output; killed at the end if it still runs."""
     process = subprocess.Popen(
         command("serve", *words, "--port", 0, "--json"),
         env=environment(home),
@@ -56,7 +56,7 @@ def asked(said: dict[str, Any]) -> openai.OpenAI:
 
 
 def test_a_night(tmp_path: Path) -> None:
-    """From a file, killed; started again without one: the digest is read back; its engine dies and comes back; it ends."""
+    """A killed gateway restores its digest at the next start, restarts its engine after a crash, and stops."""
     config, rules = tmp_path / "mill.toml", tmp_path / "rules.md"
     rules.write_text(RULES)
     config.write_text(
@@ -98,7 +98,7 @@ def test_a_night(tmp_path: Path) -> None:
 
 @pytest.fixture
 def said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Said:
-    """Runs a command here, with a state folder of its own; what it said."""
+    """Runs a command in this process with its own state folder; returns the exit code, stdout and stderr."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
     def said(*words: object) -> tuple[int, str, str]:
@@ -156,7 +156,7 @@ def test_a_wrong_certificate_is_known_before_a_load(said: Said, tmp_path: Path) 
 
 
 def test_what_it_says_to_a_person(smollm2_path: Path, tmp_path: Path) -> None:
-    """Where the page is, which engine is away and why, and what happens after Ctrl-C."""
+    """The dashboard URL, an unreachable engine with its reason, and the message after Ctrl-C."""
     config = tmp_path / "mill.toml"
     config.write_text(
         '[gateway]\nport = 0\n[[engines]]\nname = "away"\nurl = "http://127.0.0.1:9/v1"\nmodel = "big"\n'

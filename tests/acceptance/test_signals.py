@@ -1,4 +1,4 @@
-"""SIGHUP and SIGQUIT to commands that run for long: an orderly stop, a message, and the signal's exit code."""
+"""SIGHUP, SIGQUIT and SIGTERM during long commands: graceful shutdown, message and exit code."""
 
 import os
 import pty
@@ -89,7 +89,7 @@ def test_a_run_whose_terminal_is_closed_stops_in_an_orderly_way(
 
 
 def _read(terminal: int) -> bool:
-    """Read what a process has written, so that it does not wait for us."""
+    """Drain the terminal, so that the process does not block on writing."""
     os.set_blocking(terminal, False)
     with suppress(BlockingIOError):
         os.read(terminal, 1 << 16)

@@ -1,4 +1,4 @@
-"""`tokenmill soak` as a person uses it: a goal that is reached, a limit that is not, and what it refuses."""
+"""`tokenmill soak`: a reached goal, a memory limit, a crashing engine and errors."""
 
 import json
 import os

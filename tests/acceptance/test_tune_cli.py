@@ -1,4 +1,4 @@
-"""`tokenmill tune` as a person uses it: a point is found, taken up by the other commands, and survives Ctrl-C."""
+"""`tokenmill tune`: finds an operating point, other commands use it, and Ctrl-C keeps its trials."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def home(moe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A state folder in which the model has been tuned, with three trials."""
+    """A state folder after tuning the model with three trials."""
     home = tmp_path_factory.mktemp("home")
     done = tokenmill(home, "tune", moe, *SMALL, "--trials", 3, "--busy")
     assert done.returncode == 0, done.stderr
@@ -62,7 +62,7 @@ def point_of(home: Path) -> dict[str, Any]:
 
 
 def copied(home: Path, where: Path) -> Path:
-    """A state folder of one's own, in which the same was tuned."""
+    """A copy of the state folder."""
     (where / "tokenmill").mkdir()
     copyfile(journal_path(home / "tokenmill"), journal_path(where / "tokenmill"))
     return where

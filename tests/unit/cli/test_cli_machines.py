@@ -1,4 +1,4 @@
-"""`tokenmill machines`, as typed."""
+"""`tokenmill machines`: the list at 80 columns, one machine, JSON and errors."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What reaches stdout and stderr when names come from hostile files and odd filesystems."""
+"""stdout and stderr with names from hostile files and unusual file systems."""
 
 import json
 from io import StringIO

@@ -1,4 +1,4 @@
-"""`tokenmill engines build`, `builds` and `remove-build`, as typed, with stand-ins for cmake and ninja."""
+"""`tokenmill engines build`, `builds` and `remove-build`, with stand-ins for cmake and ninja."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ BUILD = ("engines", "build", "--cpu", "--max-sequences", "1024", "--source")
 
 @pytest.fixture
 def source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
-    """A source distribution, on a machine without a card."""
+    """A source distribution, on a machine without a GPU."""
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setattr(building, "verify", lambda *_, max_sequences: Opened("0", max_sequences, ("CPU",)))

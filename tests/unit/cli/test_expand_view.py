@@ -1,4 +1,4 @@
-"""What `tokenmill expand` says at its end."""
+"""The summary of `tokenmill expand`."""
 
 from dataclasses import replace
 from pathlib import Path

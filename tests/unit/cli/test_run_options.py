@@ -1,4 +1,4 @@
-"""Options of jobs on the command line, and who works on a store."""
+"""Request fields on the command line, and the process that uses a store."""
 
 import os
 from pathlib import Path

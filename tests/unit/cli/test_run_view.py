@@ -1,4 +1,4 @@
-"""What is shown of a run."""
+"""The display and the summary of a run."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How a tuning reads at 80 columns."""
+"""The announcement, progress and result of a tuning run at 80 columns."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ SPACE = Space(
 
 
 class SearchState:
-    """Eighteen trials to come, and one load more."""
+    """Eighteen remaining trials and one more load."""
 
     def remaining(self) -> int:
         return 18

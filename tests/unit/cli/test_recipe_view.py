@@ -1,4 +1,4 @@
-"""The summary of a recipe: rows that agree with each other."""
+"""The summary of a recipe: its rows are consistent with each other."""
 
 import pytest
 
