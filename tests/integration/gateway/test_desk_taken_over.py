@@ -1,4 +1,4 @@
-"""A gateway takes over the files and batches that an older one kept in desk.db."""
+"""Import of the files and batches that an older gateway stored in desk.db."""
 
 import sqlite3
 from pathlib import Path
@@ -17,7 +17,7 @@ from tokenmill.errors import StoreError
 from tokenmill.gateway import app
 from tokenmill.gateway.batches import routes
 from tokenmill.gateway.http import keys
-from tokenmill.jobs.store.desk import DESK, TAKEN_OVER
+from tokenmill.jobs.store.gateway_db import GATEWAY_DB, MIGRATED
 from tokenmill.jobs.store.store import Store
 
 ENDS = {"cancelling": "cancelled"} | dict.fromkeys(("in_progress", "finalizing", "validating"), "completed")
@@ -53,8 +53,8 @@ def test_everything_is_there_and_goes_on(tmp_path: Path, clock: Clock) -> None:
 
     with Store(folder, clock=clock), served(fake_engines(make), config_in(tmp_path)) as gateway:  # nothing moves yet
         assert listed(gateway, secrets) == EXPECTED["listed"]
-        assert not (folder / DESK).exists()
-        assert (folder / TAKEN_OVER).exists()
+        assert not (folder / GATEWAY_DB).exists()
+        assert (folder / MIGRATED).exists()
     with served(fake_engines(make), config_in(tmp_path)) as gateway:
         open_gate(gateway, made[-1])
         clients = {name: gateway.client(secret) for name, secret in secrets.items()}
@@ -77,7 +77,7 @@ def test_everything_is_there_and_goes_on(tmp_path: Path, clock: Clock) -> None:
 @pytest.mark.usefixtures("clock")
 def test_a_desk_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     folder = old_state(tmp_path)
-    with sqlite3.connect(folder / DESK) as connection:
+    with sqlite3.connect(folder / GATEWAY_DB) as connection:
         connection.execute("PRAGMA user_version = 99")
     connection.close()
     with (
@@ -85,4 +85,4 @@ def test_a_desk_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
         served(fake_engines(lambda: [("fake", FakeEngine())]), config_in(tmp_path)),
     ):
         pass
-    assert (folder / DESK).exists()
+    assert (folder / GATEWAY_DB).exists()

@@ -25,9 +25,9 @@ from tokenmill.jobs.store.store import Store
 
 def test_one_process_works(tmp_path: Path) -> None:
     with Store(tmp_path / "s"):
-        with pytest.raises(StoreInUse, match=f"process {os.getpid()} works") as caught:
+        with pytest.raises(StoreInUse, match=f"process {os.getpid()} ") as caught:
             Store(tmp_path / "s")
-        assert "one process works at a time" in (caught.value.hint or "")
+        assert "tokenmill status" in (caught.value.hint or "")
     Store(tmp_path / "s").close()
 
 
@@ -59,7 +59,7 @@ def test_a_program_that_holds_the_database(tmp_path: Path, monkeypatch: pytest.M
         batch = submitted(store, tmp_path / "j", ["a"])
         other = sqlite3.connect(tmp_path / "s" / "store.db", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
-        with pytest.raises(StoreInUse, match="locked by another program"):
+        with pytest.raises(StoreInUse, match="store.db is locked"):
             store.start(pending(store, batch))
         other.execute("ROLLBACK")
         other.close()
@@ -75,7 +75,7 @@ def test_the_folder_is_gone(tmp_path: Path, how: str) -> None:
     (tmp_path / "s").rename(tmp_path / "moved")
     if how == "replaced":
         shutil.copytree(tmp_path / "moved", tmp_path / "s")
-    with pytest.raises(StoreError, match="removed or replaced"):
+    with pytest.raises(StoreError, check=lambda error: error.code == "store_removed"):
         store.commit([answer(job)])
     shutil.rmtree(tmp_path / "s", ignore_errors=True)
     (tmp_path / "moved").rename(tmp_path / "s")
@@ -85,7 +85,7 @@ def test_the_folder_is_gone(tmp_path: Path, how: str) -> None:
 
 
 def test_nothing_there_to_look_at(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="no batches in") as caught:
+    with pytest.raises(StoreError, check=lambda error: error.code == "no_batches") as caught:
         StoreReader(tmp_path)
     assert caught.value.hint
     assert list(tmp_path.iterdir()) == []
@@ -93,7 +93,7 @@ def test_nothing_there_to_look_at(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match="cannot use"):
+    with pytest.raises(StoreError, match=str(tmp_path / "file" / "s")):
         Store(tmp_path / "file" / "s")
 
 
@@ -103,7 +103,7 @@ def test_a_file_system_that_is_read_only(tmp_path: Path) -> None:
         batch = submitted(store, tmp_path / "j", ["a"])
         assert isinstance(store._database, Database)
         store._database._connection.execute("PRAGMA query_only = ON")
-        with pytest.raises(StoreError, match="cannot be written to"):
+        with pytest.raises(StoreError, match="cannot be written"):
             store.start(pending(store, batch))
 
 
@@ -128,7 +128,7 @@ def test_a_damaged_database(tmp_path: Path, damage: str) -> None:
     else:
         del raw[len(raw) // 2 :]
     path.write_bytes(raw)
-    with pytest.raises(StoreError, match="is damaged") as caught:
+    with pytest.raises(StoreError) as caught:
         _used(tmp_path / "s", batch.id)
     assert caught.value.code == STORE_DAMAGED
     assert path.read_bytes() == raw
@@ -145,7 +145,7 @@ def test_another_programs_database(tmp_path: Path) -> None:
     other.execute("CREATE TABLE theirs (a)")
     other.close()
     before = (tmp_path / "s" / "store.db").read_bytes()
-    with pytest.raises(StoreError, match="another program"):
+    with pytest.raises(StoreError, check=lambda error: error.code == "foreign_database"):
         Store(tmp_path / "s")
     assert (tmp_path / "s" / "store.db").read_bytes() == before
 
@@ -156,7 +156,7 @@ def test_a_newer_store_is_refused(tmp_path: Path) -> None:
     other.execute("PRAGMA user_version = 99")
     other.close()
     for opening in (Store, StoreReader):
-        with pytest.raises(StoreError, match="written by a newer tokenmill: the store's version is 99"):
+        with pytest.raises(StoreError, match="99", check=lambda error: error.code == "store_too_new"):
             opening(tmp_path / "s")
 
 
@@ -166,7 +166,7 @@ def test_an_older_store_is_brought_up(tmp_path: Path, monkeypatch: pytest.Monkey
     step = "ALTER TABLE batches ADD COLUMN colour TEXT;"
     monkeypatch.setattr(database, "newest", lambda: 99)
     monkeypatch.setattr(database, "migrations", lambda: {3: "nonsense", 99: step})
-    with pytest.raises(StoreError, match="has version 3 of the store"):
+    with pytest.raises(StoreError, match="version 3", check=lambda error: error.code == "store_too_old"):
         StoreReader(tmp_path / "s")
     with Store(tmp_path / "s") as store:
         assert store.batch(batch.id).counts.total == 1
@@ -246,7 +246,7 @@ def test_a_failing_transaction_keeps_the_deferred_one_before_it(tmp_path: Path) 
 
 def test_a_store_whose_creation_failed_has_no_batches(tmp_path: Path) -> None:
     (tmp_path / "store.db").touch()
-    with pytest.raises(StoreError, match="no batches in"):
+    with pytest.raises(StoreError, check=lambda error: error.code == "no_batches"):
         StoreReader(tmp_path)
 
 

@@ -165,7 +165,7 @@ def test_a_job_that_every_runner_dies_with_is_set_aside(server: PostgresAddress,
             runner.close()
         assert found == [(State.PENDING, 0), (State.PENDING, 1), (State.QUARANTINED, 2)]
         (failure,) = watching.failures(batch.id, 0, 9)
-        assert (failure.code, failure.message) == ("runner_lost", "the runner was lost with it at work")
+        assert failure.code == "runner_lost"
         assert watching.retry(batch.id) == 1
         with Store(server) as runner:
             runner.start([job])

@@ -60,7 +60,7 @@ def test_ctrl_c_ends_the_waiting_for_a_server(tmp_path: Path) -> None:
         assert asyncio.run(main()) == 130
         store.close()
     assert [(end.exit_code, end.message.startswith("stopped while postgresql://")) for end in ends] == [(130, True)] * 2
-    assert "the same command goes on" in str(ends[0].hint)
+    assert "same command" in str(ends[0].hint)
 
 
 def test_what_is_not_ours_by_now_is_not_changed(server: PostgresAddress, tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_how_a_line_is_kept_may_be_said_in_the_url(server: PostgresAddress) -> N
 def test_a_newer_store_asks_for_a_newer_tokenmill(server: PostgresAddress) -> None:
     Store(server).close()
     asked(server, "UPDATE tokenmill SET version = 99")
-    with pytest.raises(StoreError, match="newer tokenmill") as caught:
+    with pytest.raises(StoreError, check=lambda error: error.code == "store_too_new") as caught:
         Store(server)
     assert "pip install --upgrade" in str(caught.value.hint)
     assert "another database" not in str(caught.value.hint)

@@ -111,7 +111,7 @@ def test_of_a_pipe_it_is_said_and_the_same_again_mends_it(
 
     with Store(server) as store:
         forgetful(store, monkeypatch)
-        with piped(path), pytest.raises(LinesLost, match="were stored and are gone|is gone from the store") as said:
+        with piped(path), pytest.raises(LinesLost) as said:
             submit(store, "-", HOW, processes=0, progress=crashing(own, {4}))
         assert "the same command" in str(said.value.hint)
     with Store(server) as store, piped(path):
@@ -124,7 +124,7 @@ def test_a_batch_is_not_sealed_without_its_lines(own: Cluster, path: Path) -> No
     server = own.fresh()
     with Store(server) as store:
         batch = store.submissions.begin(HOW, source="x", key=b"k")
-        with pytest.raises(LinesLost, match="lines 1 to 799 of this batch were stored and are gone"):
+        with pytest.raises(LinesLost, match="lines 1 to 799 "):
             store.submissions.seal(batch, b"k", last=799, jobs=400)
         assert store.batch(batch).sealed_s is None
         assert store.submissions.seal(batch, b"k", last=0, jobs=0).sealed_s is not None

@@ -13,11 +13,11 @@ import pytest
 
 from support.jobs_store import write_jobs
 from support.postgres import asked
-from tokenmill.errors import StoreError
 from tokenmill.jobs.ingest.submit import Submitted, submit
 from tokenmill.jobs.models import Counts, JobId, Submission
 from tokenmill.jobs.sharding.coordination import BeingStored
 from tokenmill.jobs.store.address import PostgresAddress
+from tokenmill.jobs.store.postgres_errors import Taken
 from tokenmill.jobs.store.store import Store
 
 pytestmark = pytest.mark.usefixtures("unkept")
@@ -147,6 +147,6 @@ def test_a_pipe_with_the_same_jobs_waits_for_the_file(server: PostgresAddress, p
 def test_what_the_server_says_of_its_index_is_not_shown(server: PostgresAddress) -> None:
     with Store(server) as one, Store(server) as two:
         one.submissions.seal(one.submissions.begin(HOW, source="x", key=None), b"key")
-        with pytest.raises(StoreError, match="another process stores the same") as said:
+        with pytest.raises(Taken) as said:
             two.submissions.seal(two.submissions.begin(HOW, source="x", key=None), b"key")
         assert "constraint" not in said.value.message

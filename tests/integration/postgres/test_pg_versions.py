@@ -34,9 +34,9 @@ def test_a_store_of_the_first_version_is_brought_up_to_date(postgres: Cluster, t
     asked(server, "ALTER TABLE runners DROP COLUMN model_id, DROP COLUMN room, DROP COLUMN batches")
     asked(server, "ALTER TABLE answers DROP COLUMN checksum")
     asked(server, "UPDATE tokenmill SET version = 1")
-    with pytest.raises(StoreError, match="older version, 1") as refused:
+    with pytest.raises(StoreError, match="version 1, ", check=lambda error: error.code == "store_too_old") as refused:
         StoreReader(server)
-    assert "tokenmill run or work" in (refused.value.hint or "")
+    assert "tokenmill run" in (refused.value.hint or "")
     jobs = tmp_path / "jobs.jsonl"
     jobs.write_text('{"prompt": "one"}\n')
     with Store(server) as store:
@@ -68,5 +68,5 @@ def test_a_store_of_a_newer_version_is_refused(postgres: Cluster) -> None:
     Store(server).close()
     asked(server, "UPDATE tokenmill SET version = 99")
     for opening in (Store, StoreReader, HttpBatches):
-        with pytest.raises(StoreError, match="newer tokenmill: the store's version is 99"):
+        with pytest.raises(StoreError, match="99", check=lambda error: error.code == "store_too_new"):
             opening(server)

@@ -12,14 +12,13 @@ import pytest
 from support.jobs_store import pending, submitted, write_jobs
 from support.postgres import cluster, cut, database_of
 from support.run_cli import until
-from tokenmill.errors import StoreError
 from tokenmill.jobs.ingest.submit import submit
 from tokenmill.jobs.models import Counts, Submission
 from tokenmill.jobs.store import postgres as module
 from tokenmill.jobs.store.address import PostgresAddress
 from tokenmill.jobs.store.backend import Shutdown
 from tokenmill.jobs.store.open import has_batches
-from tokenmill.jobs.store.postgres_errors import ConnectionLost
+from tokenmill.jobs.store.postgres_errors import ConnectionLost, ServerUnreachable
 from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.jobs.store.store import Store
 
@@ -86,13 +85,13 @@ def test_a_server_that_stays_away_is_waited_for_once(tmp_path: Path, monkeypatch
             return connected(*args)  # type: ignore[arg-type]
 
         monkeypatch.setattr(module, "_connected", counted)
-        with pytest.raises(StoreError, match="the connection to .* was lost"):
+        with pytest.raises(ConnectionLost, check=lambda error: type(error) is ConnectionLost):
             store.batch(batch.id)
         waited = len(tries)
         assert 1540 < clock.now_s <= 1560
         ends: list[Callable[[], object]] = [lambda: store.start([1]), view.close, lambda: store.batch(batch.id)]
         for end in ends:
-            with pytest.raises(StoreError, match="was lost"):
+            with pytest.raises(ConnectionLost, check=lambda error: type(error) is ConnectionLost):
                 end()
         store.close()
         assert len(tries) == waited
@@ -105,14 +104,14 @@ def test_one_that_comes_back_is_found_again_after_all(tmp_path: Path, monkeypatc
     with cluster() as own, Store(own.fresh(), shutdown=clock) as store:
         batch = submitted(store, tmp_path / "j", ["a"])
         own.stop()
-        with pytest.raises(StoreError, match="was lost"):
+        with pytest.raises(ConnectionLost, check=lambda error: type(error) is ConnectionLost):
             store.batch(batch.id)
         own.start()
         clock.now_s += 10
         assert store.batch(batch.id).counts == Counts(pending=1)
         own.stop()
         before_s = clock.now_s
-        with pytest.raises(StoreError, match="was lost"):
+        with pytest.raises(ConnectionLost, check=lambda error: type(error) is ConnectionLost):
             store.batch(batch.id)
         assert clock.now_s > before_s + 40  # it is another time
 
@@ -142,7 +141,7 @@ def test_a_server_that_stays_starting_up_is_an_error_after_a_minute(monkeypatch:
     with cluster() as own:
         server = own.fresh()
         with own.starting_up():
-            with pytest.raises(ConnectionLost, match="cannot connect"):
+            with pytest.raises(ServerUnreachable):
                 Store(server, shutdown=clock)
             assert 1050 < clock.now_s <= 1060
 
@@ -151,11 +150,11 @@ def test_a_server_that_refuses_us_or_is_not_there_is_not_waited_for(monkeypatch:
     clock = Clock()
     monkeypatch.setattr(module, "time", clock)
     with cluster() as own:
-        with pytest.raises(ConnectionLost, match="cannot connect"):
+        with pytest.raises(ServerUnreachable):
             Store(PostgresAddress(own.url(user="nobody_here")), shutdown=clock)
         server = own.fresh()
         own.stop()
-        with pytest.raises(ConnectionLost, match="cannot connect"):
+        with pytest.raises(ServerUnreachable):
             Store(server, shutdown=clock)
     assert clock.now_s < 1001
 

@@ -19,7 +19,7 @@ from tokenmill.jobs.models import Counts, Submission
 from tokenmill.jobs.store import postgres as module
 from tokenmill.jobs.store.address import Address, PostgresAddress
 from tokenmill.jobs.store.open import has_batches
-from tokenmill.jobs.store.postgres_errors import ConnectionLost
+from tokenmill.jobs.store.postgres_errors import ConnectionLost, ServerUnreachable
 from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.jobs.store.store import Store
 
@@ -93,16 +93,16 @@ def test_what_was_acknowledged_survives_a_server_that_crashes(tmp_path: Path) ->
 
 
 def test_a_server_that_stays_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(module, "MAX_OUTAGE_S", 0.0)
     with cluster() as own:
         store = Store(own.fresh())
         batch = submitted(store, tmp_path / "j", ["a"])
         own.stop(signal.SIGQUIT)
-        with pytest.raises(StoreError, match="the connection to .* was lost") as caught:
+        with pytest.raises(ConnectionLost, match="postgresql://") as caught:
             store.start(pending(store, batch))
-        assert "goes on from there" in (caught.value.hint or "")
+        assert "same command" in (caught.value.hint or "")
         store.close()
-        with pytest.raises(StoreError, match="cannot connect to postgresql://"):
+        with pytest.raises(ServerUnreachable, match="postgresql://"):
             Store(PostgresAddress(own.url()))
 
 
@@ -155,7 +155,7 @@ def test_several_that_come_first_make_one_store(server: PostgresAddress) -> None
 
 def test_nothing_there_to_look_at(server: PostgresAddress) -> None:
     assert not has_batches(server)
-    with pytest.raises(StoreError, match="no batches in"):
+    with pytest.raises(StoreError, check=lambda error: error.code == "no_batches"):
         StoreReader(server)
     Store(server).close()
     assert has_batches(server)
@@ -166,7 +166,7 @@ def test_nothing_there_to_look_at(server: PostgresAddress) -> None:
 @pytest.mark.parametrize("what", ["TABLE jobs", "TABLE totals", "TABLE runners", "TABLE stretches", "VIEW runners"])
 def test_tables_of_others_are_left_alone(server: PostgresAddress, what: str) -> None:
     asked(server, f"CREATE {what} AS SELECT 1 AS theirs")
-    with pytest.raises(StoreError, match="tables of another program"):
+    with pytest.raises(StoreError, check=lambda error: error.code == "foreign_database"):
         Store(server)
 
 
@@ -175,14 +175,14 @@ def test_what_is_not_ours(postgres: Cluster) -> None:
     Store(newer).close()
     asked(newer, "UPDATE tokenmill SET version = 99")
     for opening in (Store, StoreReader):
-        with pytest.raises(StoreError, match="written by a newer tokenmill: the store's version is 99"):
+        with pytest.raises(StoreError, match="99", check=lambda error: error.code == "store_too_new"):
             opening(newer)
     for change in ("UPDATE tokenmill SET version = 0", "DELETE FROM tokenmill"):
         asked(newer, change)
         for opening in (Store, StoreReader):
-            with pytest.raises(StoreError, match="is of an older version, 0"):
+            with pytest.raises(StoreError, match="version 0", check=lambda error: error.code == "store_too_old"):
                 opening(newer)
-    with pytest.raises(StoreError, match="names no schema that is there"):
+    with pytest.raises(StoreError, check=lambda error: error.code == "schema_missing"):
         Store(PostgresAddress(postgres.url("nowhere")))
 
 

@@ -32,7 +32,7 @@ def test_a_server_as_it_is_shown(text: str, shown: str) -> None:
     assert isinstance(found, PostgresAddress)
     assert found.url == text
     assert str(found) == f"{found}" == shown
-    assert repr(found) == f"Server('{shown}')"
+    assert repr(found) == f"PostgresAddress('{shown}')"
     if "***" in shown:
         assert "word" not in repr([found]).replace("password", "")
 

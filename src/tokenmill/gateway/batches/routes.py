@@ -32,7 +32,7 @@ from tokenmill.gateway.http.request import parse_body, read_body
 from tokenmill.gateway.http.route_group import RouteGroup
 from tokenmill.gateway.state import GatewayState
 from tokenmill.jobs.openai.validation import validate
-from tokenmill.jobs.store.desk import take_over_desk
+from tokenmill.jobs.store.gateway_db import migrate_gateway_db
 from tokenmill.jobs.store.http_batches import (
     DEFAULT_PAGE_BATCHES,
     MAX_METADATA_KEYS,
@@ -74,7 +74,7 @@ class _Service:
         folder = self.state.state_path / FOLDER
         rows = await asyncio.to_thread(lambda: HttpBatches(folder, clock=self.clock))
         try:
-            await asyncio.to_thread(take_over_desk, folder, rows)
+            await asyncio.to_thread(migrate_gateway_db, folder, rows)
             files = FileStore(folder, rows)
             runner = HttpBatchRunner(self.state, rows, files, folder, tick_s=self.tick_s, clock=self.clock)
             self._opened = rows, files, runner

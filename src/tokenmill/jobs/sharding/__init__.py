@@ -1,5 +1,5 @@
-"""Which worker works on which range of jobs.
+"""Assigns ranges of the job queue (shards) to workers.
 
-allocator: one allocator, whose table is in memory or on the server (leased).  policy: which range next (pure).
-reader: reads candidates from the store.  coordination, leases: other workers on the same store.
+allocator: assigns shards, with a table in memory; postgres_shards: with tables on a server.  policy: chooses the next
+shard (pure).  reader: reads jobs from the store.  coordination, worker_lease: processes that share a store.
 """

@@ -4,13 +4,13 @@
         worker b                      [prefix 2 ....]            [prefix 5 | taken over by c ...]
                    order of the queue ----------------------------------------------------------->
 
-A shard is a range of the queue, which is sorted by prefix; jobs outside of all shards are free. A worker that has read
-all of its shards gets the next free one, starting where its last shard ended if that cut a prefix. When nothing is
-free, it takes over part of another worker's shard. A job that becomes pending again belongs to the worker whose shard
+A shard is a range of the queue, which is sorted by prefix. Jobs outside of all shards are free. A worker that has read
+all of its shards gets the next free jobs, continuing after its last shard if that ended within a prefix. If no jobs are
+free, it takes over a part of another worker's shard. A job that becomes pending again belongs to the worker whose shard
 contains it; a job that is too long for a worker is left to the others.
 
-`ShardAllocator` decides (by `policy`), a `ShardTable` stores: `LocalShards` for the workers of one process,
-`leased_view` for workers on several hosts. A shard can change owners; `Store.start` gives each job to one worker only.
+`ShardAllocator` decides, using `policy`, and a `ShardTable` stores: `LocalShards` for the workers of one process,
+`LeasedShards` for workers on several hosts. Shards can change owners; `Store.start` gives each job to one worker only.
 """
 
 import threading
@@ -43,27 +43,27 @@ from tokenmill.jobs.sharding.reader import PendingJobs, ShardReader
 from tokenmill.jobs.worker.retries import CutShort
 from tokenmill.units import number_of
 
-PAGE_ROWS = 4096  # of one query
+PAGE_ROWS = 4096  # per query
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """What a worker announces to the others."""
+    """The jobs that a worker can run, as announced to other workers."""
 
     model_id: str
     context_tokens: int | None  # per job; None: unknown so far
-    batches: tuple[int, ...] | None = None  # batches that it runs; None: all of its model
+    batches: tuple[int, ...] | None = None  # None: all batches of the model
 
 
 @dataclass(slots=True, eq=False)
 class AssignedShard:
-    """A shard and how far its worker has read it."""
+    """A shard and the position up to which its worker has read it."""
 
     shard: Shard
     cursor: SortKey | None = None
-    prefetched: bool = False  # its worker still had other jobs when it was assigned
+    prefetched: bool = False  # assigned while the worker still had other jobs
 
 
 @dataclass(slots=True, eq=False)
@@ -73,32 +73,32 @@ class WorkerShards:
     name: str
     slots: int
     assigned: list[AssignedShard] = field(default_factory=list)
-    last_job: QueuedJob | None = None  # of the shard assigned last
+    last_job: QueuedJob | None = None  # last job of the most recent shard
     began_s: float | None = None
-    jobs: int = 0  # in all shards assigned so far
-    jobs_per_s: float | None = None  # at its last request for more; None before
+    jobs: int = 0  # total of all assigned shards
+    jobs_per_s: float | None = None  # when its last shard was assigned; None: unknown
     context_tokens: int | None = None  # None: unknown
 
 
 class ShardView:
-    """The jobs that one worker may take: all pending ones, for a worker that has the store to itself.
+    """The jobs that a worker may run: all pending ones, if it is the only worker of the store.
 
     Must be called from one thread at a time.
     """
 
-    shared = False  # whether other workers take jobs of the same batches
+    shared = False  # whether other workers run jobs of the same batches
 
     def __init__(self, store: PendingJobs) -> None:
         self._store = store
         self._cursor: SortKey | None = None
 
     def register(self, spec: WorkerSpec, slots: int) -> None:
-        """Announce the worker's abilities, which it may have only once its engine is loaded."""
+        """Announce which jobs the worker can run, and its number of slots."""
 
     def window(self, batches: Sequence[int], *, again: bool, limit: int) -> list[QueuedJob]:
-        """The next pending jobs of these batches by priority, batch and place; fewer than `limit` if no more are ready.
+        """The next pending jobs of these batches by priority, batch and place; fewer than `limit` if there are no more.
 
-        With `again`, from the beginning.
+        With `again`, reading restarts from the beginning.
         """
         if again:
             self._cursor = None
@@ -111,27 +111,27 @@ class ShardView:
         return self._store.waiting([batch], limit=limit)
 
     def has(self, waiting: QueuedJob) -> bool:
-        """Whether the worker may take this job, which was not read with `window`."""
+        """Whether the worker may run a job that was not read with `window`."""
         del waiting
         return True
 
     def too_long(self, job: int, error: TooLong) -> TooLong | None:
-        """The error for a job or answer that is too long for this worker; None if the job is left to others."""
+        """The error for a job or answer that is too long for this worker; None if the job is left to other workers."""
         del job
         return error
 
     def unrunnable(self) -> list[tuple[int, TooLong]]:
-        """Jobs left to other workers that no worker can run any more, to be failed; each is returned once.
+        """Jobs left to other workers that no remaining worker can run; each is returned once, to be failed.
 
-        If only the answer was too long, the job is assigned again instead: a short answer is better than none.
+        A job of which only the answer was too long is not returned but assigned again, and gets a truncated answer.
         """
         return []
 
     def refresh(self) -> None:
-        """Invalidate cached data about other workers; call it about once per second."""
+        """Invalidate cached data about other workers; must be called about once per second."""
 
     def close(self) -> None:
-        """Stop taking jobs; jobs of its shards that were not started become free."""
+        """Stop taking jobs; jobs of the worker's shards that were not started become free."""
 
 
 class ShardTable(Protocol):
@@ -144,30 +144,30 @@ class ShardTable(Protocol):
     too_long: dict[int, TooLong]  # jobs left to workers with a larger context
 
     def change(self, work: Callable[[], T]) -> T:
-        """Call `work` while no other worker assigns shards, and store its changes; it may be called again."""
+        """Call `work` while no other worker assigns shards, and store its changes; `work` may be called repeatedly."""
 
     def look(self, work: Callable[[], T]) -> T:
-        """Call `work` with the last known state of the workers."""
+        """Call `work` with the last known state of all workers."""
 
     @property
     def workers(self) -> Sequence[WorkerShards]:
-        """All workers; to be used inside of `change` and `look`."""
+        """All workers; valid inside `change` and `look`."""
 
     def contexts(self, batch: int) -> list[int | None]:
-        """Contexts of all workers of a batch, present or expected; None: unknown. Valid inside `change` or `look`."""
+        """Context sizes of present and expected workers of a batch; None: unknown. Valid inside `change` and `look`."""
 
     def announce(self, worker: WorkerShards, spec: WorkerSpec | None) -> None:
-        """Announce a worker's spec; None: the last one, with its current context."""
+        """Announce a worker's spec; None: its last spec with the current context."""
 
     def refresh(self) -> None:
-        """Read the workers again before the next `look`."""
+        """Reread the workers before the next `look`."""
 
     def leave(self, worker: WorkerShards) -> None:
         """Remove a worker and its shards."""
 
 
 class LocalShards:
-    """The table of the workers of one process, in memory."""
+    """The shard table of the workers of one process, in memory."""
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ class LocalShards:
         self._lock = threading.RLock()
 
     def add(self, name: str, slots: int) -> "ShardAllocator":
-        """The view of one more worker."""
+        """Add a worker; returns its view."""
         worker = WorkerShards(name, slots)
         with self._lock:
             self.workers.append(worker)
@@ -195,7 +195,7 @@ class LocalShards:
 
     @property
     def shards(self) -> tuple[tuple[str, Shard], ...]:
-        """All shards with the names of their workers, in the order of the queue."""
+        """All shards with the names of their workers, in queue order."""
         with self._lock:
             every = [(worker.name, each.shard) for worker in self.workers for each in worker.assigned]
         return tuple(sorted(every, key=lambda each: each[1].first))
@@ -215,10 +215,10 @@ class LocalShards:
         return [*(each.context_tokens for each in self.workers), *self._expected()]
 
     def announce(self, worker: WorkerShards, spec: WorkerSpec | None) -> None:
-        """Nothing to do: `worker` itself is in the table."""
+        """Do nothing: the table contains `worker` itself."""
 
     def refresh(self) -> None:
-        """Nothing to do: the table is always up to date."""
+        """Do nothing: the table is always up to date."""
 
     def leave(self, worker: WorkerShards) -> None:
         """Remove a worker and its shards."""
@@ -228,7 +228,7 @@ class LocalShards:
 
 
 class ShardAllocator(ShardView):
-    """The view of one of several workers: assigns it shards and reads their jobs."""
+    """The view of one of several workers: assigns shards to it and reads their jobs."""
 
     shared = True
 
@@ -247,29 +247,29 @@ class ShardAllocator(ShardView):
         self._closed = False
 
     def register(self, spec: WorkerSpec, slots: int) -> None:
-        """Announce what the worker can do."""
+        """Announce which jobs the worker can run."""
         self._worker.context_tokens = spec.context_tokens
         self._worker.slots = slots
         self._table.announce(self._worker, spec)
 
     def window(self, batches: Sequence[int], *, again: bool, limit: int) -> list[QueuedJob]:
-        """The next jobs of the worker, from additional shards if it has fewer than slots."""
+        """The next jobs of the worker; assigns shards if it has fewer jobs than slots."""
         if self._closed:
             return []
         return self._table.change(lambda: self._window(batches, again=again, limit=limit))
 
     def join(self, batch: int, limit: int) -> list[QueuedJob]:
-        """The first jobs that the worker gets of a batch."""
+        """The first jobs of a batch for this worker."""
         return self.window([batch], again=False, limit=limit)
 
     def has(self, waiting: QueuedJob) -> bool:
-        """Whether a job is neither another worker's nor too long for this one."""
+        """Whether a job is in no shard of another worker and not too long for this one."""
         return self._table.look(
             lambda: self._fits(waiting.id) and not any(waiting.key in assigned.shard for _, assigned in self._others())
         )
 
     def too_long(self, job: int, error: TooLong) -> TooLong | None:
-        """None leaves a job to others that is too long for this worker; an error fails it."""
+        """The error for a job that is too long for this worker; None if another worker may run it."""
         worker = self._worker
         before_tokens = worker.context_tokens
         # A refusal is more reliable than the context that the engine reports.
@@ -288,7 +288,7 @@ class ShardAllocator(ShardView):
         return self._table.look(leave)
 
     def unrunnable(self) -> list[tuple[int, TooLong]]:
-        """Jobs that are too long for all remaining workers; those whose answer alone is too long are assigned again."""
+        """Jobs that are too long for all remaining workers, except those of which only the answer is too long."""
 
         def take() -> list[tuple[int, TooLong]]:
             needs = self._table.too_long
@@ -303,7 +303,7 @@ class ShardAllocator(ShardView):
         return self._table.look(take)
 
     def refresh(self) -> None:
-        """Read the other workers again before the next `has`."""
+        """Reread the other workers before the next `has`."""
         self._table.refresh()
 
     def close(self) -> None:
@@ -316,7 +316,7 @@ class ShardAllocator(ShardView):
 
     def _window(self, batches: Sequence[int], *, again: bool, limit: int) -> list[QueuedJob]:
         if self._closed:
-            return []  # closed meanwhile
+            return []  # closed by another thread
         worker = self._worker
         if again:
             for assigned in worker.assigned:
@@ -327,13 +327,13 @@ class ShardAllocator(ShardView):
             self._measure_speed()
         while len(rows) < enough and self._assign_next(batches, again=again):
             rows += self._unread(batches, limit - len(rows))
-        # Only a worker without jobs takes over: two that have a few would take them from each other.
+        # Only a worker without jobs takes over; otherwise two workers with few jobs would take them from each other.
         if not rows and again and self._take_over(batches):
             rows = self._unread(batches, limit)
         return rows
 
     def _unread(self, batches: Sequence[int], limit: int) -> list[QueuedJob]:
-        """The next pending jobs of the worker's shards, none after a free job of a better priority."""
+        """The next pending jobs of the worker's shards, up to the first free job of higher priority."""
         rows = list[QueuedJob]()
         assigned = [each for each in self._worker.assigned if each.shard.first[1] in batches]
         free = self._first_free(batches, None) if assigned else None
@@ -350,7 +350,7 @@ class ShardAllocator(ShardView):
         return self._table.reader.first(gaps(self._taken(), batches, after), self._unfit(self._worker))
 
     def _free(self, batches: Sequence[int], limit: int, *, after: SortKey | None) -> tuple[list[QueuedJob], bool]:
-        """The first free jobs after a position, up to the next shard or unfit job, and whether there are more."""
+        """The first free jobs after a position, up to the next shard or unfit job, and whether more may follow."""
         first = self._first_free(batches, after)
         if first is None:
             return [], False
@@ -371,7 +371,7 @@ class ShardAllocator(ShardView):
         return rows, True
 
     def _counts(self, assigned: Sequence[tuple[WorkerShards, AssignedShard]], limit: int) -> list[int]:
-        """Number of pending jobs in each shard that its worker can run, counted up to a limit."""
+        """For each shard, the number of pending jobs that its worker can run, counted up to a limit."""
         found = [0] * len(assigned)
         groups = dict[frozenset[int], list[int]]()
         for at, (worker, _) in enumerate(assigned):
@@ -394,7 +394,7 @@ class ShardAllocator(ShardView):
         return () if context is None else {job for job, error in needs.items() if error.needed_tokens > context}
 
     def _taken(self) -> list[Shard]:
-        """All shards, in the order of the queue."""
+        """All shards, in queue order."""
         every = (each.shard for worker in self._table.workers for each in worker.assigned)
         return sorted(every, key=lambda each: each.first)
 
@@ -414,7 +414,7 @@ class ShardAllocator(ShardView):
         speed = speed_share(worker.jobs_per_s, [each.jobs_per_s for each in self._table.workers])
         pending = sum(self._store.pending(batch) for batch in batches)
         most = fair(max(0, pending - self._claimed(batches)), workers, worker.slots, speed=speed)
-        whole = fair_share(pending, workers, speed=speed)  # others have yet to do what is assigned to them
+        whole = fair_share(pending, workers, speed=speed)
         rows, more = self._candidates(batches, max(most, whole, MIN_ROWS) + 1)
         jobs = cut(rows, most, more=more, whole=whole, workers=workers)
         if not jobs:
@@ -424,15 +424,15 @@ class ShardAllocator(ShardView):
         return True
 
     def _candidates(self, batches: Sequence[int], limit: int) -> tuple[list[QueuedJob], bool]:
-        """Free jobs: the rest of the worker's own prefix, else the first that do not continue another's prefix."""
+        """Free jobs: the rest of the worker's prefix, or the first that do not continue another worker's prefix."""
         rows, more = self._free(batches, limit, after=None)
         if not rows:
             return rows, more
         own = self._worker.last_job
         if own is not None and _comparable(own, rows[0]):
-            behind, more_behind = self._free(batches, limit, after=own.key)
-            if behind and _comparable(own, behind[0]) and joined(own, behind[0]) >= WORTH_BYTES:
-                return behind, more_behind
+            rest, more_rest = self._free(batches, limit, after=own.key)
+            if rest and _comparable(own, rest[0]) and joined(own, rest[0]) >= WORTH_BYTES:
+                return rest, more_rest
         last_jobs = [each.last_job for each in self._table.workers if each is not self._worker]
         near = [job for job in last_jobs if job is not None and _comparable(job, rows[0]) and job.key < rows[0].key]
         return rows[elsewhere_of((job.place for job in near), rows) :], more
@@ -440,7 +440,7 @@ class ShardAllocator(ShardView):
     def _take_over(self, batches: Sequence[int]) -> bool:
         """Take over jobs from another worker; returns whether there were any.
 
-        Takes a prefetched shard that was not started, else the last part of the largest shard where that pays off.
+        Takes a prefetched shard that was not started, or the last part of the largest shard for which that pays off.
         """
         others = [(owner, each) for owner, each in self._others() if each.shard.first[1] in batches]
         counts = self._counts([(self._worker, each) for _, each in others], MAX_SHARD_JOBS)
@@ -448,7 +448,7 @@ class ShardAllocator(ShardView):
         left.sort(key=lambda each: -each[0])
         untouched = [each for each in left if each[2].prefetched and each[0] == each[2].shard.jobs]
         for rows, owner, each in self._read_in_turn(untouched):
-            if len(rows) == each.shard.jobs:  # its owner may begin at any moment
+            if len(rows) == each.shard.jobs:  # otherwise its owner has just started it
                 owner.assigned.remove(each)
                 owner.jobs -= each.shard.jobs
                 self._assign(each.shard, rows[-1])
@@ -467,7 +467,7 @@ class ShardAllocator(ShardView):
     def _read_in_turn(
         self, left: Sequence[tuple[int, WorkerShards, AssignedShard]]
     ) -> Iterator[tuple[list[QueuedJob], WorkerShards, AssignedShard]]:
-        """The pending jobs of shards with known job counts, about a page at a time."""
+        """Yield the pending jobs of shards with known job counts; reads about a page per query."""
         start = 0
         while start < len(left):
             end = start
@@ -497,7 +497,7 @@ class ShardAllocator(ShardView):
         )
 
     def _measure_speed(self) -> None:
-        """Update the worker's speed when it asks for more because its shards are nearly done."""
+        """Update the worker's speed; called when its shards are nearly done."""
         worker = self._worker
         now_s = self._clock()
         if worker.began_s is None:
@@ -517,7 +517,7 @@ def with_context(error: TooLong, context: float) -> TooLong:
         return error
     over = number_of(max(1, error.needed_tokens - int(context)), "token")
     return TooLong(
-        f"it needs {error.needed_tokens} tokens, and the largest context of all workers has {int(context)}: "
+        f"the job needs {error.needed_tokens} tokens, and the largest context of all workers has {int(context)}: "
         f"{over} too many",
         needed_tokens=error.needed_tokens,
         context_tokens=int(context),
@@ -526,5 +526,5 @@ def with_context(error: TooLong, context: float) -> TooLong:
 
 
 def _comparable(one: QueuedJob, other: QueuedJob) -> bool:
-    """Whether two jobs have the same batch and priority; only these are neighbours in the queue."""
+    """Whether two jobs have the same batch and priority; only such jobs can be adjacent."""
     return one.key[:2] == other.key[:2]

@@ -1,4 +1,4 @@
-"""Coordination of processes that share a store: `Coordinator` for a single process, `leases` for several."""
+"""Coordination of processes that share a store: `Coordinator` for a single process, `worker_lease` for several."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -14,26 +14,26 @@ class BeingStored(StoreInUse):
 
 
 class LinesLost(StoreError):
-    """The store lacks acknowledged lines of a batch; storing resumes with what is there."""
+    """Acknowledged lines of a batch are missing in the store; storing the file again adds them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """A process that runs jobs, as others see it."""
+    """A process that uses a shared store."""
 
     id: int
     host: str
     pid: int
     age_s: float
-    seen_s: float  # ago
+    seen_s: float  # seconds since its last sign of life
     alive: bool  # its lease has not expired
-    running: int  # jobs
+    running: int  # number of its running jobs
 
 
 class Coordinator:
-    """Coordination for a store that only this process uses: every claim succeeds, and nothing is leased.
+    """Coordination for a store that only this process uses: every claim succeeds and nothing is leased.
 
-    `leases.Leased` overrides it for several processes. Methods that say so are called inside a transaction.
+    `worker_lease.Leased` overrides it for several processes.
     """
 
     id: int | None = None
@@ -42,41 +42,41 @@ class Coordinator:
         self._database = database
 
     def recover(self) -> None:
-        """When the store is opened, return jobs to the queue that a previous process left running."""
+        """Requeue jobs that a previous process left running; called when the store is opened."""
         with self._database.writing(durable=False):
             for (batch,) in self._database.run("with_running").fetchall():
                 self._database.run("recover", batch=batch)
 
     def renew_lease(self) -> None:
-        """Renew the lease and recover jobs of processes whose lease has expired. Called outside of transactions."""
+        """Renew the lease, and requeue jobs of processes whose lease has expired. Called outside of transactions."""
 
     def extend_lease(self) -> None:
         """Renew the lease, even one that has expired. Called inside a transaction."""
 
     def busy(self, identity: bytes) -> bool:
-        """Whether another process runs an equal job; if not, none starts one before the transaction ends."""
+        """Whether another process runs a job with this identity; if not, none starts before the transaction ends."""
         del identity
         return False
 
     def cancelled(self, jobs: Collection[int]) -> set[int]:
-        """The batches of these running jobs that another process cancelled."""
+        """Batches of these running jobs that another process has cancelled."""
         del jobs
         return set()
 
     def claim_storing(self, batch: int) -> None:
-        """Claim the storing of a batch's lines.
+        """Claim the exclusive right to store a batch's lines.
 
-        Raises BeingStored if another process has claimed it, LinesLost if the batch is gone. Called inside a
+        Raises BeingStored if another process has claimed it, LinesLost if the batch was removed. Called inside a
         transaction.
         """
 
     def storing(self, batch: int) -> str | None:
-        """Describe the other process that stores the lines of a batch, if any."""
+        """A description of the other process that stores the lines of a batch, if any."""
         del batch
         return None
 
     def claim_output(self, batch: int) -> bool:
-        """Whether this process may write the output of a batch; only one may."""
+        """Claim the output of a batch; returns whether this process may write it."""
         del batch
         return True
 
@@ -86,4 +86,4 @@ class Coordinator:
         return ShardView(store)
 
     def leave(self) -> None:
-        """Before the store is closed, return running jobs to the queue for other processes."""
+        """Requeue the running jobs of this process; called before the store is closed."""

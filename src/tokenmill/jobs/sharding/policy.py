@@ -1,16 +1,16 @@
-"""Which jobs make up a worker's next shard: consecutive pending jobs of one batch and priority.
+"""Chooses a worker's next shard: consecutive pending jobs of one batch and priority.
 
-The queue is sorted so that jobs with a common prefix are neighbours. A shard is a range of it, and its worker computes
-its prefixes. Each choice uses only the few thousand rows that were read:
+The queue is sorted so that jobs with a common prefix are adjacent. A shard is a range of the queue, whose prefixes are
+computed by its worker. Each choice uses only the few thousand rows that were read:
 
-    fair, fair_share    the maximum size: a share of the remaining jobs, so that unequal workers end together
-    cut                 the end: between prefixes, or where neighbours share least
-    elsewhere           the start, so that another worker keeps the prefix that it is computing
-    halved              how much a worker without jobs takes over, if recomputing the prefix pays off
-    gaps                the ranges that lie in no shard
+    fair, fair_share    maximum size: a share of the remaining jobs, so that workers of unequal speed finish together
+    cut                 end: between prefixes, or where adjacent jobs share least
+    elsewhere           start: after the jobs that continue a prefix of another worker
+    halved              how much of a shard an idle worker takes over, if recomputing the prefix pays off
+    gaps                ranges outside of all shards
 
-Costs of prompts and answers are both in bytes: with all slots busy, a prompt token takes about as long as an answer
-token. Pure, and the same for workers of one process and of several hosts.
+Prompts and answers are both measured in bytes: with all slots busy, a prompt token takes about as long as an answer
+token. Pure, and the same for workers in one process and on several hosts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,14 +22,14 @@ from tokenmill.jobs.ingest.identity import stored_prefix_key
 from tokenmill.jobs.models import QueuedJob, SortKey
 from tokenmill.jobs.scheduler.prefix_groups import WORTH_BYTES, chunk_bytes, common_length, worth_bytes
 
-MAX_SHARD_JOBS = 16384  # a prefix that is recomputed after this many jobs costs almost nothing
-MIN_ROWS = 256  # minimum read to find the end of a prefix
-COUNTED_JOBS = 512  # maximum counted per shard; one with more counts as untouched
+MAX_SHARD_JOBS = 16384  # large enough that recomputing a prefix per shard costs almost nothing
+MIN_ROWS = 256  # minimum number of rows read to find the end of a prefix
+COUNTED_JOBS = 512  # pending jobs are counted up to this number; a shard with more counts as not started
 _PARTS = 2  # a fair share is assigned in at least this many parts
 _ANSWER_TOKENS = 64  # assumed without max_tokens
-_MAX_ANSWER_TOKENS = 256  # few answers are as long as max_tokens
+_MAX_ANSWER_TOKENS = 256  # assumed at most, because few answers reach max_tokens
 _TOKEN_BYTES = 4
-_MIN_SPEED = 0.1  # minimum share of the mean speed that a worker is assumed to have
+_MIN_SPEED = 0.1  # minimum assumed speed of a worker, as a share of the mean
 _EPSILON = 1e-9
 _MIN_RANK = -(1 << 62)
 _MAX_RANK = 1 << 62
@@ -41,21 +41,21 @@ class Shard:
 
     first: SortKey
     last: SortKey
-    jobs: int  # pending when it was created
+    jobs: int  # pending jobs when it was created
 
     def __contains__(self, position: object) -> bool:
         return isinstance(position, tuple) and self.first <= position <= self.last
 
     @property
     def span(self) -> "Span":
-        """The span that contains exactly its jobs."""
+        """The span with exactly the jobs of the shard."""
         rank, batch, place, job = self.last
         return Span(before(self.first), (rank, batch, place, job + 1))
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A part of the queue between two positions of one batch, neither included."""
+    """The part of the queue between two positions of one batch, both excluded."""
 
     after: SortKey
     until: SortKey
@@ -68,7 +68,7 @@ def before(position: SortKey) -> SortKey:
 
 
 def gaps(every: Iterable[Shard], batches: Sequence[int], after: SortKey | None) -> list[Span]:
-    """Spans of some batches after a position that lie in no shard; they may be empty."""
+    """The spans of some batches after a position that are in no shard; they may be empty."""
     taken = dict[int, list[Shard]]()
     for shard in sorted(every, key=lambda each: each.first):
         taken.setdefault(shard.first[1], []).append(shard)
@@ -84,43 +84,43 @@ def gaps(every: Iterable[Shard], batches: Sequence[int], after: SortKey | None) 
 
 
 def _entered(batch: int, after: SortKey | None) -> SortKey:
-    """Map a queue position to a batch: at the same priority, older batches come before it and newer ones after."""
+    """Map a queue position to a batch: at its priority, older batches precede the position and newer ones follow it."""
     if after is None:
         return _MIN_RANK, batch, b"", -1
     return after if after[1] == batch else (after[0] + (batch < after[1]), batch, b"", -1)
 
 
 def joined(one: QueuedJob, other: QueuedJob) -> int:
-    """Prefix bytes that two neighbours share, in whole chunks."""
+    """Prefix bytes that two adjacent jobs share, in whole chunks."""
     return min(_shared(one.place, other.place), one.prompt_bytes, other.prompt_bytes)
 
 
 def _shared(one: bytes, other: bytes) -> int:
-    """Like `identity.shared_bytes`, but faster for long prefixes: this runs for every pending job."""
+    """Like `identity.shared_bytes`, but faster for long prefixes, because this runs for every pending job."""
     return chunk_bytes(common_length(stored_prefix_key(one), stored_prefix_key(other)))
 
 
 def fair(pending: int, workers: int, slots: int, *, speed: float | None = None) -> int:
-    """Maximum jobs of the next shard if `pending` jobs lie in no shard; at least one per slot.
+    """Maximum size of the next shard, with `pending` jobs outside of all shards; at least one job per slot.
 
-    `speed` is the worker's share of the speed of all workers; None: unknown, all count as equal.
+    `speed` is the worker's share of the total speed; None: unknown, all workers count as equal.
     """
     return min(MAX_SHARD_JOBS, max(1, slots, _part(pending, workers, speed, _PARTS)))
 
 
 def fair_share(pending: int, workers: int, *, speed: float | None = None) -> int:
-    """Jobs that a worker would get if all jobs were assigned now; a longer prefix is cut."""
+    """Number of jobs for a worker if all jobs were assigned now; longer prefixes are split."""
     return min(MAX_SHARD_JOBS, max(1, _part(pending, workers, speed, 1)))
 
 
 def speed_share(own: float | None, every: Sequence[float | None]) -> float | None:
-    """A speed as a share of the total; None if it is unknown. Other unknown speeds count as the mean."""
+    """A speed as a share of the total; None if unknown. Unknown speeds of other workers count as the mean."""
     known = [speed for speed in every if speed is not None]
     if own is None or not known:
         return None
     total = len(every) * sum(known) / len(known)
-    least = _MIN_SPEED / len(every)
-    return min(1 - least, max(least, own / total)) if len(every) > 1 else 1.0
+    minimum = _MIN_SPEED / len(every)
+    return min(1 - minimum, max(minimum, own / total)) if len(every) > 1 else 1.0
 
 
 def _part(pending: int, workers: int, speed: float | None, parts: int) -> int:
@@ -128,12 +128,12 @@ def _part(pending: int, workers: int, speed: float | None, parts: int) -> int:
 
 
 def cut(rows: Sequence[QueuedJob], most: int, *, more: bool, whole: int | None = None, workers: int = 2) -> int:
-    """Number of leading rows that make a shard: the whole prefixes that fit into `most` jobs.
+    """Number of leading rows that form a shard: the complete prefixes that fit into `most` jobs.
 
-    The first prefix stays whole up to `whole` jobs (None: up to `most`) and is cut if it is longer, unless recomputing
-    it costs more than several workers gain. Inside one prefix the same applies to nested prefixes, such as documents
-    after one system prompt. `more`: further rows follow; pass more rows than `most` and `whole`, so that the end of a
-    prefix is visible.
+    The first prefix is not split up to `whole` jobs (None: up to `most`). A longer one is split, unless recomputing it
+    costs more than several workers gain. Within a prefix the same applies to nested prefixes, such as documents after
+    a common system prompt. `more` tells whether further rows follow. There must be more rows than `most` and `whole`,
+    so that the end of a prefix is visible.
     """
     if not rows:
         return 0
@@ -152,20 +152,20 @@ def cut(rows: Sequence[QueuedJob], most: int, *, more: bool, whole: int | None =
 
 
 def _kept_whole(rows: Sequence[QueuedJob], shared: Sequence[int], jobs: int, workers: int) -> int | None:
-    """The end of the prefix that a cut after `jobs` rows would split, if splitting does not pay off; else None."""
+    """The end of the prefix that a cut after `jobs` rows would split, if splitting does not pay off; otherwise None."""
     again = shared[jobs - 1]
     end = next((at for at in range(jobs, len(rows) + 1) if shared[at - 1] < again), None)
     if not again or end is None:
         return None
     first = next((at for at in range(jobs - 1, 0, -1) if shared[at - 1] < again), 0)
     gained = sum(_cost(row, again) for row in rows[first:end]) * workers
-    return end if gained < 2 * again else None  # for two parts
+    return end if gained < 2 * again else None  # two, because both parts compute the prefix
 
 
 def elsewhere(place: bytes, rows: Sequence[QueuedJob]) -> int:
-    """Number of leading rows that continue the prefix of the worker that had the job before them, at `place`.
+    """Number of leading rows that continue the prefix of the preceding job, at `place`, of another worker.
 
-    0 if that worker had whole prefixes, or if these rows contain nothing else.
+    0 if the rows continue no prefix, or contain only that prefix.
     """
     if not rows:
         return 0
@@ -175,21 +175,21 @@ def elsewhere(place: bytes, rows: Sequence[QueuedJob]) -> int:
 
 
 def elsewhere_of(places: Iterable[bytes], rows: Sequence[QueuedJob]) -> int:
-    """The largest result of `elsewhere` for some places; each length of a started prefix is examined once."""
+    """The largest result of `elsewhere` for several places."""
     begun = {_begun(place, rows[0]): place for place in places} if rows else {}
     return max((elsewhere(place, rows) for place in begun.values()), default=0)
 
 
 def _begun(place: bytes, row: QueuedJob) -> int:
-    """Prefix bytes that a job shares with the job at a place."""
+    """Prefix bytes that a job shares with the one at a place."""
     return worth_bytes(min(_shared(place, row.place), row.prompt_bytes))
 
 
 def halved(rows: Sequence[QueuedJob], *, speed: float = 0.5) -> int | None:
-    """Number of a shard's pending jobs that stay when another worker takes the rest; None if it should take none.
+    """Number of a shard's pending jobs to keep when another worker takes over the rest; None: take over nothing.
 
-    `speed` is the other worker's share of the speed of both. Minimises the finishing time, with a recomputed prefix
-    counted twice: for the time it takes, and for the work that could have been done in it.
+    `speed` is the other worker's share of the speed of both. Minimises the finishing time. A recomputed prefix counts
+    twice: for the time that it takes, and for the work that could be done instead.
     """
     if len(rows) < 2:
         return None
@@ -208,6 +208,6 @@ def halved(rows: Sequence[QueuedJob], *, speed: float = 0.5) -> int | None:
 
 
 def _cost(row: QueuedJob, found: int) -> int:
-    """Bytes to compute and decode for a job whose prefix is cached."""
+    """Bytes to compute and to generate for a job of whose prompt `found` bytes are cached."""
     tokens = _ANSWER_TOKENS if row.max_tokens is None else min(_MAX_ANSWER_TOKENS, row.max_tokens)
     return row.prompt_bytes - min(found, row.prompt_bytes) + max(1, tokens) * _TOKEN_BYTES

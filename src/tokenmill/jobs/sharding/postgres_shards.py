@@ -1,7 +1,10 @@
 """Shards of workers on several hosts, stored in PostgreSQL tables.
 
-One worker at a time locks the tables, assigns itself shards and saves them. When a worker's lease expires, its shards
-become free. How far a worker has read its shards, and which jobs are too long for it, is known only to itself.
+One worker at a time locks the tables, assigns shards to itself and saves them. When a worker's lease expires, its
+shards become free. Read positions, and jobs that are too long for a worker, are kept only in its memory.
+
+In SQL, workers are `runners`, shards are `stretches`, `behind` is the last job of a worker's latest shard, `room` is
+its context in tokens, and `lanes` is its number of slots.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,7 +19,7 @@ from tokenmill.jobs.sharding.policy import Shard
 from tokenmill.jobs.sharding.reader import PendingJobs, ShardReader
 from tokenmill.jobs.store.backend import DatabaseBackend
 
-_LOCK = -1  # advisory lock number; see `leases`
+_LOCK = -1  # advisory lock number; see `worker_lease`
 
 T = TypeVar("T")
 
@@ -32,14 +35,14 @@ class LeasedShards:
         self._database = database
         self._coordinator = coordinator
         self._runner = coordinator.id
-        self._rows: dict[int, AssignedShard] = {}  # shards by their table id
+        self._rows: dict[int, AssignedShard] = {}  # by id in the table
         self._spec: WorkerSpec | None = None
         self._stale = True
         self._left = False
         database.transaction(self._join)
 
     def change(self, work: Callable[[], T]) -> T:
-        """Call `work` in a transaction in which no other worker assigns shards."""
+        """Call `work` in a transaction while no other worker assigns shards."""
 
         def locked() -> T:
             with self._locked():
@@ -48,13 +51,13 @@ class LeasedShards:
         return self._database.transaction(locked)
 
     def look(self, work: Callable[[], T]) -> T:
-        """Call `work`, after reading the tables if that was not done since the last `refresh`."""
+        """Call `work`; reads the tables first if they were not read since the last `refresh`."""
         if self._stale and not self._left:
             self._load()
         return work()
 
     def contexts(self, batch: int) -> list[int | None]:
-        """Context sizes of all workers in the table, which excludes lost workers."""
+        """Context sizes of all workers in the table; lost workers have been removed from it."""
         model_id = None if self._spec is None else self._spec.model_id
         others = [each for each in self._database.all("means") if each[0] != self._runner and each[1] == model_id]
         found = [context for *_, context, batches in others if batches is None or batch in batches]
@@ -67,11 +70,11 @@ class LeasedShards:
         self._database.transaction(self._join)
 
     def refresh(self) -> None:
-        """Read the tables again before the next `look`."""
+        """Reread the tables before the next `look`."""
         self._stale = True
 
     def leave(self, worker: WorkerShards) -> None:
-        """Free the worker's shards; its announcement stays until it leaves the store."""
+        """Free the worker's shards; its announcement stays until the store is closed."""
         worker.assigned.clear()
         self._left = True
         self._rows.clear()
@@ -95,7 +98,7 @@ class LeasedShards:
             self._save(before, jobs)
 
     def _load(self) -> None:
-        """Read the other workers, and which of this worker's shards others took over."""
+        """Read the other workers, and the changes that they made to this worker's shards."""
         others = dict[int, WorkerShards]()
         for number, slots, jobs, jobs_per_s, *last_job in self._database.all("signed_in"):
             if number == self._runner:
@@ -164,6 +167,6 @@ def _columns(end: str, position: SortKey) -> dict[str, Any]:
 
 
 def leased_view(store: PendingJobs, database: DatabaseBackend, coordinator: Coordinator, slots: int) -> ShardAllocator:
-    """The view of the single worker of a process."""
+    """The view of the only worker of this process."""
     table = LeasedShards(store, database, coordinator, slots)
     return ShardAllocator(store, table, table.own)

@@ -20,10 +20,10 @@ _PLURALS = {
 
 
 class PendingJobs(Protocol):
-    """The part of a store that shards are made from."""
+    """The store methods that sharding uses."""
 
     def waiting(self, batches: Sequence[int], *, after: SortKey | None = None, limit: int) -> list[QueuedJob]:
-        """The next pending jobs in the order of the queue."""
+        """The next pending jobs in queue order."""
 
     def pending(self, batch: int) -> int:
         """The number of pending jobs of a batch."""
@@ -33,9 +33,9 @@ class PendingJobs(Protocol):
 
 
 class ShardReader:
-    """Reads pending jobs inside spans, without those in `unfit`.
+    """Reads pending jobs within spans, except those in `unfit`.
 
-    A server is queried once for all spans; SQLite once per span, because a query takes microseconds there.
+    A server is queried once for all spans; SQLite once per span, because its queries take microseconds.
     """
 
     def __init__(self, store: PendingJobs, database: DatabaseBackend) -> None:
@@ -43,7 +43,7 @@ class ShardReader:
         self._database = database
 
     def first(self, spans: Sequence[Span], unfit: Collection[int]) -> QueuedJob | None:
-        """The first job of all spans in the order of the queue."""
+        """The first job of all spans in queue order."""
         if self._database.shared:
             row = self._database.one("first_between", **self._values_of_all(spans, unfit))
             return None if row is None else QueuedJob._make(row)

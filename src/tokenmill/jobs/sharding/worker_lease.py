@@ -1,9 +1,9 @@
 """Leases of processes that share a PostgreSQL store.
 
-A process has one lease for everything it holds, renewed by a background thread. When the lease expires by the server's
-clock, or the process is gone from this host, its running jobs become pending: the first time normally, the second time
-as suspects that are retried alone; after that they are quarantined. A process that returns late finds its jobs assigned
-to others; an answer that it still commits is stored once.
+A process has one lease for its jobs, shards and claims, renewed by a background thread. When the lease expires by the
+server's clock, or the process has ended on this host, its running jobs become pending: normally at first, the second
+time as suspects that are retried alone; then they are quarantined. If a process continues after its lease has expired,
+its jobs may run elsewhere; an answer that it still commits is stored once.
 """
 
 import os
@@ -28,15 +28,15 @@ from tokenmill.jobs.store.postgres_errors import ConnectionLost
 LEASE_S = 45.0
 RENEW_S = 5.0  # renewal interval; eight late renewals in a row are harmless
 FOLD_S = 10.0
-GHOST_S = 40.0  # longer than the server keeps a silent connection
-_GHOST_LOOK_S = 0.5
+STALE_S = 40.0  # waiting time for stale backends; longer than the server keeps a silent connection
+_STALE_POLL_S = 0.5
 MAX_CRASHES = 2
 LOST = "runner_lost"
-_FOLD = -2  # lock number; outputs use the numbers of their batches
+_FOLD = -2  # advisory lock number; outputs use the numbers of their batches
 
 
 class Leased(Coordinator):
-    """One of several processes on a store."""
+    """Coordination of several processes on a store."""
 
     _database: Postgres
 
@@ -53,14 +53,14 @@ class Leased(Coordinator):
         }
         self._renewed_s = self._folded_s = time.monotonic()
         self._claims: set[int] = set()
-        self._output_lost: StoreInUse | None = None  # another process holds an output that was claimed here
+        self._output_lost: StoreInUse | None = None  # another process has claimed an output that was claimed here
         self._left = threading.Event()
-        with database.writing(durable=True):  # otherwise the id could be assigned again after a crash
+        with database.writing(durable=True):  # so that the id is not assigned again after a crash of the server
             self.id = int(database.run("add_runner", lease_s=lease_s, **self._who).fetchone()[0])
         database.connected.append(self._restore_claims)
 
     def recover(self) -> None:
-        """Return jobs of lost processes to the queue, and start renewing the lease."""
+        """Requeue jobs of lost processes, and start renewing the lease."""
         self._database.transaction(self._recover_lost)
         every_s = min(RENEW_S, self._lease_s / 8)
         keeping = (
@@ -88,7 +88,7 @@ class Leased(Coordinator):
             self._database.run("renew", runner=self.id, lease_s=self._lease_s, **self._who)
 
     def busy(self, identity: bytes) -> bool:
-        """Whether an equal job runs, or is being started by another process right now."""
+        """Whether a job with this identity runs, or is being started by another process."""
         key = int.from_bytes(identity[:8], "little", signed=True)
         if not self._database.run("claim_identity", key=key).fetchone()[0]:
             return True
@@ -96,7 +96,7 @@ class Leased(Coordinator):
         return self._database.run("at_work", identity=identity).fetchone() is not None
 
     def cancelled(self, jobs: Collection[int]) -> set[int]:
-        """The batches of these jobs that another process cancelled."""
+        """Batches of these jobs that another process has cancelled."""
         return {row[0] for row in self._database.all("cancelled_of", jobs=list(jobs))} if jobs else set()
 
     def claim_storing(self, batch: int) -> None:
@@ -104,19 +104,19 @@ class Leased(Coordinator):
         if self._database.run("take_up", batch=batch, runner=self.id).rowcount == 0:
             if self._database.run("batch", batch=batch).fetchone() is None:
                 raise LinesLost(
-                    "this batch is gone from the store: removed, or lost by the server with its lines",
-                    hint="the same command stores it again",
+                    "this batch is missing in the store: it was removed, or lost by the server",
+                    hint="run the same command to store it again",
                 )
             owner = self.storing(batch) or "another process"
-            raise BeingStored(f"{owner} is storing the lines of this batch", hint="run the same again when it is done")
+            raise BeingStored(f"{owner} is storing the lines of this batch", hint="run the same command again later")
 
     def storing(self, batch: int) -> str | None:
-        """Describe the process that has claimed the storing and is still registered."""
+        """A description of the live process that has claimed the storing."""
         row = self._database.one("reader_of", batch=batch, runner=self.id)
         return f"process {row[1]} on {row[0]}" if row else None
 
     def claim_output(self, batch: int) -> bool:
-        """Claim the output with a server lock, held until the connection closes."""
+        """Claim the output with an advisory lock, which is held until the connection closes."""
         if batch not in self._claims and self._database.one("claim", key=batch)[0]:
             self._claims.add(batch)
         return batch in self._claims
@@ -126,8 +126,8 @@ class Leased(Coordinator):
         return leased_view(store, self._database, self, slots)
 
     def leave(self) -> None:
-        """Return everything without counting an attempt; if the server is away, the lease expires by itself."""
-        self._left.set()  # checked inside every later transaction, so that none renews the lease again
+        """Release jobs and claims without counting an attempt; if the server is unavailable, the lease expires."""
+        self._left.set()  # from now on no transaction renews the lease
         with suppress(ConnectionLost), self._database.writing(durable=False):
             self._database.run("hand_back", runner=self.id, kept=[])
             self._database.run("drop_runner", runner=self.id)
@@ -141,10 +141,10 @@ class Leased(Coordinator):
         """Remove lost processes, and requeue or quarantine the jobs that they ran."""
         with self._database.writing(durable=False):
             for runner, pid, ticks in self._database.run("runners_here", kernel=self._who["kernel"]).fetchall():
-                if runner != self.id and _gone(pid, ticks):
+                if runner != self.id and _has_ended(pid, ticks):
                     self._database.run("drop_runner", runner=runner)
             self._database.run("drop_expired")
-            self._database.run("lost", most=MAX_CRASHES, code=LOST, message="the runner was lost with it at work")
+            self._database.run("lost", most=MAX_CRASHES, code=LOST, message="in flight when its worker was lost")
 
     def _fold(self) -> None:
         with self._database.writing(durable=False):
@@ -153,7 +153,7 @@ class Leased(Coordinator):
                 self._database.run("fold_totals")
 
     def _restore_claims(self) -> None:
-        """Restore locks after a reconnect, and release jobs whose start was interrupted by it."""
+        """Restore the claims after a reconnect, and release jobs whose start was interrupted."""
         if self._output_lost is not None:
             raise self._output_lost
         with self._database.writing(durable=False):
@@ -162,26 +162,27 @@ class Leased(Coordinator):
         for batch in self._claims:
             if not self._reclaim(batch):
                 self._output_lost = StoreInUse(
-                    "another runner writes the output since the connection was lost",
-                    hint="the same command goes on from there",
+                    "another worker has claimed the output after the connection was lost",
+                    hint="finished answers are kept; run the same command again to resume",
+                    code="output_claimed",
                 )
                 raise self._output_lost
 
     def _reclaim(self, batch: int) -> bool:
-        """Whether an output could be claimed again. The server may still hold the lock for the old connection."""
-        until_s = time.monotonic() + GHOST_S
+        """Claim an output again; waits for the lock of the lost connection. Returns whether it was claimed."""
+        until_s = time.monotonic() + STALE_S
         while not self._database.run("claim", key=batch).fetchone()[0]:
-            if time.monotonic() >= until_s or not self._database.has_ghosts():
-                # It may have ended between the two queries.
+            if time.monotonic() >= until_s or not self._database.has_stale_backends():
+                # The stale backend may have ended between the two queries.
                 return bool(self._database.run("claim", key=batch).fetchone()[0])
-            self._database.pause(_GHOST_LOOK_S)
+            self._database.pause(_STALE_POLL_S)
             with self._database.writing(durable=False):
                 self.extend_lease()
         return True
 
 
 def _renew_until_left(runner: "weakref.ref[Leased]", left: threading.Event, every_s: float) -> None:
-    """Renew a lease until its process leaves. Errors are ignored: the worker meets them too."""
+    """Renew a lease until its process leaves. Errors are ignored, because the worker raises them too."""
     while not left.wait(every_s):
         leased = runner()
         if leased is None:
@@ -194,21 +195,21 @@ def _renew_until_left(runner: "weakref.ref[Leased]", left: threading.Event, ever
 def leased(database: DatabaseBackend, running: Callable[[], Collection[int]]) -> Leased:
     """The coordinator of a store on PostgreSQL."""
     if not isinstance(database, Postgres):
-        raise TypeError("leases are kept by a server")
+        raise TypeError("leases require a PostgreSQL store")
     return Leased(database, running)
 
 
 def _kernel() -> str:
-    """An identifier of this boot and PID namespace, within which process numbers are unique."""
+    """An identifier of this boot and PID namespace, in which process numbers are unique."""
     boot = boot_id()
     try:
         namespace = os.readlink("/proc/self/ns/pid")  # noqa: PTH115  the link has no target to resolve
     except OSError:
         namespace = ""
-    return f"{boot} {namespace}" if boot and namespace else uuid4().hex  # unknown: only the lease counts
+    return f"{boot} {namespace}" if boot and namespace else uuid4().hex  # unknown: rely on the lease only
 
 
-def _gone(pid: int, ticks: int) -> bool:
+def _has_ended(pid: int, ticks: int) -> bool:
     """Whether the process with this start time has certainly ended, or is a zombie."""
     process = Pid.here(pid)
     if process is not None:
@@ -217,6 +218,6 @@ def _gone(pid: int, ticks: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
-    except OSError:  # another user's process: it is alive
+    except OSError:  # a live process of another user
         return False
     return False

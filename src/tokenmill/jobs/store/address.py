@@ -1,4 +1,4 @@
-"""Address of a store: a folder or a PostgreSQL server. The server's password is never displayed."""
+"""Address of a store: a folder or a PostgreSQL server, whose password is never displayed."""
 
 import re
 from dataclasses import dataclass, field
@@ -8,16 +8,18 @@ from urllib.parse import quote, unquote
 from tokenmill.errors import UsageError
 
 SCHEMES = ("postgresql", "postgres")
+INVALID_ADDRESS = "invalid_store_address"
+"""The code of a UsageError for a text that is not the address of a store."""
 _HIDDEN = "***"
 _SECRET = re.compile(r"password|passwd|sslpassword|secret|token", re.IGNORECASE)
-_ALMOST = re.compile(r"\s*(postgres\w*)(:(?!//)|//)", re.IGNORECASE)  # a URL that would be mistaken for a folder
-# psql keywords, which would be mistaken for a folder with a password in its name.
+_ALMOST = re.compile(r"\s*(postgres\w*)(:(?!//)|//)", re.IGNORECASE)  # a malformed URL that looks like a folder
+# libpq keywords, which would otherwise become a folder with a password in its name.
 _WORDS = re.compile(r"(?:^|\s)(?:host|hostaddr|port|dbname|user|password|passfile|service|ssl\w+)\s*=", re.IGNORECASE)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 _HOST = r"(?:\[[^\]@/?]*\]|[^@/?:\[\],]*)(?::\d*)?"
 _HOSTS = rf"{_HOST}(?:,{_HOST})*(?:/[^@?]*)?"
 _KEYS = r"user|password|passfile|host|hostaddr|port|dbname|options|service|ssl\w+|connect_timeout|application_name"
-# A valid URL quotes special characters in the password; without user info, an @ occurs only in values of known keys.
+# Valid URLs quote special characters in passwords; without user info, an @ occurs only in values of known keys.
 _PLAIN = re.compile(rf"{_HOSTS}(?:\?(?:(?:{_KEYS})=.*|[^@]*))?", re.DOTALL)
 _OWNED = re.compile(rf"[^@/?]*@{_HOSTS}(?:\?[a-z_]*=.*|\?[^@]*)?", re.DOTALL)
 _MEANT = "postgresql://user@host:5432/database"
@@ -33,7 +35,7 @@ class PostgresAddress:
         return self.shown
 
     def __repr__(self) -> str:
-        return f"Server({self.shown!r})"
+        return f"PostgresAddress({self.shown!r})"
 
     @property
     def shown(self) -> str:
@@ -47,11 +49,11 @@ class PostgresAddress:
         name, secret = _owner(owner)
         return f"{scheme}://{name}{'' if secret is None else ':' + _HIDDEN}@{where}{mark}{shown}"
 
-    def redacted(self, words: str) -> str:
+    def redacted(self, text: str) -> str:
         """Replace the secrets of the URL in a text."""
         for secret in sorted(self._secrets(), key=len, reverse=True):
-            words = words.replace(secret, _HIDDEN)
-        return words
+            text = text.replace(secret, _HIDDEN)
+        return text
 
     def _secrets(self) -> set[str]:
         _, owner, place = _parts(self.url)
@@ -66,7 +68,7 @@ class PostgresAddress:
 def _parts(url: str) -> tuple[str, str | None, str]:
     """Scheme, user info and the rest of a URL.
 
-    A password may contain unquoted characters, so in doubt everything up to the last @ is the user info.
+    Passwords may contain unquoted characters, so in doubt everything up to the last @ is the user info.
     """
     scheme, _, rest = url.partition("://")
     if _PLAIN.fullmatch(rest):
@@ -76,7 +78,7 @@ def _parts(url: str) -> tuple[str, str | None, str]:
 
 
 def _owner(owner: str) -> tuple[str, str | None]:
-    """Name and password, if there is one."""
+    """The user name, and the password if there is one."""
     name, mark, _ = re.split("([:/?@])", owner, maxsplit=1) if re.search("[:/?@]", owner) else (owner, "", "")
     return name, owner[len(name) + 1 :] if mark else None
 
@@ -88,24 +90,29 @@ def address_of(text: str) -> Address:
     """Parse a folder or a server URL."""
     if almost := _ALMOST.match(text):
         raise UsageError(
-            f"a URL of a server begins with {almost[1]}://", hint=f"{_MEANT}, or ./ before a folder's name"
+            f"a server URL starts with {almost[1]}://",
+            hint=f"use {_MEANT}, or ./ before the name of a folder",
+            code=INVALID_ADDRESS,
         )
     scheme, mark, rest = text.partition("://")
     if _WORDS.match(text.strip()) or (_WORDS.search(text) and not mark):
         raise UsageError(
-            "a store on a server is named by a URL, not by words such as host=...",
-            hint=f"{_MEANT}, or ./ before a folder's name",
+            "a store on a server is given by a URL, not by keywords such as host=...",
+            hint=f"use {_MEANT}, or ./ before the name of a folder",
+            code=INVALID_ADDRESS,
         )
     if not mark:
         return Path(text)
-    if scheme.lower() in SCHEMES:  # libpq accepts it in lower case only
+    if scheme.lower() in SCHEMES:  # libpq accepts only lower case
         text = f"{scheme.lower()}://{rest}"
     else:
-        what = f"{scheme}://" if _SCHEME.fullmatch(scheme) else "such a URL"
-        raise UsageError(f"a store cannot be at {what}", hint="a folder, or postgresql://user@host/database")
+        what = f"{scheme}://" if _SCHEME.fullmatch(scheme) else "this URL"
+        message = f"{what} cannot be the address of a store"
+        raise UsageError(message, hint=f"use a folder or {_MEANT}", code=INVALID_ADDRESS)
     server = PostgresAddress(text)
     _, owner, place = _parts(text)
-    # libpq would not see a password before a bare /: it would take it for a host or database name.
+    # libpq would take a password that contains an unquoted / for a host or database name.
     if not _OWNED.fullmatch(rest) and ("/" in (owner or "") or not _PLAIN.fullmatch(place) or (rest and not place)):
-        raise UsageError(f"{server} is no URL of a server", hint=f"{_MEANT}; quote what is special with %XX")
+        message = f"invalid server URL {server}"
+        raise UsageError(message, hint=f"use {_MEANT}; quote special characters as %XX", code=INVALID_ADDRESS)
     return server

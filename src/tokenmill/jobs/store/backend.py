@@ -6,20 +6,29 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol, TypeVar
 
 AccessMode = Literal["work", "ask", "read"]
-"""`work`: runs jobs; `ask`: requests a cancellation from the process that does; `read`: only reads."""
+"""`work`: run jobs; `ask`: write requests for the process that runs jobs; `read`: only read."""
+
+NO_BATCHES = "no_batches"
+"""The code of a StoreError for a folder or database without a store."""
+STORE_TOO_NEW = "store_too_new"
+"""The code of a StoreError for a store that a newer tokenmill wrote."""
+STORE_TOO_OLD = "store_too_old"
+"""The code of a StoreError for a store that must be upgraded before it can be read."""
+FOREIGN_DATABASE = "foreign_database"
+"""The code of a StoreError for the database of another program."""
 
 T = TypeVar("T")
 
 
 class Shutdown(threading.Event):
-    """Set when this process must exit: the store then stops waiting for a server that does not answer."""
+    """Set when this process must exit; the store then stops waiting for an unavailable server."""
 
     def __init__(self) -> None:
         super().__init__()
         self.exit_code = 1
 
     def request(self, exit_code: int) -> None:
-        """Request the exit; from any thread."""
+        """Request the exit; may be called from any thread."""
         self.exit_code = exit_code
         self.set()
 
@@ -43,23 +52,23 @@ class DatabaseBackend(Protocol):
 
     @property
     def shared(self) -> bool:
-        """Whether it is a server: other processes write too, and it may crash while this process continues."""
+        """Whether this is a server, which other processes use too and which may crash while this process continues."""
 
     @property
     def ahead_s(self) -> float:
-        """How far its clock is ahead of the local one."""
+        """How far the database's clock is ahead of the local one."""
 
     def run(self, name: str, /, **values: Any) -> QueryResult:
-        """Run a named query, inside `writing` or for reading."""
+        """Run a named query; a query that writes must be inside `writing`."""
 
     def many(self, name: str, rows: Iterable[tuple[Any, ...]]) -> int:
         """Run a named query for many rows; returns the number of changed rows."""
 
     def all(self, name: str, /, **values: Any) -> list[Any]:
-        """All rows of a reading query, from one snapshot."""
+        """All rows of a read-only query, from one snapshot."""
 
     def one(self, name: str, /, **values: Any) -> Any:
-        """The first row of a reading query, or None."""
+        """The first row of a read-only query, or None."""
 
     @property
     def deferred(self) -> bool:
@@ -68,18 +77,18 @@ class DatabaseBackend(Protocol):
     def writing(self, *, durable: bool, deferred: bool = False) -> AbstractContextManager[None]:
         """A transaction: committed at the end, rolled back by any exception.
 
-        `durable`: on disk when this returns. `deferred`: this process sees the changes immediately, others when the
-        next transaction commits or after `flush`; call that soon, because other processes cannot write until then.
+        `durable`: on disk when this returns. `deferred`: visible to this process immediately, to others after the next
+        transaction or `flush`, which must follow soon, because other processes cannot write until then.
         """
 
     def flush(self) -> None:
         """Commit deferred changes."""
 
     def transaction(self, work: Callable[[], T]) -> T:
-        """Run a function that can be repeated; repeats it after a conflict, a lost connection or a full disk."""
+        """Call a repeatable function; call it again after a conflict, a lost connection or a full disk."""
 
     def problems(self) -> list[str]:
-        """Damage reported by the database itself; a server checks its pages when they are read."""
+        """Damage reported by the database's own check; empty for a server, which checks pages when reading them."""
 
     def close(self) -> None:
         """Close the database."""

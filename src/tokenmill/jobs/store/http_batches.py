@@ -1,7 +1,7 @@
-"""Files and batches submitted over HTTP, as rows of the store: `HttpBatches`.
+"""Files and batches submitted over HTTP: `HttpBatches`.
 
-An HTTP batch and its job batch have the same name. The row of the HTTP batch has the client's request; its progress is
-derived from the job batch until it ends. File contents are stored elsewhere.
+An HTTP batch and its job batch have the same name. The row of the HTTP batch stores the client's request; its status is
+derived from the job batch until it ends. File contents are not stored here.
 """
 
 import json
@@ -24,17 +24,17 @@ MAX_PAGE_FILES, MAX_PAGE_BATCHES, DEFAULT_PAGE_BATCHES = 10_000, 100, 20  # in a
 MAX_METADATA_KEYS, MAX_METADATA_KEY_LENGTH, MAX_METADATA_VALUE_LENGTH = 16, 64, 512
 WINDOW = r"^[1-9][0-9]{0,8}(s|m|h|d)$"
 MAX_WINDOW_S = 366 * 86400
-_LAST = 1 << 62  # above every `seq`
-_SCANNED = 500  # rows read together while searching for metadata
+_LAST = 1 << 62  # greater than every `seq`
+_SCANNED = 500  # rows per query when filtering by metadata
 _UPGRADE_WAIT_S = 10.0  # for another process that creates or migrates the store
-_UPGRADE_LOOK_S = 0.1
+_UPGRADE_POLL_S = 0.1
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file that a client uploaded, or that holds the results of a batch."""
+    """A file that a client uploaded, or the results of a batch."""
 
     id: str
     owner: str | None
@@ -48,7 +48,7 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True)
 class HttpBatchRequest:
-    """The body of a request that creates a batch."""
+    """A request to create a batch."""
 
     endpoint: str
     window: str
@@ -61,7 +61,7 @@ class HttpBatchRequest:
 
 @dataclass(frozen=True, slots=True)
 class RefusedLine:
-    """Why a file was refused."""
+    """An error in the input file of a batch."""
 
     code: str
     message: str
@@ -71,7 +71,7 @@ class RefusedLine:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Counts and totals of a batch."""
+    """Counts and totals of an HTTP batch."""
 
     completed: int  # lines of the output file
     failed: int  # lines of the error file
@@ -86,7 +86,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class HttpBatch:
-    """A batch that was submitted by HTTP."""
+    """A batch that was submitted over HTTP."""
 
     id: str
     owner: str | None
@@ -111,13 +111,13 @@ class HttpBatch:
 
     @property
     def final(self) -> bool:
-        """Whether it has ended."""
+        """Whether the batch has ended."""
         return self.status in FINAL
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Which part of a list."""
+    """A page of a list."""
 
     limit: int
     after: str | None = None
@@ -139,18 +139,18 @@ _COLUMNS = (
 
 
 class HttpBatches:
-    """Files and HTTP batches of a store. Any process may write them, even while another one runs the jobs.
+    """Files and HTTP batches of a store. Any process may write them, even while another process runs the jobs.
 
-    Methods block and may be called from several threads. Those that write return when the change is on disk.
+    Methods block and may be called from several threads. Writing methods return when the change is on disk.
     """
 
     def __init__(self, address: Address, *, clock: Callable[[], float] = time.time) -> None:
-        """Creates or migrates the store; StoreInUse if that is necessary and another process works with it."""
-        bring_up(address)
+        """Create or migrate the store if necessary; raises StoreInUse if another process prevents it."""
+        create_or_migrate(address)
         self.now_s = clock
         self._writer = opened(address, "ask")
         try:
-            self._reader = opened(address, "read")  # reads do not wait for a transaction
+            self._reader = opened(address, "read")  # so that reads do not wait for transactions
         except BaseException:
             self._writer.close()
             raise
@@ -160,26 +160,26 @@ class HttpBatches:
         self._reader.close()
         self._writer.close()
 
-    # Files.
+    # -- files ---------------------------------------------------------------------------------------------------------
 
     def add_file(self, file: StoredFile) -> None:
         """Add a file, unless it exists."""
         self._write(lambda run: run("add_file", **asdict(file)))
 
     def file(self, file: str) -> StoredFile | None:
-        """A file that has not expired."""
+        """Get a file; None if it does not exist or has expired."""
         row = self._reader.one("file", id=file)
         found = StoredFile(*row) if row else None
         return found if found and (found.expires_s is None or found.expires_s > self.now_s()) else None
 
     def has_file(self, file: str) -> bool:
-        """Whether there is such a file, expired or not."""
+        """Whether a file exists, expired or not."""
         return self._reader.one("file", id=file) is not None
 
     def files(self, owner: str | None, page: Page, *, purpose: str | None = None) -> list[StoredFile] | None:
-        """Files that an owner may see, one more than the page has if there are more; None if `page.after` is unknown.
+        """A page of the files that an owner may see, with one more if there are more; None if `page.after` is unknown.
 
-        An owner sees its own files and those without an owner; without an owner (None) all are seen.
+        An owner sees its own files and those without an owner; None sees all files.
         """
         after = self._reader.one("file_seq", id=page.after) if page.after is not None else None
         if page.after is not None and after is None:
@@ -192,11 +192,11 @@ class HttpBatches:
         return [StoredFile(*row) for row in rows]
 
     def expired_files(self) -> list[str]:
-        """The ids of files that have expired."""
+        """The ids of expired files."""
         return [row[0] for row in self._reader.all("expired_files", now=self.now_s())]
 
     def delete_file(self, file: str) -> str | None:
-        """Delete a file, or return the id of an unfinished batch that needs it."""
+        """Delete a file; if an unfinished batch needs it, return the id of the batch instead."""
 
         def work(run: Callable[..., Any]) -> str | None:
             run("lock_file", id=file)
@@ -207,10 +207,10 @@ class HttpBatches:
 
         return self._write(work)
 
-    # Batches.
+    # -- batches -------------------------------------------------------------------------------------------------------
 
     def create(self, request: HttpBatchRequest, owner: str | None) -> HttpBatch | None:
-        """Add a batch; None if its input file has been deleted."""
+        """Create a batch; None if its input file does not exist."""
         now_s = self.now_s()
         batch = f"batch_{secrets.token_hex(8)}"
         values = {
@@ -236,7 +236,7 @@ class HttpBatches:
 
         return self.batch(batch) if self._write(work) else None
 
-    def take_over(self, files: Sequence[Mapping[str, Any]], batches: Sequence[Mapping[str, Any]]) -> None:
+    def import_rows(self, files: Sequence[Mapping[str, Any]], batches: Sequence[Mapping[str, Any]]) -> None:
         """Add rows of another database in one transaction; existing rows stay unchanged."""
 
         def work(run: Callable[..., Any]) -> None:
@@ -248,14 +248,14 @@ class HttpBatches:
         self._write(work)
 
     def batch(self, batch: str) -> HttpBatch | None:
-        """One batch."""
+        """Get a batch, or None."""
         row = self._reader.one("http_batch", id=batch)
         return _batch_of(row) if row else None
 
     def batches(
         self, owner: str | None, page: Page, *, metadata: Mapping[str, str] | None = None
     ) -> list[HttpBatch] | None:
-        """Batches that an owner may see and whose metadata has all these entries, the newest first; else as `files`."""
+        """Like `files`, for batches, the newest first; optionally only those with all these metadata entries."""
         after = self._reader.one("http_batch_seq", id=page.after) if page.after is not None else (_LAST,)
         if after is None:
             return None
@@ -276,15 +276,15 @@ class HttpBatches:
         return [_batch_of(row) for row in self._reader.all("unfinished_http_batches")]
 
     def set_model(self, batch: str, model: str | None) -> None:
-        """Store the model that the lines of a batch name."""
+        """Store the model named in the lines of a batch."""
         self._write(lambda run: run("set_http_batch_model", id=batch, model=model))
 
     def cancel(self, batch: str) -> bool:
-        """Request the cancellation of a batch; returns whether that was possible."""
+        """Request the cancellation of a batch; returns False if it has ended or is being cancelled."""
         return self._write(lambda run: bool(run("cancel_http_batch", id=batch, now=self.now_s()).rowcount))
 
     def finalize(self, batch: str) -> bool:
-        """Note that results are being written; False if that was known or the batch is being cancelled."""
+        """Set the status finalizing; returns False if it was set before or the batch is being cancelled."""
         return self._write(lambda run: bool(run("finalize_http_batch", id=batch, now=self.now_s()).rowcount))
 
     def end(
@@ -296,7 +296,7 @@ class HttpBatches:
         errors: Sequence[RefusedLine] = (),
         outcome: Outcome | None = None,
     ) -> bool:
-        """End a batch, once; returns whether that changed it. One being cancelled ends only if `even_cancelling`."""
+        """End a batch; returns False if it has ended, or is being cancelled and `even_cancelling` is not set."""
         values = {
             "ended": status,
             "errors": json.dumps([[bad.code, bad.message, bad.line, bad.param] for bad in errors]) if errors else None,
@@ -314,12 +314,12 @@ class HttpBatches:
 
 
 def new_file_id() -> str:
-    """An id for a file."""
+    """A new file id."""
     return f"file-{secrets.token_hex(12)}"
 
 
-def bring_up(address: Address) -> None:
-    """Create or migrate a store where that is necessary; a process that works with it may be doing so just now."""
+def create_or_migrate(address: Address) -> None:
+    """Create or migrate a store if necessary, or wait for another process that does."""
     until_s = time.monotonic() + _UPGRADE_WAIT_S
     while True:
         try:
@@ -330,13 +330,13 @@ def bring_up(address: Address) -> None:
             except StoreInUse:
                 if time.monotonic() > until_s:
                     raise
-                time.sleep(_UPGRADE_LOOK_S)
+                time.sleep(_UPGRADE_POLL_S)
                 continue
         return
 
 
 def batches_by_status(address: Address) -> Mapping[str, int] | None:
-    """The number of HTTP batches in every status; None if the store cannot be read now."""
+    """The number of HTTP batches by status; None if the store cannot be read."""
     counts: dict[str, int] = dict.fromkeys(STATUSES, 0)
     database: DatabaseBackend | None = None
     try:
@@ -372,7 +372,7 @@ def _batch_of(row: Sequence[Any]) -> HttpBatch:
 
 
 def _outcome_of(columns: Mapping[str, Any]) -> Outcome | None:
-    """The outcome stored at the end of a batch, else the current one."""
+    """The outcome as stored at the end of a batch, otherwise the current counts of its job batch."""
     if columns["outcome"] is not None:
         completed, failed, total, totals = json.loads(columns["outcome"])
         return Outcome(completed, failed, total, BatchTotals(**totals))

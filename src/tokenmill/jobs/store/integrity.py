@@ -1,8 +1,8 @@
-"""Damage in a store: checksums of answers, and a check of everything that is stored.
+"""Detects damaged answers: checksums, and a check of a whole store.
 
-Every answer has a checksum of its body, verified whenever the body is read; answers from before checksums have none and
-are accepted. `check_store` reads all answers and all finished jobs and changes nothing; `Store.requeue` makes the jobs
-that it reports pending again.
+Every answer has a checksum of its body, which is verified whenever the body is read; older answers without one are
+accepted. `check_store` reads all answers and finished jobs without changing them; `Store.requeue` makes the reported
+jobs pending again.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from tokenmill.jobs.models import JobId
 from tokenmill.jobs.store.backend import DatabaseBackend
 
 _CHECKSUM_BYTES = 8
-_PAGE_ANSWERS = 256  # read together; one with logprobs may have megabytes
+_PAGE_ANSWERS = 256  # per query; an answer with logprobs may have megabytes
 _PAGE_JOBS = 20_000
 
 
@@ -25,13 +25,13 @@ def checksum(body: bytes) -> bytes:
 
 
 def is_intact(body: Any, stored: Any) -> bool:
-    """Whether a body, as the database returned it, is the one that was stored."""
+    """Whether a body from the database matches its stored checksum."""
     return isinstance(body, bytes) and (stored is None or stored == checksum(body))
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Answers that are not what was stored, and the jobs that have no intact answer because of it."""
+    """Damaged answers, and the jobs without an intact answer."""
 
     answers: frozenset[int] = frozenset()
     jobs: tuple[int, ...] = ()
@@ -49,22 +49,22 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """What `check_store` found."""
+    """The result of `check_store`."""
 
     problems: tuple[str, ...]  # reported by the database itself
     damage: Damage
     answers: int = 0
-    without_checksum: int = 0  # stored before checksums existed: their bodies cannot be verified
+    without_checksum: int = 0  # answers stored before checksums existed, which cannot be verified
     batches: Mapping[int, str] = field(default_factory=dict)  # names
 
     @property
     def clean(self) -> bool:
-        """Whether nothing is damaged."""
+        """Whether no damage was found."""
         return not self.problems and not self.damage
 
 
 def check_store(database: DatabaseBackend, batches: Mapping[int, str]) -> CheckReport:
-    """Check the database and every answer. Unreadable data is a problem in the report, not an error."""
+    """Check the database and every answer. Unreadable data is reported, not raised."""
     problems = database.problems()
     answers = without_checksum = 0
     damage = Damage()
@@ -84,7 +84,7 @@ def check_store(database: DatabaseBackend, batches: Mapping[int, str]) -> CheckR
 
 
 def affected(database: DatabaseBackend, damaged: set[int]) -> Damage:
-    """The finished jobs whose answer is one of these, is missing, or belongs to another request."""
+    """The finished jobs whose answer is damaged, missing, or belongs to another request."""
     jobs = list[int]()
     after = -1
     while rows := database.all("answered", after=after, limit=_PAGE_JOBS):

@@ -8,7 +8,7 @@ from tokenmill.jobs.store.sqlite import FILE, Database
 
 
 def opened(address: Address, mode: AccessMode, shutdown: Shutdown | None = None) -> DatabaseBackend:
-    """The database of a store; `shutdown` stops waiting for a server that does not answer."""
+    """Open the database of a store; `shutdown` ends waiting for an unavailable server."""
     if isinstance(address, Path):
         return Database(address, mode)
     from tokenmill.jobs.store.postgres import Postgres  # noqa: PLC0415  its driver is an extra

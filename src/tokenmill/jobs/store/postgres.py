@@ -1,8 +1,8 @@
 """PostgreSQL backend of the store, for processes on several hosts.
 
-A durable transaction is acknowledged when it is on the server's disk, others before. A transaction that conflicts with
-another is rolled back and repeated. A lost connection is made again; waiting for an unavailable server is limited in
-total, not per caller. Does not know the tables.
+A durable transaction is on the server's disk when it returns. A transaction that conflicts with another is rolled back
+and repeated. A lost connection is re-established; the time limit for waiting for an unavailable server applies to all
+callers together. Does not depend on the tables.
 """
 
 import logging
@@ -22,13 +22,21 @@ except ImportError as error:
     from tokenmill.errors import StoreError as _StoreError
 
     raise _StoreError(
-        "a store on PostgreSQL needs the driver psycopg, which is not installed",
+        "a store on PostgreSQL requires the driver psycopg, which is not installed",
         hint="pip install 'tokenmill[postgres]'",
     ) from error
 
 from tokenmill.errors import StoreError
 from tokenmill.jobs.store.address import PostgresAddress
-from tokenmill.jobs.store.backend import AccessMode, QueryResult, Shutdown
+from tokenmill.jobs.store.backend import (
+    FOREIGN_DATABASE,
+    NO_BATCHES,
+    STORE_TOO_NEW,
+    STORE_TOO_OLD,
+    AccessMode,
+    QueryResult,
+    Shutdown,
+)
 from tokenmill.jobs.store.postgres_errors import (
     Conflict,
     ConnectionLost,
@@ -42,12 +50,12 @@ from tokenmill.jobs.store.queries import postgres_migrations, postgres_queries, 
 
 VERSION, OLDEST = 4, 1  # version that is written, and the oldest that can be migrated
 OLDEST_SERVER = 120000  # 12
-PATIENCE_S = 60.0  # for an unavailable server; longer than a restart takes
+MAX_OUTAGE_S = 60.0  # waiting time for an unavailable server; longer than a restart takes
 _FIRST_WAIT_S = 0.1
 _MAX_WAIT_S = 5.0
 _MAX_CONFLICTS = 10
 _SET_UP = 0x746D696C  # "tmil": lock of the process that creates the tables
-# Detects a network that drops packets silently within half a minute.
+# These detect a network that silently drops packets within half a minute.
 _CONNECTION_SETTINGS: dict[str, Any] = {
     "connect_timeout": 10,
     "tcp_user_timeout": 25_000,
@@ -57,7 +65,7 @@ _CONNECTION_SETTINGS: dict[str, Any] = {
     "keepalives_count": 3,
     "application_name": "tokenmill",
 }
-# The server releases what a sleeping or lost host holds, well before its lease expires.
+# The server releases the locks of a suspended or lost host well before its lease expires.
 IDLE_S = 20
 _SERVER_SETTINGS = {
     "tcp_keepalives_idle": "10",
@@ -69,8 +77,8 @@ _DURABLE = "BEGIN; SET LOCAL synchronous_commit TO on"
 _NOT_DURABLE = "BEGIN; SET LOCAL synchronous_commit TO off"
 _COMING = ("int8", "text", "bytea", "bytea", "int8", "int8", "int8", "float8", "text", "text", "int8")
 
-# PostgreSQL text cannot contain U+0000, which JSON can: it is stored as a noncharacter and a sign, and that
-# noncharacter itself is doubled.
+# PostgreSQL text cannot contain U+0000, but JSON can. It is stored as a noncharacter and a digit, and that
+# noncharacter is doubled.
 _MARK = "\uffff"
 _NUL = _MARK + "0"
 
@@ -119,24 +127,22 @@ class Postgres:
         self._guard = threading.RLock()
         self._writing = self._closed = False
         self._last_reply_s = time.monotonic()
-        self._unavailable_since_s: float | None = None  # when it became unavailable; None: it is available
-        self._timed_out = False  # the time limit for waiting was reached
-        self._last_attempt_s = 0.0  # last failed attempt to reach it
+        self._unavailable_since_s: float | None = None  # None: the server is available
+        self._timed_out = False  # the time limit for an outage was reached
+        self._last_attempt_s = 0.0  # time of the last failed attempt to connect
         self.connected: list[Callable[[], None]] = []  # called after a reconnect
         self._connection = _waited_for(server, lambda: _connected(server, mode), shutdown)
         with mapped_errors(server, self._connection):
             self._backend = backend_of(self._connection)
-        self._ghosts = list[
-            PostgresBackend
-        ]()  # earlier server processes of ours, which may not have noticed the lost connection
+        self._stale = list[PostgresBackend]()  # server processes of lost connections, which may still hold locks
 
     @property
     def ahead_s(self) -> float:
-        """As measured when the connection was made."""
+        """The difference as measured when the connection was made."""
         return self._backend.ahead_s
 
     def run(self, name: str, /, **values: Any) -> QueryResult:
-        """Run a named query, inside `writing` or for reading."""
+        """Run a named query; a query that writes must be inside `writing`."""
         with mapped_errors(self.server, self._connection):
             found = self._connection.execute(postgres_queries()[name], values, binary=True)
         self._last_reply_s = time.monotonic()
@@ -156,19 +162,19 @@ class Postgres:
             return cursor.execute(texts[name]).rowcount
 
     def all(self, name: str, /, **values: Any) -> list[Any]:
-        """All rows of a reading query, from one snapshot."""
+        """All rows of a read-only query, from one snapshot."""
         with self._guard:
             if self._writing:
                 return self.run(name, **values).fetchall()
             return self.transaction(lambda: self.run(name, **values).fetchall())
 
     def one(self, name: str, /, **values: Any) -> Any:
-        """The first row of a reading query, or None."""
+        """The first row of a read-only query, or None."""
         rows = self.all(name, **values)
         return rows[0] if rows else None
 
     def flush(self) -> None:
-        """Nothing to do: started jobs must be visible to other processes, so no transaction is deferred."""
+        """Do nothing: no transaction is deferred, because started jobs must be visible to other processes."""
 
     @contextmanager
     def writing(self, *, durable: bool, deferred: bool = False) -> Iterator[None]:
@@ -183,16 +189,16 @@ class Postgres:
                 yield
                 self._connection.execute("COMMIT")
             except BaseException:
-                with suppress(psycopg.Error):  # the transaction ended with its connection
+                with suppress(psycopg.Error):  # a lost connection has ended the transaction
                     self._connection.execute("ROLLBACK")
                 raise
             finally:
                 self._writing = False
 
     def transaction(self, work: Callable[[], T], *, patient: bool = True) -> T:
-        """Run a function that can be repeated; repeats it after a conflict or a lost connection.
+        """Call a repeatable function; call it again after a conflict or a lost connection.
 
-        Unless `patient`, an unavailable server is tried once and not waited for.
+        Unless `patient`, reconnecting to an unavailable server is attempted only once.
         """
         with self._guard:
             if self._writing:
@@ -210,20 +216,20 @@ class Postgres:
                     self._connect_again(lost, max(began_s, self._last_reply_s), patient=patient)
 
     def problems(self) -> list[str]:
-        """Nothing: the server reports a damaged page when it is read."""
+        """Empty: the server reports damaged pages when they are read."""
         return []
 
     def close(self) -> None:
-        """Close the connection for good."""
+        """Close the connection permanently."""
         with self._guard, suppress(psycopg.Error):
             self._closed = True
             self._connection.close()
 
     def _connect_again(self, why: ConnectionLost, last_reply_s: float, *, patient: bool) -> None:
-        """Reconnect, within the total time that an unavailable server is waited for."""
+        """Reconnect, within the time limit for an outage."""
         if self._unavailable_since_s is None:
             self._unavailable_since_s = last_reply_s
-        until_s = self._unavailable_since_s + PATIENCE_S
+        until_s = self._unavailable_since_s + MAX_OUTAGE_S
         wait_s = _FIRST_WAIT_S
         lately = time.monotonic() - self._last_attempt_s < _MAX_WAIT_S
         if self._closed or (self._timed_out and lately):
@@ -247,14 +253,14 @@ class Postgres:
                 return
 
     def pause(self, wait_s: float) -> None:
-        """Wait before the server is tried again; raises Stopped if this process must exit."""
+        """Wait before the next attempt; raises Stopped if this process must exit."""
         _pause(self.server, wait_s, self._shutdown)
 
-    def has_ghosts(self) -> bool:
-        """Whether the server still has a process for one of our lost connections, with all its locks."""
+    def has_stale_backends(self) -> bool:
+        """Whether server processes of lost connections still exist and may hold locks."""
         with mapped_errors(self.server, self._connection):
-            self._ghosts = [ghost for ghost in self._ghosts if lives(self._connection, ghost)]
-        return bool(self._ghosts)
+            self._stale = [stale for stale in self._stale if lives(self._connection, stale)]
+        return bool(self._stale)
 
     def _reconnect(self) -> None:
         with suppress(psycopg.Error):
@@ -262,13 +268,13 @@ class Postgres:
         self._connection = _connected(self.server, self._mode)
         try:
             with mapped_errors(self.server, self._connection):
-                self._ghosts.append(self._backend)
+                self._stale.append(self._backend)
                 self._backend = backend_of(self._connection)
-                for ghost in self._ghosts:
-                    end(self._connection, ghost)
-                self.has_ghosts()
-            for again in self.connected:
-                again()
+                for stale in self._stale:
+                    end(self._connection, stale)
+                self.has_stale_backends()
+            for callback in self.connected:
+                callback()
         except BaseException:  # the next caller gets the same error
             self._connection.close()
             raise
@@ -290,11 +296,11 @@ def _pause(server: PostgresAddress, wait_s: float, shutdown: Shutdown) -> None:
 
 
 def _waited_for(server: PostgresAddress, connect: Callable[[], Connection], shutdown: Shutdown) -> Connection:
-    """Connect for the first time; a server that is starting up or shutting down is retried for `PATIENCE_S`.
+    """Connect for the first time; a server that is starting up or shutting down is retried for `MAX_OUTAGE_S`.
 
-    A server that does not answer at all is an error immediately, because its address may be wrong.
+    A server that does not respond at all is an error immediately, because its address may be wrong.
     """
-    until_s = time.monotonic() + PATIENCE_S
+    until_s = time.monotonic() + MAX_OUTAGE_S
     wait_s = _FIRST_WAIT_S
     waiting = ready = False
     while True:
@@ -302,13 +308,13 @@ def _waited_for(server: PostgresAddress, connect: Callable[[], Connection], shut
             return connect()
         except ConnectionLost as lost:
             state = _ping(server) if isinstance(lost, ServerUnreachable) else Ping.REJECT
-            # it may have become ready meanwhile; a server that refuses when it is ready does so permanently
+            # It may have become ready meanwhile; a ready server that refuses connections does so permanently.
             again = {Ping.REJECT: True, Ping.OK: not ready, Ping.NO_RESPONSE: waiting}.get(state, False)
             if not again or time.monotonic() + wait_s > until_s:
                 raise
         ready = state == Ping.OK
         if state == Ping.REJECT and not waiting:
-            _log.warning("%s is starting up or shutting down; waiting up to %.0f s for it", server, PATIENCE_S)
+            _log.warning("%s is starting up or shutting down; waiting up to %.0f s for it", server, MAX_OUTAGE_S)
             waiting = True
         _pause(server, wait_s, shutdown)
         wait_s = min(2 * wait_s, _MAX_WAIT_S)
@@ -336,12 +342,12 @@ def _connected(server: PostgresAddress, mode: AccessMode) -> Connection:
             limits = {"idle_in_transaction_session_timeout": f"{IDLE_S}s", **_SERVER_SETTINGS}
             connection.execute("; ".join(f"SET {name} = '{value}'" for name, value in limits.items()))
             adapters = connection.adapters
-            for dumper in (_DumpRowText, _DumpText):  # the last one is for values, the first for copied rows
+            for dumper in (_DumpRowText, _DumpText):  # for copied rows, and for values
                 adapters.register_dumper(str, dumper)
             for loader in (_LoadText, _LoadBinaryText):
                 adapters.register_loader("text", loader)
             if mode == "work":
-                _bring_up(connection, server)
+                _create_or_migrate(connection, server)
                 ask(connection, "coming")
             else:
                 _check_version(connection, server)
@@ -363,8 +369,8 @@ def _reached(server: PostgresAddress) -> Connection:
 def _check_server(connection: Connection, server: PostgresAddress) -> None:
     if connection.info.server_version < OLDEST_SERVER:
         raise StoreError(
-            f"the server of {server} is too old: {connection.info.server_version // 10000}",
-            hint="PostgreSQL 12 or newer is needed",
+            f"the server of {server} is too old: PostgreSQL {connection.info.server_version // 10000}",
+            hint="use PostgreSQL 12 or newer",
         )
     if connection.info.parameter_status("server_encoding") != "UTF8":
         raise StoreError(
@@ -380,18 +386,20 @@ def _version(connection: Connection, server: PostgresAddress) -> int | None:
     if "tokenmill" not in found:
         message = f"{server} has tables of another program"
         own = "?options=-csearch_path%3Dtokenmill"
-        raise StoreError(message, hint=f"give tokenmill a database of its own, or a schema: {own}")
+        raise StoreError(message, hint=f"use another database, or a schema: {own}", code=FOREIGN_DATABASE)
     version = max((int(number) for (number,) in ask(connection, "version").fetchall()), default=0)
     if version > VERSION:
         raise StoreError(
-            f"{server} was written by a newer tokenmill: the store's version is {version}, {VERSION} is known here",
-            hint=f"upgrade tokenmill on this host, {version_of('tokenmill')} is installed: pip install --upgrade "
+            f"{server} was written by a newer tokenmill: it has version {version}, this one supports up to {VERSION}",
+            hint=f"upgrade tokenmill {version_of('tokenmill')} on this host: pip install --upgrade "
             "'tokenmill[postgres]'",
+            code=STORE_TOO_NEW,
         )
     if version < OLDEST:
         raise StoreError(
-            f"{server} is of an older version, {version}, which is not known here",
-            hint="use the tokenmill that wrote it, or another database",
+            f"{server} has store version {version}, which is too old to be upgraded",
+            hint="use the tokenmill version that wrote it, or another database",
+            code=STORE_TOO_OLD,
         )
     return version
 
@@ -399,15 +407,17 @@ def _version(connection: Connection, server: PostgresAddress) -> int | None:
 def _check_version(connection: Connection, server: PostgresAddress) -> None:
     version = _version(connection, server)
     if version is None:
-        raise StoreError(f"there are no batches in {server}", hint="tokenmill run starts one")
+        raise StoreError(f"there are no batches in {server}", hint="start one with tokenmill run", code=NO_BATCHES)
     if version < VERSION:
         raise StoreError(
-            f"{server} is of an older version, {version}", hint="tokenmill run or work brings it up to date"
+            f"{server} has store version {version}, and this tokenmill reads version {VERSION}",
+            hint="upgrade it with tokenmill run or tokenmill work",
+            code=STORE_TOO_OLD,
         )
 
 
-def _bring_up(connection: Connection, server: PostgresAddress) -> None:
-    """Create or migrate the tables; of several processes, one does it."""
+def _create_or_migrate(connection: Connection, server: PostgresAddress) -> None:
+    """Create or migrate the tables, under a lock."""
     if _version(connection, server) == VERSION:
         return
     with connection.transaction():
@@ -415,7 +425,8 @@ def _bring_up(connection: Connection, server: PostgresAddress) -> None:
         version = _version(connection, server)
         if version is None:
             if ask(connection, "schema_there").fetchone() == (None,):
-                raise StoreError(f"{server} names no schema that is there", hint="create it: CREATE SCHEMA tokenmill")
+                message = f"the schema in {server} does not exist"
+                raise StoreError(message, hint="create it with CREATE SCHEMA tokenmill", code="schema_missing")
             connection.execute(postgres_schema())
             return
         for number, text in postgres_migrations().items():

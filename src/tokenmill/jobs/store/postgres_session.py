@@ -1,7 +1,7 @@
 """The server process of a PostgreSQL connection, and the server's clock.
 
-A connection can be lost here but not on the server, after a cable was cut or a router dropped it. The server process
-then keeps its locks until the network reports the loss, which would lock us out of our own jobs.
+If the network fails silently, the server does not notice that a connection is lost, and its server process keeps the
+locks. After a reconnect such stale processes are terminated, because they would lock this process out of its own jobs.
 """
 
 import time
@@ -18,7 +18,7 @@ from tokenmill.jobs.store.queries import postgres_queries
 Connection = psycopg.Connection[tuple[Any, ...]]
 Cursor = psycopg.Cursor[tuple[Any, ...]]
 _MAX_END_S = 5.0
-_LOOK_S = 0.05
+_POLL_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class PostgresBackend:
     """A process of the server."""
 
     pid: int
-    began: datetime | None  # identifies the process together with the number; None: unknown
+    began: datetime | None  # start time; distinguishes processes with the same number; None: unknown
     ahead_s: float  # server clock minus local clock in whole seconds; 0 for synchronised clocks
 
 
@@ -41,18 +41,18 @@ def backend_of(connection: Connection) -> PostgresBackend:
     return PostgresBackend(pid, began, float(round(now_s - (before_s + after_s) / 2)))
 
 
-def end(connection: Connection, ghost: PostgresBackend) -> None:
-    """Terminate an earlier server process of ours; without the privilege, the server does so eventually."""
+def end(connection: Connection, stale: PostgresBackend) -> None:
+    """Terminate a stale server process; without the privilege, wait until the server does."""
     until_s = time.monotonic() + _MAX_END_S
     with suppress(errors.InsufficientPrivilege):
-        ask(connection, "end_backend", pid=ghost.pid, began=ghost.began)
-        while lives(connection, ghost) and time.monotonic() < until_s:
-            time.sleep(_LOOK_S)
+        ask(connection, "end_backend", pid=stale.pid, began=stale.began)
+        while lives(connection, stale) and time.monotonic() < until_s:
+            time.sleep(_POLL_S)
 
 
-def lives(connection: Connection, ghost: PostgresBackend) -> bool:
+def lives(connection: Connection, stale: PostgresBackend) -> bool:
     """Whether the server process still exists."""
-    return ask(connection, "backend_there", pid=ghost.pid, began=ghost.began).fetchone() is not None
+    return ask(connection, "backend_there", pid=stale.pid, began=stale.began).fetchone() is not None
 
 
 def ask(connection: Connection, name: str, **values: Any) -> Cursor:

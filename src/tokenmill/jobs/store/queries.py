@@ -1,4 +1,4 @@
-"""Reads sql/: the schema, its migrations and the named queries. No other module contains SQL.
+"""Reads the schema, its migrations and the named queries from sql/. No other module contains SQL.
 
 Queries are written for both databases, with values as :name; those that differ on PostgreSQL are in postgres.sql.
 """
@@ -15,38 +15,38 @@ _MIGRATION = re.compile(r"(\d{4})_\w+\.sql")
 
 @cache
 def queries() -> Mapping[str, str]:
-    """Every query by name."""
+    """All queries by name."""
     return _named("queries.sql")
 
 
 @cache
 def postgres_queries() -> Mapping[str, str]:
-    """Every query by name, in psycopg's syntax."""
+    """All queries by name, in psycopg's syntax."""
     both = {**queries(), **_named("postgres.sql")}
     return {name: _VALUE.sub(r"%(\1)s", text.replace("%", "%%")).replace("?", "%s") for name, text in both.items()}
 
 
 @cache
 def schema() -> str:
-    """The newest schema, for a new store."""
+    """The current schema."""
     return _text("schema.sql")
 
 
 @cache
 def postgres_schema() -> str:
-    """The newest schema for PostgreSQL."""
+    """The current schema for PostgreSQL."""
     return _text("postgres_schema.sql")
 
 
 @cache
 def postgres_migrations() -> Mapping[int, str]:
-    """Scripts that migrate to each version on PostgreSQL; the first is the original schema."""
+    """Migration scripts for PostgreSQL, by the version that they migrate to."""
     return _migrations("postgres_migrations")
 
 
 @cache
 def migrations() -> Mapping[int, str]:
-    """Scripts that migrate to each version."""
+    """Migration scripts, by the version that they migrate to; the first creates the original schema."""
     return _migrations("migrations")
 
 
@@ -61,7 +61,7 @@ def _migrations(folder_name: str) -> Mapping[int, str]:
 
 
 def newest() -> int:
-    """The version that this program reads and writes."""
+    """The schema version that this program reads and writes."""
     return max(migrations())
 
 

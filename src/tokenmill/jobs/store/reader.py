@@ -17,7 +17,7 @@ from tokenmill.jobs.store.backend import AccessMode, Shutdown
 from tokenmill.jobs.store.integrity import CheckReport, check_store, is_intact
 from tokenmill.jobs.store.open import opened
 
-_FEW = 20  # read one by one; more are read together
+_FEW = 20  # batches that are read one by one; more are read together
 _START = (-(1 << 62), 0, b"", -1)
 _BATCH_COLUMNS = (
     "id",
@@ -56,7 +56,7 @@ class StoreReader:
         mode: AccessMode = "read",
         shutdown: Shutdown | None = None,
     ) -> None:
-        """`clock` replaces the database's, which is the server's. `shutdown` ends the wait for a server."""
+        """`clock` replaces the clock of the database. `shutdown` ends waiting for an unavailable server."""
         self._database = opened(address, mode, shutdown)
         self._clock = clock
 
@@ -74,15 +74,15 @@ class StoreReader:
 
     @property
     def shared(self) -> bool:
-        """Whether other processes may work with it at the same time."""
+        """Whether other processes may run jobs of the same store."""
         return self._database.shared
 
     def now_s(self) -> float:
-        """The store's time; on a server, the same for all hosts."""
+        """The store's time; on a server, it is the same for all hosts."""
         return time.time() + self._database.ahead_s if self._clock is None else self._clock()
 
     def batches(self) -> list[Batch]:
-        """Every batch, oldest first."""
+        """All batches, the oldest first."""
         rows = self._database.all("batches")
         counts = dict[int, dict[int, int]]()
         for batch, state, jobs in self._database.all("counts_of_all"):  # read second: a sealed batch has all its lines
@@ -90,7 +90,7 @@ class StoreReader:
         return [self._batch(row, counts.get(row[0], {})) for row in rows]
 
     def open_batches(self, model_id: str | None = None) -> list[Batch]:
-        """Sealed batches with pending jobs, oldest first; of one model or of all."""
+        """Sealed batches with pending jobs, the oldest first; of one model or of all."""
         found = {row[0] for row in self._database.all("open_batches", model_id=model_id)}
         if len(found) > _FEW:
             return [batch for batch in self.batches() if batch.id in found]
@@ -98,10 +98,10 @@ class StoreReader:
         return [self._batch(row, dict(self._database.all("counts", batch=batch))) for batch, row in rows if row]
 
     def batch(self, batch: int) -> Batch:
-        """One batch; raises StoreError if it does not exist."""
+        """Get a batch; raises StoreError if it does not exist."""
         row = self._database.one("batch", batch=batch)
         if row is None:
-            raise StoreError(f"there is no batch {batch}", hint="tokenmill status lists them")
+            raise StoreError(f"batch {batch} does not exist", hint="tokenmill status lists all batches")
         counts = self._database.all("counts", batch=batch)
         return self._batch(row, dict(counts))
 
@@ -110,19 +110,20 @@ class StoreReader:
         return sum(jobs for state, jobs in self._database.all("counts", batch=batch) if state == State.PENDING)
 
     def named(self, name: str) -> Batch:
-        """One batch by name; raises UsageError if it does not exist."""
+        """Get a batch by name; raises UsageError if it does not exist."""
         row = self._database.one("batch_named", name=name)
         if row is None:
-            raise UsageError(f"there is no batch {name!r}", hint="tokenmill status lists them")
+            message = f"batch {name!r} does not exist"
+            raise UsageError(message, hint="tokenmill status lists all batches", code="batch_not_found")
         return self.batch(row[0])
 
     def find(self, key: bytes) -> Batch | None:
-        """The batch that the same command created before, if any."""
+        """The batch that an earlier run of the same command created, if any."""
         row = self._database.one("batch_by_key", key=key)
         return self.batch(row[0]) if row else None
 
     def job(self, job: int) -> Job | None:
-        """One job, or None."""
+        """Get a job, or None."""
         row = self._database.one("job", job=job)
         return self._job(row) if row else None
 
@@ -136,15 +137,15 @@ class StoreReader:
         return row[0] if row and is_intact(*row) else None
 
     def waiting(self, batches: Sequence[int], *, after: SortKey | None = None, limit: int) -> list[QueuedJob]:
-        """The next pending jobs by priority, batch and place, after the key of the last one seen.
+        """The next pending jobs by priority, batch and place, after the key `after` of the last job read.
 
-        A job that becomes pending again before that key is found by the next walk from the start.
+        A job that becomes pending again before that position is found by reading from the start again.
         """
         pages = [
             map(
                 QueuedJob._make,
                 self._database.all(
-                    "waiting", batch=batch, now=self.now_s(), limit=limit, **_behind(after or _START, batch)
+                    "waiting", batch=batch, now=self.now_s(), limit=limit, **_position_in(after or _START, batch)
                 ),
             )
             for batch in batches
@@ -152,11 +153,11 @@ class StoreReader:
         return list(islice(merge(*pages, key=lambda waiting: waiting.key), limit))
 
     def due(self, before_s: float, limit: int) -> list[QueuedJob]:
-        """Pending jobs with a deadline of their own up to a time, the nearest first."""
+        """Pending jobs whose own deadline is before a time, the nearest first."""
         return [*map(QueuedJob._make, self._database.all("due", before=before_s, now=self.now_s(), limit=limit))]
 
     def next_retry_s(self, batches: Sequence[int] | None = None) -> float | None:
-        """When the first job with a pending retry may start, of these batches or of all."""
+        """The time of the first pending retry, in some batches or in all; None if there is none."""
         if batches is None:
             rows = self._database.all("next_retry")
         else:
@@ -164,7 +165,7 @@ class StoreReader:
         return min((row[0] for row in rows if row[0] is not None), default=None)
 
     def results(self, batch: int, after: int, limit: int) -> list[Result]:
-        """Jobs after a line, in file order, finished or not.
+        """Up to `limit` jobs after a line, finished or not, in file order.
 
         A job whose answer is damaged is returned as pending, without a body; see `Store.requeue_damaged`.
         """
@@ -183,24 +184,24 @@ class StoreReader:
         return {code or "failed": count for code, count in self._database.all("failures_by_code", batch=batch)}
 
     def check(self) -> CheckReport:
-        """Check everything that is stored; changes nothing."""
+        """Check all stored data, without changing it."""
         try:
             names = {batch.id: batch.name for batch in self.batches()}
-        except StoreError:  # reported by the check, too
+        except StoreError:  # the check reports it too
             names = {}
         return check_store(self._database, names)
 
     def runners(self, batch: int | None = None) -> list[Runner]:
-        """Processes that use a shared store, or run jobs of one batch, with their running jobs. Empty for SQLite."""
+        """Processes that use a shared store, or that run jobs of a batch, with their running jobs. Empty for SQLite."""
         rows = self._database.all("runners") if batch is None else self._database.all("runners_of", batch=batch)
         return [Runner(*row) for row in rows]
 
     def being_written(self, batch: int) -> bool:
-        """Whether a live process writes the output of a batch; known only on a server."""
+        """Whether a process has claimed the output of a batch; always False for SQLite."""
         return self._database.one("claimed", key=batch) is not None
 
     def ask_cancel(self, batch: int) -> None:
-        """Request the cancellation of a batch; needs mode "ask"."""
+        """Request the cancellation of a batch; requires mode "ask"."""
 
         def work() -> None:
             with self._database.writing(durable=True):
@@ -245,8 +246,8 @@ def _result(number: int, state: int, custom_id: str | None, identity: bytes | No
     )
 
 
-def _behind(after: SortKey, batch: int) -> dict[str, Any]:
-    """Where reading a batch resumes: older batches are done at this priority, newer ones are not."""
+def _position_in(after: SortKey, batch: int) -> dict[str, Any]:
+    """Map a queue position to a batch: at its priority, older batches have been read completely, newer ones not."""
     rank, reached, place, last = after
     if batch == reached:
         return {"rank": rank, "place": place, "id": last}

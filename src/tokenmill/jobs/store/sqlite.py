@@ -1,11 +1,11 @@
 """The SQLite file of a store: one writer, any number of readers.
 
-`store.db` is in WAL mode, so readers and the writer do not wait for each other. The working process holds `store.lock`.
-A transaction is durable (answers: on disk before they count), not durable (can be derived again), or deferred
-(committed together with the next one). A process without the lock may write too, such as a gateway that receives a
-file; while it waits it locks `store.wait`, and then nothing is deferred. The log is written back to the file and
-truncated when the store is opened and closed, when the disk is full, and when it exceeds a limit that depends on the
-free space. Does not know the tables.
+`store.db` is in WAL mode, so readers and the writer do not wait for each other. The process that runs jobs holds
+`store.lock`. A transaction is durable (on disk when committed, such as answers), not durable (its changes can be
+derived again), or deferred (committed together with the next one). Processes without the lock may write too, such as a
+gateway that receives a file; while they wait they lock `store.wait`, and no transaction is deferred. The log is written
+back to the file and truncated when the store is opened and closed, when the disk is full, and when it exceeds a limit
+that depends on the free space. Does not depend on the tables.
 """
 
 import fcntl
@@ -20,9 +20,9 @@ from typing import Any, NoReturn, TypeVar
 from urllib.parse import quote
 
 from tokenmill.errors import StoreError, StoreInUse
-from tokenmill.jobs.store.backend import AccessMode
+from tokenmill.jobs.store.backend import FOREIGN_DATABASE, NO_BATCHES, STORE_TOO_NEW, STORE_TOO_OLD, AccessMode
 from tokenmill.jobs.store.queries import migrations, newest, queries, schema
-from tokenmill.jobs.store.sqlite_errors import gone, is_disk_full, mapped_errors, unusable
+from tokenmill.jobs.store.sqlite_errors import is_disk_full, mapped_errors, removed, unusable
 from tokenmill.units import KIB, MIB
 
 FILE = "store.db"
@@ -31,12 +31,12 @@ WAIT = "store.wait"
 APPLICATION_ID = 0x746D696C  # "tmil"
 OLDEST_SQLITE = (3, 35, 0)  # RETURNING
 BUSY_WAIT_S = 10.0
-PAGE_BYTES = 4 * KIB  # of a new store; every page that a transaction changes is logged as a whole
+PAGE_BYTES = 4 * KIB  # of a new store; small, because changed pages are logged completely
 CACHE_BYTES = 96 * MIB
-MAX_LOG_BYTES = 128 * MIB  # size at which the log is written back to the file, where the disk has room for it
-LOG_SHARE_OF_FREE = 4  # the log gets this share of the free space, so that the file can absorb it
+MAX_LOG_BYTES = 128 * MIB  # size at which the log is written back to the file, if the disk has enough space
+LOG_SHARE_OF_FREE = 4  # the log may use one part in this many of the free space, so that the file can absorb it
 MIN_LOG_PAGES = 64
-CLOSE_WAIT_S = 1.0  # for readers, before the log is left unmerged
+CLOSE_WAIT_S = 1.0  # for readers; after that, the log is not written back
 
 T = TypeVar("T")
 
@@ -49,7 +49,9 @@ class Database:
 
     def __init__(self, folder: Path, mode: AccessMode) -> None:
         if sqlite3.sqlite_version_info < OLDEST_SQLITE:
-            raise StoreError(f"SQLite {sqlite3.sqlite_version} is too old", hint="Python needs SQLite 3.35 or newer")
+            raise StoreError(
+                f"SQLite {sqlite3.sqlite_version} is too old", hint="use a Python with SQLite 3.35 or newer"
+            )
         self.path = folder / FILE
         self.deferred = False
         self._guard = threading.RLock()
@@ -69,7 +71,7 @@ class Database:
             stack.pop_all()
 
     def run(self, name: str, /, **values: Any) -> sqlite3.Cursor:
-        """Run a named query, inside `writing` or for reading."""
+        """Run a named query; a query that writes must be inside `writing`."""
         with mapped_errors(self.path):
             return self._connection.execute(queries()[name], values)
 
@@ -79,12 +81,12 @@ class Database:
             return self._connection.executemany(queries()[name], rows).rowcount
 
     def all(self, name: str, /, **values: Any) -> list[Any]:
-        """All rows of a reading query, from one snapshot."""
+        """All rows of a read-only query, from one snapshot."""
         with self._guard, mapped_errors(self.path):
             return self._connection.execute(queries()[name], values).fetchall()
 
     def one(self, name: str, /, **values: Any) -> Any:
-        """The first row of a reading query, or None."""
+        """The first row of a read-only query, or None."""
         rows = self.all(name, **values)
         return rows[0] if rows else None
 
@@ -95,7 +97,7 @@ class Database:
             self._check_here()
             deferred = deferred and not self._is_awaited()
             if not durable and not deferred:
-                self.flush()  # it may be large, and a savepoint would copy every page that it changes
+                self.flush()  # this transaction may be large, and a savepoint would copy every page that it changes
             joined = self.deferred
             if joined:
                 self._connection.execute("SAVEPOINT joined")
@@ -116,7 +118,7 @@ class Database:
 
     @contextmanager
     def _announced(self) -> Iterator[None]:
-        """Without the lock: signal to its holder that a transaction waits."""
+        """Without the lock, signal to its holder that a transaction waits."""
         if self._lock is not None or self._wait is None:
             yield
             return
@@ -138,7 +140,7 @@ class Database:
         return False
 
     def _undo(self, *, joined: bool) -> None:
-        """Roll back one transaction; an error such as a full disk has already rolled back deferred changes with it."""
+        """Roll back one transaction; on an error such as a full disk, SQLite has rolled back deferred changes too."""
         if joined and self._connection.in_transaction:
             self._connection.execute("ROLLBACK TO joined")
             self._connection.execute("RELEASE joined")
@@ -157,7 +159,7 @@ class Database:
                     self._undo(joined=False)
 
     def transaction(self, work: Callable[[], T]) -> T:
-        """Run a transaction; on a full disk, write the log back, which frees its space, and run it once more."""
+        """Run a transaction; if the disk is full, write the log back, which frees its space, and run it once more."""
         try:
             return work()
         except StoreError as error:
@@ -165,7 +167,7 @@ class Database:
                 raise
             with self._guard, mapped_errors(self.path):
                 with suppress(StoreError):
-                    self.flush()  # this loses only which jobs run, which is known here
+                    self.flush()  # a failure loses only the running state of jobs, which is known here
                 checkpoint(self._connection)
                 self._limit_log()
             return work()
@@ -180,7 +182,7 @@ class Database:
         return [] if found == ["ok"] else found
 
     def close(self) -> None:
-        """Write the log back, and close the file and the lock."""
+        """Write the log back, close the file and release the lock."""
         try:
             with self._guard, mapped_errors(self.path):
                 try:
@@ -194,7 +196,7 @@ class Database:
             self._unlock()
 
     def _limit_log(self) -> None:
-        """Set the size at which the log is written back to the file, by the space that is free now."""
+        """Set the size at which the log is written back to the file, by the current free space."""
         free = shutil.disk_usage(self.path.parent).free
         allowed = max(MIN_LOG_PAGES * self._page_bytes, min(MAX_LOG_BYTES, free // LOG_SHARE_OF_FREE))
         if not allowed // 2 < self._log_bytes <= allowed:
@@ -209,7 +211,7 @@ class Database:
         except OSError:
             here = False
         if not here:
-            raise gone(self.path)
+            raise removed(self.path)
 
     def _unlock(self) -> None:
         for held in (self._lock, self._wait):
@@ -229,8 +231,8 @@ def _locked(folder: Path) -> int:
             holder = os.pread(lock, 100, 0).decode("ascii", "replace").strip()
             os.close(lock)
             raise StoreInUse(
-                f"process {holder or 'of unknown number'} works with the batches in {folder}",
-                hint="wait for it or end it; one process works at a time, any number may ask for the status",
+                f"process {holder or 'with unknown number'} is running the batches in {folder}",
+                hint="wait for it or stop it; only one process can run batches, but tokenmill status works meanwhile",
             ) from None
         except OSError:
             os.close(lock)
@@ -256,15 +258,15 @@ def _connected(path: Path, mode: AccessMode) -> sqlite3.Connection:
             check_same_thread=False,
         )
         try:
-            version = _version(connection, path)  # before anything is changed: it may belong to another program
+            version = _version(connection, path)  # before changing anything, because it may belong to another program
             if mode == "work":
                 connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
                 if connection.execute("PRAGMA journal_mode = WAL").fetchone() != ("wal",):
                     _refuse_disk(path)
                 connection.execute(f"PRAGMA cache_size = {-CACHE_BYTES // KIB}")
-                connection.execute("PRAGMA temp_store = MEMORY")  # statement journals, too
+                connection.execute("PRAGMA temp_store = MEMORY")  # also for statement journals
                 checkpoint(connection)
-            _bring_up(connection, path, version, work=mode == "work")
+            _create_or_migrate(connection, path, version, work=mode == "work")
         except BaseException:
             connection.close()
             raise
@@ -272,18 +274,18 @@ def _connected(path: Path, mode: AccessMode) -> sqlite3.Connection:
 
 
 def _no_batches(path: Path) -> StoreError:
-    return StoreError(f"there are no batches in {path.parent}", hint="tokenmill run starts one")
+    return StoreError(f"there are no batches in {path.parent}", hint="start one with tokenmill run", code=NO_BATCHES)
 
 
 def checkpoint(connection: sqlite3.Connection) -> None:
-    """Write the log back to the file and truncate it, as far as readers and the disk allow."""
-    with suppress(sqlite3.OperationalError):  # locked, or no space: the log stays; damage is another class of error
+    """Write the log back to the file and truncate it, as far as readers and free space allow."""
+    with suppress(sqlite3.OperationalError):  # locked, or no space; damage raises another class
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 def _refuse_disk(path: Path) -> NoReturn:
     raise StoreError(
-        f"the file system of {path} cannot hold a database that several processes read",
+        f"the file system of {path} does not support databases shared by several processes",
         hint="put the state folder on a local disk",
     )
 
@@ -294,32 +296,36 @@ def _version(connection: sqlite3.Connection, path: Path) -> int:
     application: int = connection.execute("PRAGMA application_id").fetchone()[0]
     empty = connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0] == 0
     if not empty and application != APPLICATION_ID:
-        raise StoreError(f"{path} is the database of another program", hint="give tokenmill a state folder of its own")
+        raise StoreError(
+            f"{path} is the database of another program", hint="use another state folder", code=FOREIGN_DATABASE
+        )
     if version > newest():
         raise StoreError(
-            f"{path} was written by a newer tokenmill: the store's version is {version}, {newest()} is known here",
-            hint="use that tokenmill, or another state folder",
+            f"{path} was written by a newer tokenmill: it has version {version}, this one supports up to {newest()}",
+            hint="upgrade tokenmill, or use another state folder",
+            code=STORE_TOO_NEW,
         )
     return version
 
 
-def _bring_up(connection: sqlite3.Connection, path: Path, version: int, *, work: bool) -> None:
+def _create_or_migrate(connection: sqlite3.Connection, path: Path, version: int, *, work: bool) -> None:
     """Create or migrate the tables."""
     if version == newest():
         return
-    if not work and version == 0:  # its creation failed, perhaps on a full disk
+    if not work and version == 0:  # its creation failed
         raise _no_batches(path)
     if not work:
         raise StoreError(
-            f"{path} has version {version} of the store, and this tokenmill reads version {newest()}",
-            hint="tokenmill run upgrades it, as does tokenmill store check --repair",
+            f"{path} has store version {version}, and this tokenmill reads version {newest()}",
+            hint="upgrade it with tokenmill run or tokenmill store check --repair",
+            code=STORE_TOO_OLD,
         )
     steps = [schema()] if version == 0 else [text for number, text in migrations().items() if number > version]
     migrate(connection, steps, newest())
 
 
 def migrate(connection: sqlite3.Connection, steps: Iterable[str], version: int) -> None:
-    """Run scripts in one transaction and set the version that they lead to."""
+    """Run migration scripts in one transaction, and set the new version."""
     script = "\n".join(
         (
             "BEGIN IMMEDIATE;",

@@ -13,40 +13,41 @@ from tokenmill.errors import StoreError, StoreFull, StoreInUse
 from tokenmill.units import KIB
 
 STORE_DAMAGED = "store_damaged"
-"""The code of a StoreError for a database file that SQLite cannot read."""
+"""The code of a StoreError for a damaged database file."""
 
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _READ_ONLY = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH)
-_GO_ON = "everything that was acknowledged is kept, and the same command goes on from there"
-_FULL_BYTES = 64 * KIB  # SQLite cannot begin a transaction with less: its log index alone takes 32 KiB
+_RESUME_HINT = "finished answers are kept; run the same command again to resume"
+_FULL_BYTES = 64 * KIB  # SQLite cannot begin a transaction with less; its log index alone takes 32 KiB
 
-_WORDS = dict.fromkeys(
-    _READ_ONLY, ("cannot be written to", "check who owns the folder and whether its file system is read-only")
+_MESSAGES = dict.fromkeys(
+    _READ_ONLY, ("cannot be written", "check the owner of the folder and whether its file system is read-only")
 ) | {
-    sqlite3.SQLITE_CANTOPEN: ("cannot be opened", "check that its folder is there and who may use it"),
-    # SQLite hides errno: quotas, file size limits and failing disks all end here.
-    sqlite3.SQLITE_IOERR: ("could not be read or written", f"see dmesg and df; {_GO_ON}"),
-    sqlite3.SQLITE_NOMEM: ("could not be used", f"the machine is out of memory: free some; {_GO_ON}"),
+    sqlite3.SQLITE_CANTOPEN: ("cannot be opened", "check that its folder exists, and its permissions"),
+    # SQLite hides errno; quotas, file size limits and failing disks are all reported like this.
+    sqlite3.SQLITE_IOERR: ("could not be read or written", f"see dmesg and df; {_RESUME_HINT}"),
+    sqlite3.SQLITE_NOMEM: ("could not be used", f"the machine is out of memory; {_RESUME_HINT}"),
     sqlite3.SQLITE_PROTOCOL: ("could not be locked", "put the state folder on a local disk"),
 }
 
 
 def full(where: Path) -> StoreFull:
     """The error for a full disk."""
-    return StoreFull(f"no room is left on the disk of {where}", hint=f"free some space: {_GO_ON}")
+    return StoreFull(f"the disk of {where} is full", hint=f"free some space; {_RESUME_HINT}")
 
 
 def is_disk_full(error: StoreError) -> bool:
-    """Whether a write failed for lack of space; SQLite reports a disk quota as a failed write."""
+    """Whether a write failed for lack of space; SQLite reports an exceeded quota as a failed write."""
     code = getattr(error.__cause__, "sqlite_errorcode", None)
     return isinstance(error, StoreFull) or code == sqlite3.SQLITE_IOERR_WRITE
 
 
-def gone(where: Path) -> StoreError:
+def removed(where: Path) -> StoreError:
     """The error for a file that was removed or replaced."""
     return StoreError(
         f"{where} was removed or replaced while it was in use",
-        hint="put the folder back if it was moved; without it the batch starts anew",
+        hint="move the folder back if it was moved; otherwise the same command starts a new batch",
+        code="store_removed",
     )
 
 
@@ -66,14 +67,14 @@ def _mapped(error: sqlite3.Error, path: Path) -> StoreError:
     if code in _DAMAGED:
         return _damaged(path, error)
     if code in _READ_ONLY and not path.exists():
-        return gone(path)
+        return removed(path)
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         return StoreInUse(
             f"{path} is locked by another program",
-            hint="close what has it open (fuser names it), then run the same command again",
+            hint="close that program (fuser shows it), then run the same command again",
         )
-    what, hint = _WORDS.get(code, ("", "this is a bug; please report it"))
-    if (code in _WORDS or code == sqlite3.SQLITE_ERROR) and (cause := _cause(path)) is not None:
+    what, hint = _MESSAGES.get(code, ("", "this is a bug; please report it"))
+    if (code in _MESSAGES or code == sqlite3.SQLITE_ERROR) and (cause := _cause(path)) is not None:
         return cause
     return StoreError(f"{path} {what}: {error}" if what else f"{path}: {error}", hint=hint)
 
@@ -86,13 +87,13 @@ def start_over(folder: Path) -> str:
     """The hint for a database that cannot be repaired."""
     name = shlex.quote(str(folder))
     return (
-        f"to compute everything again, move the store away (mv {name} {name}.damaged), move the output file away as "
+        f"to compute everything again, move the store away (mv {name} {name}.damaged) and the output file as "
         "well, then run the same command"
     )
 
 
 def _cause(path: Path) -> StoreError | None:
-    """The cause that the file system reveals, if any."""
+    """The cause of an error as found in the file system, if any."""
     folder = path.parent
     with suppress(OSError):
         if shutil.disk_usage(folder).free < _FULL_BYTES:
@@ -109,13 +110,13 @@ def _not_permitted(path: Path) -> StoreError:
     if os.statvfs(path).f_flag & os.ST_RDONLY:
         return StoreError(
             f"{path} is on a read-only file system",
-            hint="copy the store to a disk that can be written: SQLite writes next to it even to read",
+            hint="copy the store to a writable disk: SQLite writes next to a database even to read it",
         )
     info = path.stat()
     return StoreError(
         f"no permission to read and write {path} (owner {info.st_uid}, mode {info.st_mode & 0o777:o}, "
         f"this process is user {os.geteuid()})",
-        hint="run as its owner, or change the owner or the mode; SQLite writes next to a database even to read it",
+        hint="run as its owner, or change its owner or mode; SQLite writes next to a database even to read it",
     )
 
 
@@ -123,7 +124,7 @@ def unusable(folder: Path, error: OSError) -> StoreError:
     """The error for a folder that cannot be used."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return full(folder)
-    hint = "check the path and who may write there"
+    hint = "check the path and its permissions"
     if error.errno in (errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS):
-        hint = "this file system has no locks: put the state folder on a local disk"
+        hint = "the file system does not support locks: put the state folder on a local disk"
     return StoreError(f"cannot use {folder}: {error.strerror or error}", hint=hint)

@@ -1,8 +1,8 @@
 """The durable store of batches, jobs and answers, written by one process or, on a server, by several.
 
-What is acknowledged (a sealed batch, a committed answer) survives the end of the process and of the machine. An answer
-is stored once per identity and never changes. Does not decide which job runs when, and does not interpret answers.
-Methods may be called from several threads.
+Sealed batches and committed answers survive a crash of the process or the machine. An answer is stored once per
+identity and never changes. The store neither schedules jobs nor interprets answers. Methods may be called from several
+threads.
 """
 
 import logging
@@ -36,9 +36,9 @@ T = TypeVar("T")
 
 
 def _serialized(method: "Callable[Concatenate[Store, P], T]") -> "Callable[Concatenate[Store, P], T]":
-    """Serialise a method between threads, and repeat it after conflicts.
+    """Serialise calls of a method, and repeat its transaction after conflicts.
 
-    The sets of running and held jobs change after the transaction, so that it can be repeated.
+    Methods change `_running` and `_held` only after the transaction, so that it can be repeated.
     """
 
     @wraps(method)
@@ -50,7 +50,7 @@ def _serialized(method: "Callable[Concatenate[Store, P], T]") -> "Callable[Conca
 
 
 class Store(StoreReader):
-    """An open store whose jobs this process runs; jobs that an ended process left running become pending."""
+    """An open store whose jobs this process runs. Opening it requeues jobs that a dead process left running."""
 
     def __init__(
         self, address: Address, *, clock: Callable[[], float] | None = None, shutdown: Shutdown | None = None
@@ -71,22 +71,22 @@ class Store(StoreReader):
             super().close()
 
     def renew_lease(self) -> None:
-        """Renew the lease; call it periodically while jobs run."""
+        """Renew the lease; must be called periodically while jobs run."""
         self._coordinator.renew_lease()
 
     def claim_output(self, batch: int) -> bool:
-        """Whether this process may write the output of a batch; only one process may, until it closes the store."""
+        """Claim the output of a batch until the store is closed; returns whether this process has the claim."""
         return self._coordinator.claim_output(batch)
 
     def shards(self, slots: int) -> ShardView:
-        """The pending jobs that a worker of this process may take: all, or its shards if others use the store."""
+        """The pending jobs for a worker of this process: all, or its shards if other processes use the store."""
         return self._coordinator.shards(self, slots)
 
     def announce(self, spec: WorkerSpec) -> None:
-        """Announce to other workers what this process will run once its engine is loaded."""
+        """Announce to other workers which jobs this process will run once its engine is loaded."""
         shards = self.shards(1)
         shards.register(spec, 1)
-        shards.close()  # it takes no jobs yet; the announcement stays until it leaves the store
+        shards.close()  # it takes no jobs yet; the announcement stays until the store is closed
 
     def local_shards(
         self,
@@ -97,14 +97,14 @@ class Store(StoreReader):
         """A shard table for several workers of this process; see `LocalShards`."""
         return LocalShards(self, ShardReader(self, self._database), clock=clock, expected=expected)
 
-    # -- jobs --
+    # -- jobs ----------------------------------------------------------------------------------------------------------
 
     @_serialized
     def start(self, jobs: Iterable[int]) -> Started:
-        """Mark jobs as running. Jobs with an answer are done instead; those with a running equal are held for it.
+        """Mark jobs as running. Jobs whose request has an answer are done; those whose request is running are held.
 
-        Jobs that are no longer pending, or that another process takes at the same time, are in none of the lists. There
-        is no notification for jobs held for another process's job: start them again periodically.
+        Jobs that are no longer pending, or that another process is starting, are in none of the lists. Jobs held for a
+        job of another process must be started again periodically, because their release is not reported.
         """
         running = dict[bytes, Job]()
         answered = list[JobOutcome]()
@@ -136,10 +136,10 @@ class Store(StoreReader):
 
     @_serialized
     def commit(self, finished: Sequence[FinishedJob]) -> tuple[JobOutcome, ...]:
-        """Store answers in one transaction, on disk when this returns; their jobs and held equals are done.
+        """Store answers in one transaction, on disk when this returns. Their jobs, and jobs held for them, are done.
 
-        An identity that has an answer keeps it: committing again changes nothing. The answer of a job that was
-        cancelled meanwhile is kept for others: its batch is charged for it, but the job is not done.
+        An existing answer is kept: committing again changes nothing. The answer of a job that was cancelled meanwhile
+        is stored for other jobs; its cost counts for the batch, but the job stays cancelled.
         """
         outcomes = list[JobOutcome]()
         with self._database.writing(durable=True):
@@ -171,9 +171,9 @@ class Store(StoreReader):
 
     @_serialized
     def fail(self, job: int, failure: Failure, *, retry_at_s: float | None = None) -> tuple[JobOutcome, ...]:
-        """Fail a job, permanently or until a retry. Held equals are released."""
+        """Fail a job permanently, or until `retry_at_s`. Jobs held for it are released."""
         with self._database.writing(durable=retry_at_s is None):
-            # If this process's lease had expired, the job may belong to another process, and stays unchanged.
+            # If the lease of this process has expired, the job may belong to another process and stays unchanged.
             values = {"job": job, "code": failure.code, "message": failure.message, "runner": self._coordinator.id}
             if retry_at_s is None:
                 changed = self._database.run("fail", **values).rowcount
@@ -186,7 +186,7 @@ class Store(StoreReader):
     def record_crash(
         self, jobs: Iterable[int], failure: Failure, *, retry_at_s: float, max_crashes: int = MAX_CRASHES
     ) -> tuple[JobOutcome, ...]:
-        """Count an engine crash against jobs in flight: they are retried, or quarantined after `max_crashes`."""
+        """Count an engine crash against jobs that were in flight; after `max_crashes` a job is quarantined."""
         outcomes = list[JobOutcome]()
         suspects = list(jobs)
         with self._database.writing(durable=True):
@@ -212,9 +212,9 @@ class Store(StoreReader):
 
     @_serialized
     def cancel(self, batch: int) -> int:
-        """Cancel a batch; returns the number of jobs that this ends.
+        """Cancel a batch; returns the number of cancelled jobs.
 
-        The worker must stop and release running jobs; an answer that arrives anyway is kept.
+        The worker must stop and release running jobs; an answer that arrives anyway is stored.
         """
         with self._database.writing(durable=True):
             count = self._database.run("cancel_waiting", batch=batch).rowcount
@@ -223,15 +223,15 @@ class Store(StoreReader):
         return count
 
     def cancel_requests(self) -> list[int]:
-        """Batches that other processes asked to cancel, or cancelled while jobs of theirs run here."""
+        """Batches whose cancellation was requested, or that were cancelled by others while their jobs run here."""
         asked = [row[0] for row in self._database.all("asked")]
         return [*asked, *(self._coordinator.cancelled(list(self._running)) - set(asked))]
 
     @_serialized
     def retry(self, batch: int, *, cancelled: bool = False) -> int:
-        """Make failed and quarantined jobs pending again, except bad lines; returns their number.
+        """Make failed and quarantined jobs pending again, except invalid lines; returns their number.
 
-        Open the output after this, not before: it already contains their lines.
+        Must be called before the output is opened, which then removes their error lines.
         """
         with self._database.writing(durable=True):
             count = self._database.run("retry_failed", batch=batch).rowcount
@@ -252,9 +252,9 @@ class Store(StoreReader):
         return count
 
     def requeue_damaged(self, batch: int) -> int:
-        """Make jobs of a batch with a damaged answer pending again, and those of other batches that share it.
+        """Make jobs with a damaged answer pending again: those of a batch, and those of other batches that share it.
 
-        Returns the number of jobs of this batch; each is logged. Reads every answer of the batch.
+        Returns the number of affected jobs of the batch and logs their lines. Reads every answer of the batch.
         """
         damaged = set[int]()
         after = 0
@@ -267,7 +267,7 @@ class Store(StoreReader):
         self.requeue(damage)
         lines = damage.lines().get(batch, [])
         _log.warning(
-            "%s: the stored answers of %s are damaged and are computed again: %s%s",
+            "%s: the stored answers of %s are damaged and will be recomputed: %s%s",
             self.batch(batch).name,
             number_of(len(lines), "line"),
             ", ".join(map(str, lines[:_LOGGED_LINES])),
@@ -284,12 +284,12 @@ class Store(StoreReader):
             return sum(self._database.run("requeue", job=job).rowcount for job in damage.jobs)
 
     def flush(self) -> None:
-        """Make started jobs visible to other processes; `commit` and other writes do so too."""
+        """Make started jobs visible to other processes; other writes do this too."""
         self._database.flush()
 
     @property
     def unflushed(self) -> bool:
-        """Whether `flush` has something to do."""
+        """Whether there are changes for `flush`."""
         return self._database.deferred
 
     def _recover(self) -> None:
@@ -309,7 +309,7 @@ class Store(StoreReader):
 
 
 def ask_to_cancel(address: Address, name: str, *, clock: Callable[[], float] | None = None) -> None:
-    """Ask the working process to cancel a batch."""
+    """Request the cancellation of a batch from the process that runs it."""
     with StoreReader(address, clock=clock, mode="ask") as reader:
         batch = reader.named(name)
         reader.ask_cancel(batch.id)

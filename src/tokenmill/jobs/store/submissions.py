@@ -1,7 +1,8 @@
-"""Stores submitted batches: `Submissions` stores their lines in groups, then seals them.
+"""Stores, changes and removes batches: `Submissions`.
 
-A group is acknowledged when it is committed; on a server, which may crash while this process continues, when it is on
-the server's disk. Lines are stored only after those before them. A repeated submission continues where the store ends.
+The lines of a batch are stored in groups, in order, and then the batch is sealed. A group is acknowledged when it is
+committed; on a server, which may crash while this process continues, when it is on the server's disk. A repeated
+submission continues after the last stored line.
 """
 
 import json
@@ -17,7 +18,8 @@ from tokenmill.jobs.store.backend import DatabaseBackend
 from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.units import number_of
 
-_FORGET_LINES = 50_000  # deleted in one transaction
+_LATER = "run the same command again later"
+_FORGET_LINES = 50_000  # deleted per transaction
 
 
 class Submissions:
@@ -29,9 +31,9 @@ class Submissions:
         self._reader = reader
 
     def begin(self, how: Submission, *, source: str, key: bytes | None) -> int:
-        """Create a batch without lines. Without a `key` it is found again only after it is sealed with one.
+        """Create a batch without lines. Without a `key` it can be found only after it was sealed with one.
 
-        Raises BeingStored if another process has begun the same batch.
+        Raises BeingStored if another process has created a batch with the same key.
         """
         values = {
             "name": how.name or f"batch_{secrets.token_hex(8)}",
@@ -58,7 +60,7 @@ class Submissions:
                     return int(found[0])
                 row = self._database.run("add_batch", **values).fetchone()
                 if row is None:
-                    raise BeingStored("another process has begun the same batch", hint="the same command finds it")
+                    raise BeingStored("another process is storing the same batch", hint=_LATER)
                 batch: int = row[0]
                 self._coordinator.claim_storing(batch)
             return batch
@@ -73,10 +75,10 @@ class Submissions:
         *,
         after: int | None = None,
     ) -> None:
-        """Store lines in one transaction: `line.Row`s or plain tuples, and blocks of text. Answered jobs are done.
+        """Store lines in one transaction: rows (`line.JobRow` or tuples) and blocks of text. Answered jobs are done.
 
-        Raises UsageError for a custom_id that another line has, and stores none of these lines then. `after`: the last
-        line that was stored before these; LinesLost if another one was.
+        Raises UsageError for a duplicate custom_id, and then stores none of the lines. Raises LinesLost if `after` is
+        given and is not the last stored line.
         """
         if not rows:
             return
@@ -112,14 +114,14 @@ class Submissions:
             run("set_lines", batch=batch, lines=last)
 
     def last_line(self, batch: int) -> int:
-        """The last line that is stored, or 0."""
+        """The number of the last stored line, or 0."""
         row = self._database.one("last_job", **JobId.span(batch))
         return JobId.line(row[0] or 0)
 
     def seal(self, batch: int, key: bytes, *, last: int | None = None, jobs: int | None = None) -> Batch:
-        """Note that all lines are stored; on the disk when this returns.
+        """Mark a batch as complete; on disk when this returns.
 
-        `last` and `jobs`: the last line that was read and the number of jobs; LinesLost if something else is stored.
+        Raises LinesLost if the last stored line is not `last`, or the number of jobs is less than `jobs`.
         """
 
         def work() -> None:
@@ -138,7 +140,7 @@ class Submissions:
         return self._coordinator.storing(batch)
 
     def set_deadline(self, batch: int, deadline_s: float) -> int:
-        """Change the deadline; returns how many expired jobs are pending again because of that."""
+        """Change the deadline; returns the number of expired jobs that become pending again."""
         values = {"batch": batch, "deadline_s": deadline_s}
 
         def work() -> int:
@@ -172,7 +174,7 @@ class Submissions:
                         self._database.run("rank_jobs", first=low + 1, last=high - 1, **ranks)
 
     def retire(self, batch: int) -> None:
-        """Keep the batch, but let the same command create a new one."""
+        """Keep a batch, but let the same command create a new one."""
 
         def work() -> None:
             with self._database.writing(durable=False):
@@ -181,7 +183,7 @@ class Submissions:
         self._database.transaction(work)
 
     def forget(self, batch: int) -> None:
-        """Remove a batch and its lines; answers stay. If a kill interrupts this, the next opening continues."""
+        """Remove a batch and its lines, but no answers. If interrupted, the next opening of the store continues."""
         self._database.transaction(lambda: self._forget(batch))
 
     def _forget(self, batch: int) -> None:
@@ -197,14 +199,14 @@ class Submissions:
             self._database.run("forget_batch", batch=batch)
 
     def _check_lines(self, batch: int, last: int) -> None:
-        """Raise LinesLost unless `last` is the last line that is stored."""
+        """Raise LinesLost unless `last` is the last stored line."""
         if (there := self.last_line(batch)) < last:
             raise _lost(f"lines {there + 1} to {last}")
         if there > last:
-            raise LinesLost("another process stored lines of this batch meanwhile", hint="run the same command again")
+            raise LinesLost("another process has stored lines of this batch", hint="run the same command again")
 
     def _blocks(self, batch: int) -> Iterator[tuple[int, bytes]]:
-        """The text of a batch in blocks, with the id of each block's first job."""
+        """Yield the text of a batch in blocks, each with the number of its first job."""
         after = JobId.of(batch, 0) - 1
         last = JobId.of(batch, JobId.MAX_LINE)
         while row := self._database.run("block_after", after=after, last=last).fetchone():
@@ -218,14 +220,15 @@ class Submissions:
             found = self._database.run("holder_of_custom_id", batch=batch, custom_id=custom_id).fetchone()
             if custom_id is not None and found[0] != job:
                 return UsageError(
-                    f"custom_id {custom_id!r} is on line {JobId.line(found[0])} and again on line {JobId.line(job)}",
-                    hint="every line of a file needs its own; without one a line is called line-N",
+                    f"lines {JobId.line(found[0])} and {JobId.line(job)} have the same custom_id {custom_id!r}",
+                    hint="use unique custom_ids; a line without one is named line-N",
+                    code="duplicate_custom_id",
                 )
         raise AssertionError("the database refused a row without a conflict")
 
 
 def _lost(lines: str) -> LinesLost:
     return LinesLost(
-        f"{lines} of this batch were stored and are gone: the server lost what it had acknowledged",
-        hint="the same command stores them again; fsync and synchronous_commit of the server should be on",
+        f"{lines} of this batch were lost by the server after it had acknowledged them",
+        hint="run the same command again to store them; fsync and synchronous_commit of the server should be on",
     )

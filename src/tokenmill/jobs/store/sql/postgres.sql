@@ -1,5 +1,5 @@
--- What PostgreSQL says otherwise than queries.sql, by the same names, and what only several runners need.
--- LOCKS: locks of this store are told from those of others in the database by the number of its table of batches.
+-- Queries that differ on PostgreSQL from those of the same name in queries.sql, and queries for several workers (runners).
+-- Advisory locks use the OID of the table of batches as their class, so that several stores can share a database.
 
 -- name: tables
 SELECT relname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
@@ -262,10 +262,9 @@ DELETE FROM stretches WHERE id = :stretch;
 -- name: drop_stretches
 DELETE FROM stretches WHERE runner = :runner;
 
--- Pending jobs between positions of one batch, neither included, for many pairs at once. An index is read up to an end only
--- by the first column of a comparison: hence not (rank, place, id) < (...), which would read on as long as rank is the
--- same. ORDER BY inside, so that it is that index. NOT IN (SELECT ...) is hashed by servers of every version, where
--- NOT id = ANY (...) is gone through for every row.
+-- Pending jobs between two positions of a batch, both excluded, for many pairs in one query. Only the first column of a row
+-- comparison ends an index scan: (rank, place, id) < (...) would scan all rows with the same rank, so it is not used. The
+-- inner ORDER BY selects the index. All server versions hash NOT IN (SELECT ...), but scan NOT id = ANY (...) per row.
 
 -- name: first_between
 SELECT job.*
@@ -288,7 +287,7 @@ LATERAL (
      ORDER BY place, id LIMIT 1)) AS job
 ORDER BY job.rank, span.batch, job.place, job.id LIMIT 1;
 
--- Of one priority each, as stretches are.
+-- Spans must have a single priority, as shards (stretches) have.
 
 -- name: count_between
 SELECT (SELECT count(*) FROM (
@@ -314,7 +313,7 @@ LATERAL (SELECT id, rank, place, prompt_bytes, max_tokens, deadline_s, attempts,
          ORDER BY place, id LIMIT :limit) AS job
 ORDER BY at, job.place, job.id;
 
--- What runners can do, for `leased_shards`.
+-- Which jobs workers can run, for `postgres_shards`.
 
 -- name: able
 UPDATE runners SET model_id = :model_id, room = :room, batches = :batches WHERE id = :runner;

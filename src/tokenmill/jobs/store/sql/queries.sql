@@ -1,5 +1,5 @@
--- Every query of the jobs room, by name. States: 0 pending, 1 running, 2 done, 3 failed, 4 cancelled, 5 set aside;
--- they are spelled out because a partial index is only used for a constant.
+-- All queries of the store, by name. States: 0 pending, 1 running, 2 done, 3 failed, 4 cancelled, 5 quarantined. They are
+-- literals because a partial index is used only for constants.
 
 -- name: add_batch
 INSERT INTO batches (name, key, created_s, source, model_id, output, errors, reuse, priority, deadline_s, defaults)
@@ -109,7 +109,7 @@ WHERE batch = :batch AND state < 2 AND state = 0 AND (rank, place, id) > (:rank,
   AND (not_before_s IS NULL OR not_before_s <= :now)
 ORDER BY rank, place, id LIMIT :limit;
 
--- Between two positions of a batch, neither included.
+-- Pending jobs between two positions of a batch, both excluded.
 
 -- name: waiting_between
 SELECT id, rank, place, prompt_bytes, max_tokens, deadline_s, attempts, deaths FROM jobs
@@ -222,11 +222,11 @@ WHERE id BETWEEN :first AND :last AND state = 4;
 UPDATE batches SET cancelled_s = NULL, asked_s = NULL WHERE id = :batch;
 
 -- name: expire_jobs
-UPDATE jobs SET state = 3, code = 'deadline', message = 'its deadline passed before it was started'
+UPDATE jobs SET state = 3, code = 'deadline', message = 'the deadline passed before the job started'
 WHERE state = 0 AND deadline_s IS NOT NULL AND deadline_s <= :now RETURNING id;
 
 -- name: expire_batch
-UPDATE jobs SET state = 3, code = 'deadline', message = 'the batch''s deadline passed before it was started'
+UPDATE jobs SET state = 3, code = 'deadline', message = 'the deadline of the batch passed before the job started'
 WHERE batch = :batch AND state < 2 AND state = 0;
 
 -- name: overdue_batches
@@ -274,7 +274,7 @@ DELETE FROM blocks WHERE id BETWEEN :first AND :last;
 -- name: forget_batch
 DELETE FROM batches WHERE id = :batch;
 
--- Files and batches that were submitted by HTTP.
+-- Files and batches submitted over HTTP.
 
 -- name: add_file
 INSERT INTO files (id, owner, filename, purpose, bytes, sha256, created_s, expires_s)

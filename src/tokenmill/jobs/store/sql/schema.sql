@@ -1,17 +1,17 @@
--- The whole schema of version 3. A change goes into migrations/ under the next number and into this file;
--- a test compares the two.
+-- The complete schema of version 3. Changes are made both here and in a new file in migrations/; a test compares the
+-- results.
 --
--- Every page that a transaction changes is written to the write-ahead log as a whole. So the counters of a batch are
--- columns of its row, and the index of open jobs does not change when a job is started.
+-- A transaction writes every page that it changes completely to the write-ahead log. Therefore the counters of a batch are
+-- columns of its row, and starting a job does not change the index of open jobs.
 
 CREATE TABLE batches (
     id          INTEGER PRIMARY KEY AUTOINCREMENT,
     name        TEXT    NOT NULL UNIQUE,
-    key         BLOB    UNIQUE,            -- model, content and output: what the same command finds again
+    key         BLOB    UNIQUE,            -- hash of model, content and output; identifies the batch of a command
     created_s   REAL    NOT NULL,
-    sealed_s    REAL,                      -- NULL: not all lines are stored yet
+    sealed_s    REAL,                      -- NULL: not all lines are stored
     cancelled_s REAL,
-    asked_s     REAL,                      -- another process asks to cancel
+    asked_s     REAL,                      -- when another process requested the cancellation
     source      TEXT    NOT NULL,
     model_id    TEXT    NOT NULL,
     output      TEXT,
@@ -27,7 +27,7 @@ CREATE TABLE batches (
     cached_tokens     INTEGER NOT NULL DEFAULT 0,
     completion_tokens INTEGER NOT NULL DEFAULT 0,
     engine_s          REAL    NOT NULL DEFAULT 0,
-    pending   INTEGER NOT NULL DEFAULT 0,  -- jobs by state, so that a status reads one row and not a million
+    pending   INTEGER NOT NULL DEFAULT 0,  -- number of jobs by state
     running   INTEGER NOT NULL DEFAULT 0,
     done      INTEGER NOT NULL DEFAULT 0,
     failed    INTEGER NOT NULL DEFAULT 0,
@@ -36,13 +36,13 @@ CREATE TABLE batches (
 );
 
 CREATE TABLE jobs (
-    id           INTEGER PRIMARY KEY,      -- batch << 32 | line: the table is in the order of the files
+    id           INTEGER PRIMARY KEY,      -- batch << 32 | line
     batch        INTEGER NOT NULL,
-    state        INTEGER NOT NULL,         -- job.State
+    state        INTEGER NOT NULL,         -- models.State
     custom_id    TEXT,
-    identity     BLOB,                     -- NULL: a bad line
+    identity     BLOB,                     -- NULL: an invalid line
     place        BLOB,
-    rank         INTEGER NOT NULL,         -- the negative of the priority
+    rank         INTEGER NOT NULL,         -- negative priority
     prompt_bytes INTEGER,
     max_tokens   INTEGER,
     deadline_s   REAL,
@@ -54,13 +54,13 @@ CREATE TABLE jobs (
     answer       INTEGER                   -- answers.id
 );
 
--- The text of the lines, many in a row: a row for each would cost as much again as the job itself.
+-- The text of the lines, many per row: one row per line would double the cost of a job.
 CREATE TABLE blocks (
-    id   INTEGER PRIMARY KEY,              -- of the block's first line, as in jobs
+    id   INTEGER PRIMARY KEY,              -- jobs.id of the block's first line
     data BLOB NOT NULL
 );
 
--- Never changed, never deleted while a job points there.
+-- Never changed, and never deleted while a job refers to it.
 CREATE TABLE answers (
     id                INTEGER PRIMARY KEY,
     identity          BLOB    NOT NULL UNIQUE,
@@ -77,7 +77,7 @@ CREATE INDEX jobs_later    ON jobs (not_before_s) WHERE state = 0 AND not_before
 CREATE INDEX jobs_deadline ON jobs (deadline_s)   WHERE state = 0 AND deadline_s IS NOT NULL;
 CREATE INDEX jobs_failed   ON jobs (batch, id) WHERE state IN (3, 5);
 
--- Insertions are counted by the code that inserts: a trigger would run a million times in a submit.
+-- Insertions are counted by the inserting code, because a trigger would run once per line.
 CREATE TRIGGER jobs_counted AFTER UPDATE OF state ON jobs WHEN old.state <> new.state BEGIN
     UPDATE batches SET pending   = pending   + (new.state = 0) - (old.state = 0),
                        running   = running   + (new.state = 1) - (old.state = 1),
@@ -88,12 +88,12 @@ CREATE TRIGGER jobs_counted AFTER UPDATE OF state ON jobs WHEN old.state <> new.
     WHERE id = new.batch;
 END;
 
--- Files and batches that were submitted by HTTP. The bytes of the files are in the gateway's folder.
+-- Files and batches submitted over HTTP. The contents of the files are in the gateway's folder.
 CREATE TABLE files (
     seq       INTEGER PRIMARY KEY AUTOINCREMENT,
-    id        TEXT    NOT NULL UNIQUE,     -- also the name of the file that holds the bytes
-    owner     TEXT,                        -- the name of an API key; NULL: sent without a key
-    filename  TEXT    NOT NULL,            -- the client's name for it; only displayed
+    id        TEXT    NOT NULL UNIQUE,     -- also the name of the file with the content
+    owner     TEXT,                        -- name of an API key; NULL: sent without a key
+    filename  TEXT    NOT NULL,            -- as given by the client; only displayed
     purpose   TEXT    NOT NULL,
     bytes     INTEGER NOT NULL,
     sha256    TEXT    NOT NULL,
@@ -114,22 +114,22 @@ CREATE TABLE http_batches (
     expires_s         REAL    NOT NULL,
     output_file_id    TEXT    NOT NULL,
     error_file_id     TEXT    NOT NULL,
-    output_kept_s     INTEGER,                  -- how long its results are kept; NULL: until they are deleted
-    model             TEXT,                     -- the one that its lines name
+    output_kept_s     INTEGER,                  -- seconds; NULL: results are kept until they are deleted
+    model             TEXT,                     -- named in its lines
     in_progress_s     REAL,                     -- NULL: see sealed_s of the job batch
     finalizing_s      REAL,
     cancelling_s      REAL,
     ended_s           REAL,
-    ended             TEXT,                     -- its final status; NULL: see http_batch_states
-    errors            TEXT,                     -- JSON: why the file was refused
-    outcome           TEXT                      -- JSON: counts and totals at its end
+    ended             TEXT,                     -- final status; NULL: see http_batch_states
+    errors            TEXT,                     -- JSON: errors in the input file
+    outcome           TEXT                      -- JSON: counts and totals at the end
 );
 
 CREATE INDEX http_batches_open  ON http_batches (seq) WHERE ended IS NULL;
 CREATE INDEX http_batches_input ON http_batches (input_file_id) WHERE ended IS NULL;
 
--- The status of an HTTP batch: its own columns say what the client asked for and what the gateway did, its job batch says
--- how far the jobs are. When it ends, counts and totals are copied to it, because its result files do not change any more.
+-- The status of an HTTP batch, from its own columns (the client's request and the steps of the gateway) and from the progress
+-- of its job batch. When it ends, counts and totals are copied to it, because its result files no longer change.
 CREATE VIEW http_batch_states AS
 SELECT seq, http_batches.id AS id, owner, endpoint, completion_window, input_file_id, metadata,
        http_batches.priority AS priority, http_batches.created_s AS created_s, expires_s,

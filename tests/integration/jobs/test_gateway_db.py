@@ -1,4 +1,4 @@
-"""desk.db of an older gateway is taken over into the store, also if a kill interrupts that."""
+"""desk.db of an older gateway is migrated into the store, also if a kill interrupts the migration."""
 
 import os
 import shutil
@@ -13,8 +13,8 @@ import pytest
 
 from support.desk import EXPECTED, old_state
 from tokenmill.errors import StoreInUse
-from tokenmill.jobs.store import desk
-from tokenmill.jobs.store.desk import DESK, TAKEN_OVER, take_over_desk
+from tokenmill.jobs.store import gateway_db
+from tokenmill.jobs.store.gateway_db import GATEWAY_DB, MIGRATED, migrate_gateway_db
 from tokenmill.jobs.store.http_batches import HttpBatches, Page, batches_by_status
 from tokenmill.jobs.store.store import Store
 
@@ -24,7 +24,7 @@ STEPS = 400  # more than a takeover has
 def taken_over(folder: Path) -> dict[str, Any]:
     """Take over, and what the store holds then."""
     rows = HttpBatches(folder, clock=lambda: EXPECTED["now_s"])
-    take_over_desk(folder, rows)
+    migrate_gateway_db(folder, rows)
     found = {"files": rows.files(None, Page(100)), "batches": rows.batches(None, Page(100))}
     rows.close()
     return found
@@ -42,9 +42,9 @@ def test_a_takeover_that_is_killed_at_any_step_is_repeated(tmp_path: Path) -> No
         if not _killed_at(step, folder):
             break
         killed += 1
-        renamed += (folder / TAKEN_OVER).exists()
+        renamed += (folder / MIGRATED).exists()
         assert taken_over(folder) == whole, step
-        assert not (folder / DESK).exists()
+        assert not (folder / GATEWAY_DB).exists()
         shutil.rmtree(folder)
     assert killed > 20
     assert 0 < renamed < killed
@@ -81,32 +81,32 @@ def test_it_is_done_once(tmp_path: Path) -> None:
     rows = HttpBatches(folder)
     file = EXPECTED["batches_by_status"]["unused_file"]
     assert rows.delete_file(file) is None
-    assert not take_over_desk(folder, rows)
+    assert not migrate_gateway_db(folder, rows)
     assert not rows.has_file(file)
     rows.close()
     assert len(first["files"]) == len(taken_over(folder)["files"]) + 1
 
 
 def test_a_desk_whose_creation_was_interrupted(tmp_path: Path) -> None:
-    sqlite3.connect(tmp_path / DESK).close()
+    sqlite3.connect(tmp_path / GATEWAY_DB).close()
     rows = HttpBatches(tmp_path)
-    (tmp_path / DESK).touch()
-    assert take_over_desk(tmp_path, rows)
+    (tmp_path / GATEWAY_DB).touch()
+    assert migrate_gateway_db(tmp_path, rows)
     assert rows.batches(None, Page(10)) == []
     rows.close()
 
 
 def test_an_older_gateway_that_still_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(desk, "_BUSY_S", 0.1)
+    monkeypatch.setattr(gateway_db, "_BUSY_S", 0.1)
     folder = old_state(tmp_path)
-    running = sqlite3.connect(folder / DESK, isolation_level=None)
+    running = sqlite3.connect(folder / GATEWAY_DB, isolation_level=None)
     running.execute("SELECT count(*) FROM batches").fetchone()
     rows = HttpBatches(folder)
     with pytest.raises(StoreInUse):
-        take_over_desk(folder, rows)
+        migrate_gateway_db(folder, rows)
     assert batches_by_status(folder) == dict.fromkeys(batches_by_status(folder) or (), 0)
     running.close()
-    assert take_over_desk(folder, rows)
+    assert migrate_gateway_db(folder, rows)
     rows.close()
 
 
