@@ -118,7 +118,7 @@ class NativeRig:
     """The native engine: one load serves all settings that do not move weights."""
 
     def __init__(self, plan: Plan, starter: Starter, *, max_sequences: int) -> None:
-        """`most_sequences`: maximum of all trials; some engine settings depend on it."""
+        """`max_sequences`: maximum of all trials; some engine settings depend on it."""
         limit = min(starter.config.step_limit_s, STEP_LIMIT_S)
         starter.config = replace(starter.config, step_limit_s=limit)
         self._plan = plan
@@ -206,7 +206,7 @@ class ServerRig:
     """A server of llama.cpp, ik_llama.cpp or vLLM."""
 
     def __init__(self, plan: Plan, starter: Starter, *, max_sequences: int) -> None:
-        """`most_sequences`: maximum of all trials."""
+        """`max_sequences`: maximum of all trials."""
         self._plan = plan
         self._starter = starter
         self._max_sequences = max_sequences

@@ -173,7 +173,7 @@ def space_for(
 ) -> Space:
     """The search space for a plan. Settings that its goal specifies are fixed, except sequences.
 
-    `cores` are the usable physical ones; `most_sequences` is the maximum that the engine decodes concurrently.
+    `cores` are the usable physical ones; `max_sequences` is the maximum that the engine decodes concurrently.
     """
     goal = plan.goal
     now = plan.settings
