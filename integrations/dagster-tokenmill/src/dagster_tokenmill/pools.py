@@ -23,19 +23,19 @@ def main(given: Sequence[str] | None = None) -> int:
     pools.add_argument("--pool", default=POOL, help="name of the pool, default: %(default)s")
     each = "number of slots that one batch should fill, default: %(default)s"
     pools.add_argument("--lanes-each", dest="slots_each", type=int, default=1, metavar="N", help=each)
-    asked = parser.parse_args(given)
-    if asked.slots_each < 1:
-        parser.error(f"--lanes-each must be at least 1 (got {asked.slots_each})")
+    arguments = parser.parse_args(given)
+    if arguments.slots_each < 1:
+        parser.error(f"--lanes-each must be at least 1 (got {arguments.slots_each})")
     resource = TokenmillResource(
-        base_url=asked.url, api_key=os.environ.get("TOKENMILL_API_KEY"), model=asked.model, first_patience_s=5.0
+        base_url=arguments.url, api_key=os.environ.get("TOKENMILL_API_KEY"), model=arguments.model, first_patience_s=5.0
     )
     try:
         with dg.DagsterInstance.get() as instance:
-            limit = resource.size_pool(instance, asked.pool, slots_each=asked.slots_each)
+            limit = resource.size_pool(instance, arguments.pool, slots_each=arguments.slots_each)
     except dg.Failure as error:
         sys.stderr.write(f"error: {error.description}\n")
         return 1
-    sys.stdout.write(f"{asked.pool} {limit}\n")
+    sys.stdout.write(f"{arguments.pool} {limit}\n")
     return 0
 
 

@@ -69,8 +69,8 @@ def expand_asset(
     **options: Any,
 ) -> dg.AssetsDefinition:
     """A dataset grown from the examples of `seeds`; `options`: those of `recipe_asset`."""
-    asked = variants(ways, languages, formats, expand_methods(prompts))
-    texts = {way: load_prompt(way, prompts) for way in dict.fromkeys(variant.way for variant in asked)}
+    chosen = variants(ways, languages, formats, expand_methods(prompts))
+    texts = {way: load_prompt(way, prompts) for way in dict.fromkeys(variant.way for variant in chosen)}
     judge_prompt = load_prompt(JUDGE, prompts) if judge else None
     answer_schema = None if schema is None else read_schema(schema)
     options["ins"], read = reader_of(seeds, "seeds", options.get("ins"))
@@ -85,7 +85,7 @@ def expand_asset(
         request = ExpandRequest(
             found,
             ExpandPrompts(found.shape, texts, sampling, answer_schema),
-            asked,
+            chosen,
             file,
             judge=judge_prompt,
             least_score=least_score,
@@ -125,7 +125,7 @@ def distill_asset(
         check_prompts(source, ask)
         done = await distill(runner, source, ask, file, thinking=thinking, tell=context.log.info)
         metadata = {
-            "asked": done.asked,
+            "asked": done.chosen,
             "failed": done.failed,
             "waiting": done.waiting,
             "cut": done.cut,

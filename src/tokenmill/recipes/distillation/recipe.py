@@ -93,19 +93,19 @@ def prospect_of(prompts: DistillPrompts, ask: DistillOptions) -> Prospect:
     """The stage for a forecast; raises UsageError if a prompt is invalid."""
     jobs = check_prompts(prompts, ask)
     sample = _sample(prompts, ask, jobs)
-    ceilings = [line["body"].get("max_completion_tokens") or line["body"]["max_tokens"] for line in sample]
-    most = round(sum(ceilings) * jobs / len(ceilings))
+    limits = [line["body"].get("max_completion_tokens") or line["body"]["max_tokens"] for line in sample]
+    output_tokens = round(sum(limits) * jobs / len(limits))
     notes = [
         f"{number_of(jobs // ask.samples, 'prompt')}, {number_of(ask.samples, 'sample')} of each "
         f"at temperature {ask.effective_temperature:g}"
     ]
     if ask.top_logprobs:
-        tops = most * (ask.top_logprobs + 1)
+        tops = output_tokens * (ask.top_logprobs + 1)
         notes.append(
             f"the top {ask.top_logprobs} tokens at each position take up to {format_bytes(tops * PARQUET_BYTES)} in "
             f"Parquet and {format_bytes(tops * STORED_BYTES)} in the batch store"
         )
-    own = any(ceiling != ask.max_tokens for ceiling in ceilings)
+    own = any(limit != ask.max_tokens for limit in limits)
     each = f"the maximum of its line, else {ask.max_tokens:,} tokens" if own else f"{ask.max_tokens:,} tokens"
     assumed = f"every answer has the maximum length: {each}"
     stage = StageProspect(STAGE, jobs, sample, output_tokens=ask.max_tokens, assumed=assumed)

@@ -70,7 +70,7 @@ def row_of(
     tokens: AnswerTokens,
 ) -> dict[str, Any]:
     """The row of an answer."""
-    asked = line["body"]
+    request = line["body"]
     body = answered.body or {}
     origin = origin_of_answer(answered, origin)
     usage = body.get("usage") or {}
@@ -92,10 +92,10 @@ def row_of(
         "model_id": origin.model_id,
         "engine": origin.engine,
         "build": origin.build,
-        "temperature": asked.get("temperature"),
-        "top_p": asked.get("top_p"),
-        "seed": asked.get("seed"),
-        "max_tokens": asked.get("max_tokens", asked.get("max_completion_tokens")),
+        "temperature": request.get("temperature"),
+        "top_p": request.get("top_p"),
+        "seed": request.get("seed"),
+        "max_tokens": request.get("max_tokens", request.get("max_completion_tokens")),
     }
 
 

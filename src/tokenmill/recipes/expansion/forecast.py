@@ -62,18 +62,18 @@ def _lines(request: ExpandRequest, of_round: int) -> int:
     if request.target is None:
         return of_round * int(request.max_rounds)
     needed = _needed(request.target)
-    asked = 0
+    lines = 0
     rounds = 0
-    while asked < needed and rounds < request.max_rounds:
-        if part_lines(asked, of_round) == of_round:  # all later parts are whole rounds, because parts grow
-            return asked + of_round * int(min(ceil((needed - asked) / of_round), request.max_rounds - rounds))
+    while lines < needed and rounds < request.max_rounds:
+        if part_lines(lines, of_round) == of_round:  # all later parts are whole rounds, because parts grow
+            return lines + of_round * int(min(ceil((needed - lines) / of_round), request.max_rounds - rounds))
         left = of_round
-        while left and asked < needed:
-            part = part_lines(asked, left)
-            asked = asked + part
+        while left and lines < needed:
+            part = part_lines(lines, left)
+            lines = lines + part
             left = left - part
         rounds += 1
-    return asked
+    return lines
 
 
 def _sample(request: ExpandRequest, round_one: list[ExpansionJob], jobs: int) -> list[ExpansionJob]:

@@ -205,10 +205,10 @@ def _text(where: str, column: str, value: Any) -> str:
 def _from_chat(where: str, value: Any, shape: Shape) -> Example:
     turns = _turns(where, value, shape)
     role, content = shape.turn
-    asked = [at for at, turn in enumerate(turns) if _ROLES.get(turn[role], turn[role]) == "user"]
-    if not asked:
+    questions = [at for at, turn in enumerate(turns) if _ROLES.get(turn[role], turn[role]) == "user"]
+    if not questions:
         raise UsageError(f"{where} has no user message in {shape.chat!r}", hint="remove or correct the row")
-    last = asked[-1]
+    last = questions[-1]
     after = turns[last + 1 :]
     if len(after) > 1 or (after and _ROLES.get(after[0][role], after[0][role]) != "assistant"):
         raise UsageError(

@@ -188,13 +188,13 @@ def _gathered(sizes: Sequence[int], limit: int) -> list[list[int]]:
 
 def _filled(sizes: Sequence[int], limit: int) -> list[list[int]]:
     made = list[list[int]]()
-    held = 0
+    total = 0
     for size in sizes:
-        if not made or held + size > limit:
+        if not made or total + size > limit:
             made.append([])
-            held = 0
+            total = 0
         made[-1].append(size)
-        held += size
+        total += size
     return made
 
 
@@ -202,10 +202,10 @@ def _tail(text: str, limit: int, count: TokenCount) -> str:
     """The end of a text: whole sentences, or words if no sentence fits."""
     for level in (_HEADING_LEVELS + 1, _HEADING_LEVELS + 3):
         kept = list[str]()
-        held = 0
+        total = 0
         for part in reversed(list(_parts(text[-_LONGEST_TOKEN * limit :], level))):
-            held += count(part)
-            if held > limit:
+            total += count(part)
+            if total > limit:
                 break
             kept.append(part)
         if kept:

@@ -99,12 +99,12 @@ def _reducing(split: Sequence[int], limits: TokenLimits, request: SummarizeReque
     left = list(split)
     while left and len(stages) < MAX_LEVELS:
         grouped = [groups([note] * count, limits.available("reduce")) for count in left]
-        asked = [size for sizes in grouped for size in sizes if size > 1]
+        reduced = [size for sizes in grouped for size in sizes if size > 1]
         name = stage_name(len(stages) + 2)
-        size_bytes = sum(asked) * note * BYTES_PER_TOKEN + len(asked) * prefix_bytes
+        size_bytes = sum(reduced) * note * BYTES_PER_TOKEN + len(reduced) * prefix_bytes
         stage = StageProspect(
             name,
-            len(asked),
+            len(reduced),
             prompt_bytes=size_bytes,
             shared_bytes=prefix_bytes,
             output_tokens=limits.answer,
