@@ -16,8 +16,8 @@ from tokenmill.gateway.batches import routes as batch_routes
 from tokenmill.gateway.http import openapi
 from tokenmill.gateway.http.faults import GatewayFault
 from tokenmill.gateway.http.middleware import AccessMiddleware, refusal
+from tokenmill.gateway.http.openapi import RouteGroup
 from tokenmill.gateway.http.request_context import context_of
-from tokenmill.gateway.http.route_group import RouteGroup
 from tokenmill.gateway.monitoring import dashboard_api, health
 from tokenmill.gateway.state import GatewayState
 

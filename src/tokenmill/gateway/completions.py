@@ -29,11 +29,10 @@ from tokenmill.gateway.backends.backend import Backend, Events, StartedStream, b
 from tokenmill.gateway.http import openapi
 from tokenmill.gateway.http.client_connection import ClientLeft, cancel_on_disconnect
 from tokenmill.gateway.http.faults import Busy, GatewayFault
-from tokenmill.gateway.http.openapi import INFERENCE, Operation
+from tokenmill.gateway.http.openapi import INFERENCE, Operation, RouteGroup
 from tokenmill.gateway.http.request import ParsedRequest, parse_body, parsed_request, priority_of, read_body
 from tokenmill.gateway.http.request_context import RequestContext, context_of
 from tokenmill.gateway.http.response_writer import ResponseWriter, SlowClient
-from tokenmill.gateway.http.route_group import RouteGroup
 from tokenmill.gateway.monitoring.recorder import FinishedRequest, PriorityClass
 from tokenmill.gateway.state import GatewayState
 from tokenmill.gateway.streaming import DONE, HEADERS, ChoiceStream, Chunks, Heading, failure, merged

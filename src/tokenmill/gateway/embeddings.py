@@ -12,10 +12,9 @@ from tokenmill.errors import EngineError, RequestRefused
 from tokenmill.gateway.backends.backend import Backend, worth_trying
 from tokenmill.gateway.http.client_connection import ClientLeft, cancel_on_disconnect
 from tokenmill.gateway.http.faults import GatewayFault
-from tokenmill.gateway.http.openapi import INFERENCE, DocumentedAnswer, Operation
+from tokenmill.gateway.http.openapi import INFERENCE, DocumentedAnswer, Operation, RouteGroup
 from tokenmill.gateway.http.request import parse_body, priority_of, read_body
 from tokenmill.gateway.http.request_context import context_of
-from tokenmill.gateway.http.route_group import RouteGroup
 from tokenmill.gateway.state import GatewayState
 from tokenmill.jobs.openai.validation import validate
 

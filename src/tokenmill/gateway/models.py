@@ -7,8 +7,7 @@ from starlette.routing import Route
 from tokenmill.errors import UnknownModel
 from tokenmill.gateway import schemas
 from tokenmill.gateway.backends.backend import ServedModel
-from tokenmill.gateway.http.openapi import NO_KEY, DocumentedAnswer, Operation, path_parameter
-from tokenmill.gateway.http.route_group import RouteGroup
+from tokenmill.gateway.http.openapi import NO_KEY, DocumentedAnswer, Operation, RouteGroup, path_parameter
 from tokenmill.gateway.state import GatewayState
 
 

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from support import patient
 from support.gateway_clients import faked
 from tokenmill.gateway import app
-from tokenmill.gateway.http.route_group import RouteGroup
+from tokenmill.gateway.http.openapi import RouteGroup
 
 
 def test_every_route_is_described_and_every_description_is_served(tmp_path: Path) -> None:

@@ -22,9 +22,9 @@ from tokenmill.gateway.backends.health_check import HealthHistory, PollPace, kee
 from tokenmill.gateway.backends.http_client import Upstream, UpstreamLost
 from tokenmill.gateway.backends.passthrough import hides_usage, relayed_body
 from tokenmill.gateway.backends.relay import Relay, lost
+from tokenmill.gateway.http.openapi import RouteGroup
 from tokenmill.gateway.http.request_context import RequestContext
 from tokenmill.gateway.http.response_writer import ResponseWriter
-from tokenmill.gateway.http.route_group import RouteGroup
 from tokenmill.gateway.monitoring.recorder import FinishedRequest, Recorder
 
 if TYPE_CHECKING:

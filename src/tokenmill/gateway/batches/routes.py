@@ -28,8 +28,8 @@ from tokenmill.gateway.batches.files import (
 from tokenmill.gateway.batches.runner import TICK_S, HttpBatchRunner
 from tokenmill.gateway.batches.schemas import OPERATIONS, BatchRequestObject
 from tokenmill.gateway.http.faults import GatewayFault
+from tokenmill.gateway.http.openapi import RouteGroup
 from tokenmill.gateway.http.request import parse_body, read_body
-from tokenmill.gateway.http.route_group import RouteGroup
 from tokenmill.gateway.state import GatewayState
 from tokenmill.jobs.openai.validation import validate
 from tokenmill.jobs.store.gateway_db import migrate_gateway_db

@@ -1,10 +1,11 @@
 """/openapi.json (OpenAPI 3.1), built from the operations of all route groups and their models.
 
-A route group lists an `Operation` for each route. Models are msgspec Structs or TypedDicts; each becomes a schema
-under its name. The suffix `Object`, as in `BatchObject`, is removed.
+Each module with routes has a function `route_group(state)`, which `app.py` calls. Its RouteGroup has an `Operation` for
+each route. Models are msgspec Structs or TypedDicts; each becomes a schema under its name, without the suffix `Object`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from tokenmill.gateway.schemas import Error
 from tokenmill.version import __version__
@@ -62,6 +63,16 @@ class Operation:
     body_type: str = "application/json"
     parameters: Sequence[Mapping[str, Any]] = ()
     needs_key: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RouteGroup:
+    """Related routes, their operations, and a context manager that runs while the gateway serves."""
+
+    routes: Sequence[BaseRoute]
+    operations: Sequence[Operation] = ()
+    lifespan: Callable[[], AbstractAsyncContextManager[None]] | None = None
+    open_paths: frozenset[str] = frozenset()  # paths that need no key
 
 
 def path_parameter(name: str) -> dict[str, Any]:

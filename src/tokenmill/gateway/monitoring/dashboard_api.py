@@ -14,8 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tokenmill.gateway.http.faults import GatewayFault
-from tokenmill.gateway.http.openapi import NO_KEY, DocumentedAnswer, Operation, path_parameter
-from tokenmill.gateway.http.route_group import RouteGroup
+from tokenmill.gateway.http.openapi import NO_KEY, DocumentedAnswer, Operation, RouteGroup, path_parameter
 from tokenmill.gateway.monitoring.events import EventStream, Feed
 from tokenmill.gateway.monitoring.metrics import CONTENT_TYPE, Metrics
 from tokenmill.gateway.monitoring.monitor import Monitor

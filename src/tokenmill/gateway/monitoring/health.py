@@ -4,8 +4,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tokenmill.gateway.http.openapi import DocumentedAnswer, Operation
-from tokenmill.gateway.http.route_group import RouteGroup
+from tokenmill.gateway.http.openapi import DocumentedAnswer, Operation, RouteGroup
 from tokenmill.gateway.schemas import Health, HealthReport
 from tokenmill.gateway.state import GatewayState
 
