@@ -125,7 +125,7 @@ def distill_asset(
         check_prompts(source, ask)
         done = await distill(runner, source, ask, file, thinking=thinking, tell=context.log.info)
         metadata = {
-            "asked": done.chosen,
+            "asked": done.asked,
             "failed": done.failed,
             "waiting": done.waiting,
             "cut": done.cut,
