@@ -51,7 +51,7 @@ def test_a_file_is_cold_then_filled_then_warm(model: Path) -> None:
     assert steps[-1].bytes_done == steps[-1].bytes_total == SIZE
     again = fill([model])
     assert (again.cold_bytes, again.read_bytes, again.gb_s) == (0, 0, None)
-    assert "40.0 MiB" in again.as_words()
+    assert "40.0 MiB" in again.describe()
 
 
 def test_residency_tells_ranges(model: Path) -> None:

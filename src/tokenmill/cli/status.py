@@ -112,7 +112,7 @@ def _many(batches: list[Batch], workers: Workers) -> list[RenderableType]:
 
 def _left(reserves: dict[str, AppliedLimits]) -> list[RenderableType]:
     """The cores and memory that running engines reserve for other programs, as the kernel reports them."""
-    return [f"engine {name}: {words}" for name, kept in reserves.items() for words in kept.as_words()]
+    return [f"engine {name}: {words}" for name, kept in reserves.items() for words in kept.describe()]
 
 
 def _row(batch: Batch, workers: Workers) -> tuple[str, ...]:

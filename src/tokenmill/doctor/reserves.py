@@ -29,7 +29,7 @@ def running_findings(state: Path) -> list[CheckResult]:
         CheckResult(
             "reserve",
             "advice" if kept.lacking else "fine",
-            f"engine {name}: {'; '.join(kept.as_words())}",
+            f"engine {name}: {'; '.join(kept.describe())}",
             _WHY if kept.lacking else None,
         )
         for name, kept in reserves_now(state).items()

@@ -51,7 +51,7 @@ class CacheFill:
         """Read rate in GB/s; None if nothing was read."""
         return self.read_bytes / self.seconds / 1e9 if self.read_bytes and self.seconds else None
 
-    def as_words(self) -> str:
+    def describe(self) -> str:
         """Return one sentence for the user."""
         if not self.read_bytes:
             return f"all {format_bytes(self.total_bytes)} cached already"

@@ -125,7 +125,7 @@ async def start_server(
         env=prepared.env,
         detach=detach,
         contained=prepared.contained,
-        afterwards=prepared.afterwards,
+        cleanup_command=prepared.cleanup_command,
         on_note=starting(progress),
     )
     address = f"http://{config.host}:{port}"
@@ -245,9 +245,9 @@ def failed_start(process: Process, kind: EngineKind) -> EngineError:
     end = process.exit
     outside = engine_from_outside(end, kind)
     if cause is None or outside or (end is not None and end.for_memory):
-        message = f"while loading, the {kind} engine {process.words()}"
+        message = f"while loading, the {kind} engine {process.describe()}"
         return EngineDied(message, hint=log_tail(process), from_outside=outside)
-    message = f"while loading, the {kind} engine {process.words()}: {cause.message}"
+    message = f"while loading, the {kind} engine {process.describe()}: {cause.message}"
     return EngineError(message, hint="\n".join(filter(None, (cause.hint, log_tail(process)))) or None)
 
 

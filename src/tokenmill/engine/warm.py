@@ -76,7 +76,7 @@ class ColdStart:
         """Ratio of cold to warm time."""
         return self.cold_s / self.warm_s if self.cold_s is not None and self.warm_s else None
 
-    def as_words(self) -> str:
+    def describe(self) -> str:
         """Return one sentence for the user."""
         if self.cold_s is None or self.warm_s is None or self.times is None:
             return "the cold start was not measured"

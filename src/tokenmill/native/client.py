@@ -332,7 +332,7 @@ class NativeEngine(Engine):
             return EngineDied("the native engine closed the connection", hint=hint, from_outside=None)
         end = await self._process.wait()
         outside = engine_from_outside(end, "native") if self._hung is None else False
-        how = self._hung or self._process.words()
+        how = self._hung or self._process.describe()
         return EngineDied(f"the native engine {how}", hint=_log_tail(self._process), from_outside=outside)
 
 
@@ -343,7 +343,7 @@ async def _failed_start(process: Process) -> EngineError:
         if text.startswith('{"error"'):
             reported = from_wire(json.loads(text))
             return reported if isinstance(reported, EngineError) else EngineError(reported.message, hint=reported.hint)
-    message = f"while starting, the native engine {process.words()}"
+    message = f"while starting, the native engine {process.describe()}"
     return EngineDied(message, hint=_log_tail(process), from_outside=engine_from_outside(process.exit, "native"))
 
 

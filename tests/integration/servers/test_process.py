@@ -85,7 +85,7 @@ def test_stopped_politely_then_by_force(tmp_path: Path) -> None:
         )
         await said(polite, "up")
         end = await polite.stop()
-        assert (end.code, end.asked, polite.words()) == (4, True, "was stopped")
+        assert (end.code, end.asked, polite.describe()) == (4, True, "was stopped")
         assert polite.tail(1) == ("bye",), "a shell may add that its child was terminated"
         stubborn = await Process.start(
             ["sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.01; done"], log=tmp_path / "stubborn", grace_s=0.1
@@ -121,7 +121,7 @@ def test_exit_codes_environment_folder_and_priority(tmp_path: Path) -> None:
         )
         end = await process.wait()
         assert (end.code, end.signal, process.exit) == (7, None, end)
-        assert process.words().endswith("code 7")
+        assert process.describe().endswith("code 7")
         said, session = process.tail()  # its input is empty
         assert said == f"hello {tmp_path} 19"
         assert session.endswith((" nice 19", "No such file or directory")), "for its session, if the kernel has those"
@@ -212,7 +212,7 @@ def test_inherited_descriptors_close_with_the_process(tmp_path: Path) -> None:
 def test_something_is_run_when_all_is_over(tmp_path: Path) -> None:
     async def scene() -> None:
         mark = tmp_path / "mark"
-        process = await Process.start(["true"], log=tmp_path / "log", afterwards=["touch", str(mark)])
+        process = await Process.start(["true"], log=tmp_path / "log", cleanup_command=["touch", str(mark)])
         await process.stop()
         assert mark.exists()
 

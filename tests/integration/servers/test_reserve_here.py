@@ -75,7 +75,7 @@ def test_every_thread_keeps_off_the_reserved_core(
             now = current_limits(tmp_path, record)
             assert now is not None
             assert set(now.cpus or ()) == kept
-            assert tuple(notes) == now.as_words()
+            assert tuple(notes) == now.describe()
             assert notes[0].startswith("1 core (CPU")
             assert "1.0 GiB" in notes[1]
             os.sched_setaffinity(pid, cpus)  # an engine that changes its affinity is detected; a cpuset prevents it

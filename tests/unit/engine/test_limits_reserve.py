@@ -53,7 +53,7 @@ def test_what_holds_and_what_does_not_are_sentences() -> None:
     kept = AppliedLimits(
         3, 64 * GIB, tuple(range(13)), (13, 14, 15), "control group", 704 * GIB, "systemd scope", ("but.",)
     )
-    cores, memory, note = kept.as_words()
+    cores, memory, note = kept.describe()
     assert all(value in cores for value in ("3 cores", "CPUs 13-15", "CPUs 0-12", "control group"))
     assert all(value in memory for value in ("64.0 GiB", "704.0 GiB", "systemd scope"))
     assert note == "but."
@@ -63,7 +63,7 @@ def test_nothing_reserved_is_nothing_arranged() -> None:
     arranged = prepare_limits(plan_with(), EngineConfig(nice=5), name="kimi")
     assert arranged.preparation is not None
     assert (arranged.preparation.nice, arranged.preparation.cpus, arranged.preparation.group) == (5, None, None)
-    assert (arranged.applied, arranged.own_cpus, arranged.wrapper, arranged.afterwards) == (None, None, (), ())
+    assert (arranged.applied, arranged.own_cpus, arranged.wrapper, arranged.cleanup_command) == (None, None, (), ())
 
 
 def test_cores_of_this_machine_are_left_by_affinity_at_least() -> None:

@@ -48,12 +48,12 @@ def test_travels_as_one_argument(wanted: Preparation) -> None:
 @given(PREPARATIONS)
 def test_every_wish_has_words(wanted: Preparation) -> None:
     wishes = [wanted.nice, wanted.cpus, wanted.nodes, wanted.memlock_bytes, wanted.oom_score_adj, wanted.group]
-    assert len(wanted.as_words()) == sum(wish is not None for wish in wishes) + (wanted.scheduling != "normal")
+    assert len(wanted.describe()) == sum(wish is not None for wish in wishes) + (wanted.scheduling != "normal")
 
 
 def test_nothing_asked_is_nothing_said() -> None:
     assert Preparation().encode() == "{}"
-    assert Preparation().as_words() == ()
+    assert Preparation().describe() == ()
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_reserved_cores_are_left_with_their_siblings_unless_told_not_to() -> Non
 def test_pinning_leaves_the_reserved_cores_alone() -> None:
     wanted = preparation(plan_on(ONE, reserve_cores=3), EngineConfig(pin_cores=True, nice=5, scheduling="batch"))
     assert wanted == Preparation(nice=5, scheduling="batch", cpus=tuple(range(13)), oom_score_adj=1000)
-    assert wanted.as_words() == ("nice 5", "batch scheduling", "CPUs 0-12", "out-of-memory score +1000")
+    assert wanted.describe() == ("nice 5", "batch scheduling", "CPUs 0-12", "out-of-memory score +1000")
 
 
 def test_nothing_is_pinned_where_nothing_is_reserved() -> None:
@@ -126,7 +126,7 @@ def test_nothing_is_pinned_where_nothing_is_reserved() -> None:
 def test_a_model_that_no_node_holds_is_spread_over_all() -> None:
     wanted = preparation(plan_on(TWO), EngineConfig())
     assert (wanted.nodes, wanted.interleave) == ((0, 1), True)
-    assert wanted.as_words()[0].endswith("NUMA nodes 0-1")
+    assert wanted.describe()[0].endswith("NUMA nodes 0-1")
 
 
 def test_a_model_that_one_node_holds_stays_there_with_its_processors() -> None:

@@ -50,7 +50,7 @@ def test_joined_ranges_hold_the_same_bytes(blocks: list[tuple[int, str]]) -> Non
 
 def test_a_rate_needs_something_read() -> None:
     assert CacheFill(GIB, 0, 0, 0.0).gb_s is None
-    assert CacheFill(GIB, GIB, GIB, 0.5).as_words() == "1.0 GiB of 1.0 GiB read in 0.5 s, 2.1 GB/s"
+    assert CacheFill(GIB, GIB, GIB, 0.5).describe() == "1.0 GiB of 1.0 GiB read in 0.5 s, 2.1 GB/s"
 
 
 def test_unknown_residency_is_not_cold() -> None:

@@ -46,14 +46,14 @@ KERNEL = "Out of memory: Killed process 12 (llama-server) total-vm:9kB, anon-rss
 )
 def test_words(end: Exit, for_memory: bool | None, words: tuple[str, ...]) -> None:
     assert end.for_memory is for_memory
-    text = end.words(5 * GIB)
+    text = end.describe(5 * GIB)
     assert all(word in text for word in words), text
     assert ("OOM killer" in text) == ("OOM killer" in " ".join(words))
     assert ("probably" in text) == ("probably" in words)
 
 
 def test_without_a_plan_no_prediction_is_named() -> None:
-    assert "GiB" not in Exit(signal=9, kills=KILLED).words()
+    assert "GiB" not in Exit(signal=9, kills=KILLED).describe()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", None])

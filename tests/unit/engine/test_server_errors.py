@@ -3,7 +3,7 @@
 import pytest
 
 from support.http_answers import captured
-from tokenmill.engine.server.errors import error_of, fault_of, is_loading
+from tokenmill.engine.server.errors import error_object, is_loading, to_error
 from tokenmill.errors import EngineError, RequestRefused, TokenmillError, TooLong
 
 
@@ -18,7 +18,7 @@ from tokenmill.errors import EngineError, RequestRefused, TokenmillError, TooLon
 )
 def test_captured_prompts_that_are_too_long(name: str, needed: int, context: int) -> None:
     answer = captured(name)
-    fault = fault_of(answer.status, answer.text)
+    fault = to_error(answer.status, answer.text)
     assert isinstance(fault, TooLong)
     assert (fault.needed_tokens, fault.context_tokens) == (needed, context)
     assert fault.hint
@@ -62,7 +62,7 @@ def test_published_prompts_that_are_too_long(message: str, needed: int, context:
         f'{{"error": {{"message": "{message}", "code": 400}}}}',
         f'{{"object": "error", "message": "{message}"}}',
     ):
-        fault = fault_of(400, text)
+        fault = to_error(400, text)
         assert isinstance(fault, TooLong)
         assert (fault.needed_tokens, fault.context_tokens) == (needed, context)
 
@@ -81,7 +81,7 @@ def test_published_prompts_that_are_too_long(message: str, needed: int, context:
 )
 def test_other_refusals_keep_the_servers_words(name: str, words: str) -> None:
     answer = captured(name)
-    fault = fault_of(answer.status, answer.text)
+    fault = to_error(answer.status, answer.text)
     assert type(fault) is RequestRefused
     assert words in fault.message
 
@@ -108,13 +108,13 @@ def test_other_refusals_keep_the_servers_words(name: str, words: str) -> None:
     ],
 )
 def test_by_status(status: int, text: str, kind: type[TokenmillError], words: str) -> None:
-    fault = fault_of(status, text)
+    fault = to_error(status, text)
     assert type(fault) is kind
     assert words in fault.message
 
 
 def test_an_endless_body_is_cut() -> None:
-    assert len(fault_of(500, "x" * 100_000).message) < 2100
+    assert len(to_error(500, "x" * 100_000).message) < 2100
 
 
 @pytest.mark.parametrize(
@@ -131,4 +131,4 @@ def test_a_server_that_still_loads(status: int, text: str, loads: bool) -> None:
 
 @pytest.mark.parametrize("text", ["", "null", "3", "{", '{"a":1}'])
 def test_bodies_without_an_error(text: str) -> None:
-    assert error_of(text) == {}
+    assert error_object(text) == {}

@@ -115,7 +115,7 @@ def test_containers(runtime: str) -> None:
     ready = prepared(plan, kind="llama-server", container="img:1", container_runtime=runtime)
     words = list(ready.argv[ready.argv.index(runtime) :])
     assert words[:5] == [runtime, "run", "--rm", "--name", "tokenmill-a"]
-    assert ready.afterwards == (runtime, "rm", "--force", "tokenmill-a")
+    assert ready.cleanup_command == (runtime, "rm", "--force", "tokenmill-a")
     assert ready.contained
     image = words.index("img:1")
     options, inside = words[:image], words[image + 1 :]

@@ -69,13 +69,13 @@ def test_cold_is_reading_and_the_first_request() -> None:
     report = WarmReport(filled, None, run(4.0), run(2.0))
     start = report.cold_start
     assert (start.cold_s, start.read_s, start.warm_s, start.times) == (42.0, 38.0, 2.0, 21.0)
-    assert all(value in start.as_words() for value in ("2.0 s", "42 s", "38 s"))
+    assert all(value in start.describe() for value in ("2.0 s", "42 s", "38 s"))
 
 
 def test_nothing_gained_is_said_as_such() -> None:
-    assert "2.1 s" not in ColdStart(2.1, 0.0, 2.0).as_words()
-    assert "2.0 s" in ColdStart(2.1, 0.0, 2.0).as_words()
-    assert "not measured" in ColdStart(None, 0.0, None).as_words()
+    assert "2.1 s" not in ColdStart(2.1, 0.0, 2.0).describe()
+    assert "2.0 s" in ColdStart(2.1, 0.0, 2.0).describe()
+    assert "not measured" in ColdStart(None, 0.0, None).describe()
     assert WarmReport(None, None, None, None).cold_start.times is None
 
 

@@ -23,7 +23,7 @@ def engine_facts(name: str, up: ReadyEngine, *, detach: bool) -> list[Renderable
         "load": format_seconds(up.load_s) + _read_ahead(up),
     }
     if up.warmth is not None:
-        rows["warm"] = up.warmth.cold_start.as_words()
+        rows["warm"] = up.warmth.cold_start.describe()
         if up.warmth.prefixes:
             rows["digest"] = "\n".join(map(prefix_text, up.warmth.prefixes))
     notes = (*up.refused, *up.engine.capabilities.notes, *(up.warmth.notes if up.warmth else ()))

@@ -47,7 +47,7 @@ class AppliedLimits:
     memory_by: MemoryBy | None = None
     lacking: tuple[str, ...] = ()  # a sentence per limit that is not enforced: why, and how to enforce it
 
-    def as_words(self) -> tuple[str, ...]:
+    def describe(self) -> tuple[str, ...]:
         """One sentence for each limit, enforced or not."""
         words = []
         if self.cpus is not None:
@@ -71,7 +71,7 @@ class PreparedLimits:
     applied: AppliedLimits | None = None  # None: nothing is reserved
     own_cpus: tuple[int, ...] | None = None  # CPUs of this process itself
     wrapper: tuple[str, ...] = ()  # arguments in front of the command
-    afterwards: tuple[str, ...] = ()  # command to run after the process has exited
+    cleanup_command: tuple[str, ...] = ()  # command to run after the process has exited
     env: tuple[tuple[str, str], ...] = ()
     group: Path | None = None
 

@@ -31,7 +31,7 @@ async def start_limited(
     env: Mapping[str, str],
     detach: bool = False,
     contained: bool = False,
-    afterwards: Sequence[str] = (),
+    cleanup_command: Sequence[str] = (),
     on_note: OnNote | None = None,
 ) -> Process:
     """Start an engine process with its limits; `on_note` receives a sentence for each, enforced or not.
@@ -47,7 +47,7 @@ async def start_limited(
             env={**env, **changed},
             preparation=limits.preparation,
             detach=detach,
-            afterwards=(*afterwards, *limits.afterwards),
+            cleanup_command=(*cleanup_command, *limits.cleanup_command),
             predicted_host_bytes=host_bytes(plan),
         )
     except BaseException:
@@ -62,7 +62,7 @@ async def start_limited(
     if on_note is not None:
         if limits.wrapper:
             await _wait_for_scope(process.pid.pid)
-        for note in verified(limits.applied, process.pid.pid).as_words():
+        for note in verified(limits.applied, process.pid.pid).describe():
             on_note(note)
     return process
 

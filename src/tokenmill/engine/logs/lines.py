@@ -29,7 +29,7 @@ _FOREIGN = re.compile(
 )
 _LLAMA = re.compile(r"\d+\.\d\d\.\d{3}\.\d{3} ([TDIWE]) ")  # minutes, seconds, milliseconds, microseconds
 _IK = re.compile(r" ?(VERB|INFO|WARN|ERR) \[ *(\w+)\] ")
-_VLLM_WHO = re.compile(r"\(([\w.-]+(?: rank=\d+)?) pid=\d+\) ?")
+_VLLM_PROCESS = re.compile(r"\(([\w.-]+(?: rank=\d+)?) pid=\d+\) ?")
 _VLLM = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d (?:\[[\w.]+:\d+\]|[\w.]+:\d+\]) ?")
 _UVICORN = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL): +")
 
@@ -40,7 +40,7 @@ class LogLine:
 
     text: str
     level: Level | None = None
-    who: str | None = None  # the process, if the engine has several: Worker_TP0, EngineCore
+    process: str | None = None  # the process, if the engine has several: Worker_TP0, EngineCore
 
 
 def lines(text: str) -> Iterator[LogLine]:
@@ -59,10 +59,10 @@ def line(raw: str) -> LogLine:
         return LogLine(rest[match.end() :], _LETTERS[match[1]])
     if match := _IK.match(rest):
         return LogLine(rest[match.end() :], _WORDS[match[1]], match[2])
-    who = None
-    while match := _VLLM_WHO.match(rest):
-        who = match[1]
+    process = None
+    while match := _VLLM_PROCESS.match(rest):
+        process = match[1]
         rest = rest[match.end() :]
     if match := _VLLM.match(rest) or _UVICORN.match(rest):
-        return LogLine(rest[match.end() :], _WORDS[match[1]], who)
-    return LogLine(rest, None, who)
+        return LogLine(rest[match.end() :], _WORDS[match[1]], process)
+    return LogLine(rest, None, process)

@@ -198,7 +198,7 @@ def _buffers(log_lines: Sequence[LogLine]) -> Iterator[Buffer]:
     found: dict[str, Buffer] = {}
 
     def put(line: LogLine, column: str, gib: str) -> None:
-        rank = _RANK.search(line.who or "")
+        rank = _RANK.search(line.process or "")
         name = "CPU" if on_cpu else f"CUDA{int(rank[1]) if rank else 0}"
         buffer = found.get(name, Buffer(name))
         size: dict[str, Any] = {column: max(0, round(float(gib) * GIB))}

@@ -67,7 +67,7 @@ class Exit:
             return None if self.for_memory is None else not self.for_memory
         return None if self.signal is None and not self.code else False
 
-    def words(self, predicted_host_bytes: int | None = None) -> str:
+    def describe(self, predicted_host_bytes: int | None = None) -> str:
         """Describe the exit status as a predicate: `was killed by SIGKILL (...)`."""
         if self.asked:
             return "was stopped"

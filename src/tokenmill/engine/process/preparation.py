@@ -77,7 +77,7 @@ class Preparation:
                 notes.append(note)
         return tuple(notes)
 
-    def as_words(self) -> tuple[str, ...]:
+    def describe(self) -> tuple[str, ...]:
         """Return one description per setting, for users."""
         words = []
         if self.nice is not None:

@@ -81,7 +81,7 @@ class Process:
         grace_s: float = GRACE_S,
         log_bytes: int = LOG_BYTES,
         pass_fds: Sequence[int] = (),
-        afterwards: Sequence[str] = (),
+        cleanup_command: Sequence[str] = (),
         predicted_host_bytes: int | None = None,
     ) -> "Process":
         """Start a program; EngineError if it cannot be started.
@@ -89,7 +89,7 @@ class Process:
         env: added to the environment of this process.
         detach: keep the program running when this process exits; otherwise it is stopped.
         pass_fds: inherited under the same numbers; the caller closes its own copies.
-        afterwards: command that the supervisor runs after the program has exited.
+        cleanup_command: command that the supervisor runs after the program has exited.
         """
         log.parent.mkdir(parents=True, exist_ok=True)
         exit_file(log).unlink(missing_ok=True)
@@ -103,7 +103,7 @@ class Process:
             None if detach else os.getpid(),
             preparation.encode() if preparation else None,
             tuple(pass_fds),
-            tuple(afterwards),
+            tuple(cleanup_command),
         )
         with os.fdopen(reading, "rb") as ready, tempfile.TemporaryFile() as errors:
             try:
@@ -176,7 +176,7 @@ class Process:
         return await self.wait()
 
     def stop_watching(self) -> None:
-        """Stop watching; a detached process keeps running. The object cannot be used afterwards."""
+        """Stop watching; a detached process keeps running. The object cannot be used after that."""
         if self._pidfd is not None:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
@@ -186,9 +186,9 @@ class Process:
         """Return the last lines that this process wrote to its log."""
         return _tail((supervisor.older(self.log), self.log), lines)
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """Describe the exit status as a predicate for messages: `was killed by ...`."""
-        return "is running" if self.exit is None else self.exit.words(self.predicted_host_bytes)
+        return "is running" if self.exit is None else self.exit.describe(self.predicted_host_bytes)
 
     def _open(self) -> int | None:
         try:

@@ -48,15 +48,15 @@ class SupervisorArgs:
     parent: int | None  # stop the engine when this process exits; None: keep it running
     preparation: str | None = None
     pass_fds: tuple[int, ...] = ()
-    afterwards: tuple[str, ...] = ()  # command to run after the engine has exited, e.g. to remove its container
+    cleanup_command: tuple[str, ...] = ()  # command to run after the engine has exited, e.g. to remove its container
 
 
 class RotatingLog:
-    """The log of one process: two files of together at most `most_bytes`. The previous process's files are renamed."""
+    """The log of one process: two files of together at most `max_bytes`. The previous process's files are renamed."""
 
-    def __init__(self, path: Path, most_bytes: int) -> None:
+    def __init__(self, path: Path, max_bytes: int) -> None:
         self._path = path
-        self._half = most_bytes // 2
+        self._half = max_bytes // 2
         with suppress(FileNotFoundError):
             older(previous(path)).unlink()
         for file, kept in ((path, previous(path)), (older(path), older(previous(path)))):
@@ -228,7 +228,7 @@ class Supervisor:
             replace_file(Path(self.args.exit), json.dumps(report).encode())
 
     def _kill_leftovers(self, output: int) -> None:
-        """Kill all remaining descendants, then run the `afterwards` command."""
+        """Kill all remaining descendants, then run the cleanup command."""
         term_until = time.monotonic() + (0.0 if self.kill_requested else _TERM_S)
         signalled: set[int] = set()
         while (now := time.monotonic()) < term_until + _LEFTOVERS_S:
@@ -244,10 +244,10 @@ class Supervisor:
             except ChildProcessError:
                 break
         self._drain(output)
-        if self.args.afterwards:
+        if self.args.cleanup_command:
             with suppress(OSError, subprocess.TimeoutExpired):
                 subprocess.run(
-                    self.args.afterwards,
+                    self.args.cleanup_command,
                     stdin=subprocess.DEVNULL,
                     capture_output=True,
                     check=False,
@@ -256,7 +256,7 @@ class Supervisor:
 
 
 def longest_stop_s(grace_s: float) -> float:
-    """Return the maximum time from SIGTERM to the supervisor's exit: engine, orphans and the `afterwards` command."""
+    """Return the maximum time from SIGTERM to the supervisor's exit: engine, orphans and the cleanup command."""
     return 2 * grace_s + _TERM_S + 2 * _LEFTOVERS_S
 
 
@@ -308,7 +308,7 @@ def main() -> None:
     """Supervise one engine, with `SupervisorArgs` in the first argument."""
     parsed = json.loads(sys.argv[1])
     args = SupervisorArgs(
-        **{**parsed, "pass_fds": tuple(parsed["pass_fds"]), "afterwards": tuple(parsed["afterwards"])}
+        **{**parsed, "pass_fds": tuple(parsed["pass_fds"]), "cleanup_command": tuple(parsed["cleanup_command"])}
     )
     if args.parent is None and os.fork():
         os._exit(0)  # a detached supervisor is reparented to init

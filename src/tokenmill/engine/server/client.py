@@ -30,7 +30,7 @@ from tokenmill.engine.engine import (
 from tokenmill.engine.process.exit_status import engine_from_outside
 from tokenmill.engine.process.process import Process
 from tokenmill.engine.server import metrics
-from tokenmill.engine.server.errors import fault_of, is_loading
+from tokenmill.engine.server.errors import is_loading, to_error
 from tokenmill.engine.server.request import LLAMA, ServerCall, call_of, capabilities_of, chat_body
 from tokenmill.engine.server.response import DONE, Collector, data_of, object_of
 from tokenmill.engine.server.saved_slots import probe_saved_slots
@@ -206,7 +206,7 @@ class ServerEngine(Engine):
         except httpx.TransportError as error:
             raise await self._lost(_reason(error)) from error
         if response.status_code != httpx.codes.OK:
-            raise fault_of(response.status_code, response.text)
+            raise to_error(response.status_code, response.text)
         return object_of(response.text)
 
     # ---- private
@@ -225,7 +225,7 @@ class ServerEngine(Engine):
                     return
                 text = (await response.aread()).decode(errors="replace")
             if not is_loading(response.status_code, text):
-                raise fault_of(response.status_code, text)
+                raise to_error(response.status_code, text)
             await asyncio.sleep(_LOADING_RETRY_S)
 
     @asynccontextmanager
@@ -296,7 +296,7 @@ class ServerEngine(Engine):
 
     async def _watch(self, process: Process) -> None:
         end = await process.wait()
-        message = f"the engine at {self._identity.address} {process.words()}"
+        message = f"the engine at {self._identity.address} {process.describe()}"
         outside = engine_from_outside(end, self.api.kind)
         self.ended.set_result(EngineDied(message, hint=log_tail(process), from_outside=outside))
 
@@ -312,7 +312,7 @@ def _chunk(data: str) -> dict[str, Any]:
     if "error" in chunk or ("message" in chunk and "choices" not in chunk):
         inner = chunk.get("error", chunk)
         code = inner.get("code") if isinstance(inner, dict) else None
-        raise fault_of(code if isinstance(code, int) else 500, data)
+        raise to_error(code if isinstance(code, int) else 500, data)
     return chunk
 
 

@@ -31,9 +31,9 @@ def is_loading(status: int, text: str) -> bool:
     return status == 503 and bool(re.search(r"[Ll]oading model|starting up|not ready", text))
 
 
-def fault_of(status: int, text: str) -> TokenmillError:
+def to_error(status: int, text: str) -> TokenmillError:
     """Create the error for an error response."""
-    error = error_of(text)
+    error = error_object(text)
     message = str(error.get("message") or text.strip() or "no error message")[:2000]
     if status in (401, 403):
         return EngineError(f"the server denied access: {message}", hint=_KEY_HINT)
@@ -44,7 +44,7 @@ def fault_of(status: int, text: str) -> TokenmillError:
     return EngineError(f"the server failed ({status}): {message}")
 
 
-def error_of(text: str) -> dict[str, Any]:
+def error_object(text: str) -> dict[str, Any]:
     """Extract the error object: OpenAI's envelope, older vLLM's bare object or FastAPI's detail; empty if none."""
     try:
         body = json.loads(text)

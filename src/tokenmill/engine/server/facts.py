@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from tokenmill.engine.engine import EngineKind, HttpApi, Identity
-from tokenmill.engine.server.errors import fault_of
+from tokenmill.engine.server.errors import to_error
 from tokenmill.engine.server.request import LLAMA
 from tokenmill.engine.server.response import object_of
 from tokenmill.errors import EngineError, UsageError
@@ -146,7 +146,7 @@ async def _get(client: httpx.AsyncClient, path: str) -> dict[str, Any] | None:
             f"nothing answers at {client.base_url}: {error or type(error).__name__}", hint="is the server running?"
         ) from error
     if response.status_code in (401, 403):
-        raise fault_of(response.status_code, response.text)
+        raise to_error(response.status_code, response.text)
     if response.status_code != httpx.codes.OK or not response.text.lstrip().startswith("{"):
         return None
     return object_of(response.text)

@@ -39,7 +39,7 @@ class PreparedServer:
     argv: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict)
     build: str | None = None  # None: discovered from the running server
-    afterwards: tuple[str, ...] = ()  # command to run after it has exited
+    cleanup_command: tuple[str, ...] = ()  # command to run after it has exited
     contained: bool = False  # runs in a container, so its processes are not children of its supervisor
     notes: tuple[str, ...] = ()
 
@@ -200,8 +200,8 @@ def _container(plan: Plan, kind: EngineKind, model: Path, config: EngineConfig, 
     launch = Launch.of(command, plan, name=f"tokenmill-{name}", image=config.container)
     runtime = config.container_runtime
     argv = container_argv(launch, runtime)
-    afterwards = (runtime, "rm", "--force", launch.name)
-    return PreparedServer(kind, argv, {}, None, afterwards, contained=True, notes=launch.comments)
+    cleanup_command = (runtime, "rm", "--force", launch.name)
+    return PreparedServer(kind, argv, {}, None, cleanup_command, contained=True, notes=launch.comments)
 
 
 def _spell(

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
-from tokenmill.engine.server.errors import fault_of
+from tokenmill.engine.server.errors import to_error
 from tokenmill.errors import EngineDied, EngineError, TokenmillError, TooLong
 from tokenmill.gateway.backends.http_client import Response, UpstreamLost
 from tokenmill.gateway.backends.passthrough import (
@@ -152,4 +152,4 @@ def lost(engine: str, error: UpstreamLost) -> EngineDied:
 
 
 def _fault(status: int, body: bytes) -> TokenmillError:
-    return fault_of(status, body.decode(errors="replace"))
+    return to_error(status, body.decode(errors="replace"))
