@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tokenmill.native.logprobs import BLOCKS, is_quick
 
 Matrix = NDArray[np.float32]
-_CHUNK_BYTES = 4 << 20  # logits per call
+_CHUNK_BYTES = 16 << 20  # logits per call
 _MIN_PARALLEL = 1 << 20  # logits; fewer are scanned on the calling thread
 MAX_THREADS = 16
 

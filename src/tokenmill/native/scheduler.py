@@ -8,6 +8,7 @@
 Call commands before `plan`, not between `plan` and the decoder. It uses no clocks, threads, samplers or text.
 """
 
+import math
 from array import array
 from collections import deque
 from collections.abc import Collection, Sequence
@@ -34,7 +35,8 @@ from tokenmill.native.lockstep import admission_passes, gaps, next_pass
 
 LOOK_AHEAD = 64  # queued jobs to examine while the first one waits for a prefix that is being computed
 _MAX_HEADROOM = 64  # cells left for each running job's answer when another job is admitted ...
-_LOCKSTEP_SHARE = 100.0  # prompts up to this multiple of an answer are computed one token a pass
+_LOCKSTEP_SHARE = 2.0  # prompts up to this multiple of an answer are computed one token a pass ...
+_SPREAD = 0.25  # ... unless answers end together: with a smaller deviation, relative to the mean, the multiple is less
 _PADDING = array("i", (0,))
 _HEADROOM_SHARE = 64  # ... but at most 1/64 of all cells
 Phase: TypeAlias = Literal["both", "prompts", "answers"]
@@ -66,7 +68,7 @@ class StepScheduler:
         self.mixes = True  # prompts and answers of batch jobs may be decoded in one step
         self.lockstep = False  # with streams: a step is one pass over the weights; see `lockstep`
         self._waited_passes = 0.0  # passes that the free slots have missed since jobs were last admitted
-        self._answers = self._answer_tokens = 0  # finished jobs and their tokens
+        self._answers = self._answer_tokens = self._answer_squares = 0  # finished jobs, their tokens and the squares
         self._jobs: dict[Id, SequenceJob] = {}
         self._queues: dict[Priority, deque[SequenceJob]] = {"interactive": deque(), "batch": deque()}
         self._running: dict[int, SequenceJob] = {}  # by sequence
@@ -133,6 +135,7 @@ class StepScheduler:
         job = self._jobs[id]
         self._answers += 1
         self._answer_tokens += len(job.generated)
+        self._answer_squares += len(job.generated) ** 2
         return self._end(job, job.keep)
 
     def token(self, id: Id, token: int) -> None:
@@ -347,7 +350,11 @@ class StepScheduler:
         if not self.lockstep or not self.streams or not queue or free <= 0 or not self._running:
             return False
         own = len(queue[0].prompt) - self.prefix_cache.look(queue[0].prompt).coming
-        if self._queues["interactive"] or not self._answers or own <= _LOCKSTEP_SHARE * self._answer_tokens / self._answers:
+        if self._queues["interactive"] or not self._answers:
+            return False
+        mean = self._answer_tokens / self._answers
+        deviation = math.sqrt(max(0.0, self._answer_squares / self._answers - mean * mean))
+        if own <= _LOCKSTEP_SHARE * min(mean, deviation / _SPREAD):
             return False
         self._waited_passes += free / self.slots
         return self._waited_passes < admission_passes(min(free, len(queue)), self.slots, own, self.ubatch)
