@@ -22,8 +22,8 @@ _ALONE_S = 1.0  # after which a waiting engine assumes that the others have noth
 class Gated(FakeEngine):
     """Begins streams and ends none before `opened` is set."""
 
-    def __init__(self, seen: Seen | None = None, *, lanes: int = 4) -> None:
-        super().__init__(seen, lanes=lanes)
+    def __init__(self, seen: Seen | None = None, *, slots: int = 4) -> None:
+        super().__init__(seen, slots=slots)
         self.opened = asyncio.Event()
 
     async def stream(self, request: Request) -> AsyncGenerator[Piece | Answer, None]:
@@ -43,8 +43,8 @@ class Gated(FakeEngine):
 class Counting(FakeEngine):
     """Counts its answers and wakes those that wait for them; `behind`: each of its own waits for that many of another's."""
 
-    def __init__(self, *, lanes: int = 4, behind: "tuple[int, Counting] | None" = None) -> None:
-        super().__init__(lanes=lanes)
+    def __init__(self, *, slots: int = 4, behind: "tuple[int, Counting] | None" = None) -> None:
+        super().__init__(slots=slots)
         self.answers = 0
         self._behind = behind
         self._answered = asyncio.Condition()

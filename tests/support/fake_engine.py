@@ -68,7 +68,7 @@ class Seen:
 class FakeEngine(Engine):
     """One process of the engine."""
 
-    def __init__(self, seen: Seen | None = None, *, lanes: int = 4, words: str = CRASH) -> None:
+    def __init__(self, seen: Seen | None = None, *, slots: int = 4, words: str = CRASH) -> None:
         self.seen = seen or Seen()
         self.seen.lives += 1
         self.at_work: set[str] = set()
@@ -78,11 +78,11 @@ class FakeEngine(Engine):
         self.steady_tokens = STEADY_TOKENS
         self.piece_text: str | None = None  # text of every piece; None: its number
         self.evicted_tokens: int | None = None
-        self._lanes, self._words = lanes, words
+        self._slots, self._words = slots, words
 
     @property
     def identity(self) -> Identity:
-        return Identity("native", "fake", "m", "fake 1", 4096, self._lanes, "nowhere")
+        return Identity("native", "fake", "m", "fake 1", 4096, self._slots, "nowhere")
 
     @property
     def capabilities(self) -> Capabilities:
@@ -176,8 +176,8 @@ class Unreachable(FakeEngine):
 class Widening(FakeEngine):
     """An engine whose number of slots can be changed."""
 
-    def __init__(self, seen: Seen | None = None, *, lanes: int = 4, words: str = CRASH) -> None:
-        super().__init__(seen, lanes=lanes, words=words)
+    def __init__(self, seen: Seen | None = None, *, slots: int = 4, words: str = CRASH) -> None:
+        super().__init__(seen, slots=slots, words=words)
         self.asked: list[int] = []
 
     @property
@@ -186,14 +186,14 @@ class Widening(FakeEngine):
 
     async def set_slots(self, slots: int) -> None:
         self.asked.append(slots)
-        self._lanes = slots
+        self._slots = slots
 
 
 class Parting(Widening):
     """An engine whose KV layout can be changed."""
 
-    def __init__(self, seen: Seen | None = None, *, lanes: int = 4, words: str = CRASH) -> None:
-        super().__init__(seen, lanes=lanes, words=words)
+    def __init__(self, seen: Seen | None = None, *, slots: int = 4, words: str = CRASH) -> None:
+        super().__init__(seen, slots=slots, words=words)
         self.kv_layout: KvLayout = "unified"
 
     @property

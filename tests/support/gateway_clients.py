@@ -30,13 +30,13 @@ class InOrder(FakeEngine):
 
 @contextmanager
 def faked(
-    folder: Path, *, in_order: bool = False, lanes: int = 4, **settings: Any
+    folder: Path, *, in_order: bool = False, slots: int = 4, **settings: Any
 ) -> Iterator[tuple[Served, FakeEngine]]:
     """A gateway before one fake engine."""
     made: list[FakeEngine] = []
 
     def make() -> list[tuple[str, FakeEngine]]:
-        made.append(InOrder(lanes=lanes) if in_order else FakeEngine(lanes=lanes))
+        made.append(InOrder(slots=slots) if in_order else FakeEngine(slots=slots))
         return [("fake", made[0])]
 
     with served(fake_engines(make), config_in(folder, **settings)) as gateway:

@@ -91,32 +91,32 @@ class Grown:
 
     def __init__(self, cells: int = 200, sequences: int = 8, *, shares: bool = True) -> None:
         self.cells = KvCells(cells, sequences, shares=shares)
-        self.forest = PrefixCache(self.cells, total_cells=cells, sequences=sequences, shares=shares)
+        self.cache = PrefixCache(self.cells, total_cells=cells, sequences=sequences, shares=shares)
 
     def open(self, tokens: list[int], *, compute: int | None = None) -> int:
         """A sequence that has computed its prompt, or a number of the missing tokens."""
-        opened = self.forest.open(tokens)
+        opened = self.cache.open(tokens)
         assert opened is not None
         rest = tokens[opened.reused :][:compute]
         if rest:
             self.cells.decode(opened.sequence, opened.reused, rest)
-            self.forest.filled(opened.sequence, len(rest))
+            self.cache.filled(opened.sequence, len(rest))
         return opened.sequence
 
     def answer(self, sequence: int, tokens: list[int]) -> None:
         for token in tokens:
-            self.cells.decode(sequence, self.forest.length(sequence), [token])
-            self.forest.appended(sequence, token)
+            self.cells.decode(sequence, self.cache.length(sequence), [token])
+            self.cache.appended(sequence, token)
 
     def leave(self, tokens: list[int], keep: KeepPolicy = "prompt", answer: tuple[int, ...] = ()) -> None:
         """A whole sequence, from its beginning to its end."""
         sequence = self.open(tokens)
         self.answer(sequence, list(answer))
-        self.forest.close(sequence, keep)
+        self.cache.close(sequence, keep)
 
     def cached(self, tokens: list[int]) -> int:
-        found = self.forest.find(tokens)
-        assert self.forest.used == self.cells.used
+        found = self.cache.find(tokens)
+        assert self.cache.used == self.cells.used
         return found[1] if found else 0
 
 
@@ -132,7 +132,7 @@ class Asked:
     spent: PromptCost | None = None  # once it has ended
 
 
-class Mill:
+class SchedulerHarness:
     """A worker without a model: runs a schedule on the model of the cache. Every step is checked as it is run.
 
     The token after a content is a function of that content, so a job that is preempted must go on with the same answer.
@@ -142,8 +142,8 @@ class Mill:
         self,
         cells: int,
         *,
-        lanes: int = 4,
-        interactive_lanes: int = 1,
+        slots: int = 4,
+        interactive_slots: int = 1,
         budget: int = 16,
         context: int | None = None,
         sequences: int | None = None,
@@ -151,13 +151,13 @@ class Mill:
         ubatch: int | None = None,
         streams: bool = False,
     ) -> None:
-        count = sequences or 2 * (lanes + interactive_lanes)
+        count = sequences or 2 * (slots + interactive_slots)
         self.cells = KvCells(cells, count, shares=shares or streams, streams=streams)
-        self.forest = PrefixCache(self.cells, total_cells=cells, sequences=count, shares=shares, streams=streams)
+        self.cache = PrefixCache(self.cells, total_cells=cells, sequences=count, shares=shares, streams=streams)
         self.schedule = StepScheduler(
-            self.forest,
-            slots=lanes,
-            interactive_slots=interactive_lanes,
+            self.cache,
+            slots=slots,
+            interactive_slots=interactive_slots,
             budget=budget,
             ubatch=ubatch or budget,
             context=context or cells,
@@ -210,7 +210,7 @@ class Mill:
         for exhausted in step.exhausted:
             self.jobs[exhausted].cut_short = True
             self._end(exhausted, self.schedule.finish(exhausted))
-        assert self.forest.used == self.cells.used or (self.cells.streams and self.forest.used < self.cells.used)
+        assert self.cache.used == self.cells.used or (self.cells.streams and self.cache.used < self.cells.used)
 
     def cancel(self, id: Id) -> None:
         self.schedule.cancel(id)

@@ -40,14 +40,14 @@ class PrefixEngine(Engine):
         *,
         kind: EngineKind = "llama-server",
         context: int | None = 4096,
-        lanes: int | None = 4,
+        slots: int | None = 4,
         pid: int | None = None,
     ) -> None:
         self.requests: list[Request] = []
         self.at_once = self.most_at_once = 0
         self.keeps = True
         self._seen: list[tuple[object, ...]] = []
-        self._identity = Identity(kind, "prefix", "id", "prefix 1", context, lanes, "nowhere", pid)
+        self._identity = Identity(kind, "prefix", "id", "prefix 1", context, slots, "nowhere", pid)
 
     @property
     def identity(self) -> Identity:
@@ -98,8 +98,8 @@ class PrefixEngine(Engine):
 class TurnedEngine(PrefixEngine):
     """An engine whose threads and slots can be changed while it runs."""
 
-    def __init__(self, *, lanes: int = 2, max_slots: int = 8) -> None:
-        super().__init__(kind="native", lanes=lanes)
+    def __init__(self, *, slots: int = 2, max_slots: int = 8) -> None:
+        super().__init__(kind="native", slots=slots)
         self._runtime = Runtime(4, 4)
         self._max_slots = max_slots
         self.turned: list[tuple[str, int]] = []
@@ -117,7 +117,7 @@ class TurnedEngine(PrefixEngine):
         self._runtime = Runtime(threads, threads_batch)
 
     async def set_slots(self, slots: int) -> None:
-        self.turned.append(("lanes", slots))
+        self.turned.append(("slots", slots))
 
 
 _GROWS = """
@@ -136,7 +136,7 @@ class GrowingEngine(PrefixEngine):
         self._child = subprocess.Popen(
             [sys.executable, "-c", _GROWS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        super().__init__(lanes=2, pid=self._child.pid)
+        super().__init__(slots=2, pid=self._child.pid)
         self._bytes_per_token, self._dies_at, self._computed = bytes_per_token, dies_at, 0
 
     async def work(self, computed: int) -> None:

@@ -15,8 +15,8 @@ class Roomy(FakeEngine):
     A prompt with `wordy` in it is answered up to the ceiling, or to the end of the context.
     """
 
-    def __init__(self, context: int, seen: Seen | None = None, *, lanes: int = 4, says: bool = True) -> None:
-        super().__init__(seen, lanes=lanes)
+    def __init__(self, context: int, seen: Seen | None = None, *, slots: int = 4, says: bool = True) -> None:
+        super().__init__(seen, slots=slots)
         self._context, self._says = context, says
         self.refused = asyncio.Event()
         self.refusals: list[str] = []  # prompts

@@ -24,8 +24,8 @@ from tokenmill.jobs.worker.loop import WorkOptions, work
 class Told(PrefixEngine):
     """An engine that says what it does, and ends nothing before it may."""
 
-    def __init__(self, lanes: int, running: Callable[[], int]) -> None:
-        super().__init__(lanes=lanes, context=100_000)
+    def __init__(self, slots: int, running: Callable[[], int]) -> None:
+        super().__init__(slots=slots, context=100_000)
         self._running = running
         self.may_end = asyncio.Event()
         self._prompt = ""
@@ -45,8 +45,8 @@ class Told(PrefixEngine):
         await self.may_end.wait()
 
 
-async def main(store: Store, lanes: int) -> None:
-    engine = Told(lanes, lambda: sum(batch.counts.running for batch in store.batches()))
+async def main(store: Store, slots: int) -> None:
+    engine = Told(slots, lambda: sum(batch.counts.running for batch in store.batches()))
     asyncio.get_running_loop().add_reader(sys.stdin, engine.may_end.set)
     batches = [batch for batch in store.batches() if not batch.finished]
     shape = shape_of(engine.capabilities, engine.identity)

@@ -28,7 +28,7 @@ class RatedEngine(Engine):
     """Decodes as many tokens per second as its table says for the current number of slots."""
 
     tok_s: dict[int, float]
-    lanes: int = 16
+    max_slots: int = 16
     set_to: list[int] = field(default_factory=list)  # arguments of set_slots
     requests: list[Request] = field(default_factory=list)
     slots: int = 0
@@ -38,11 +38,11 @@ class RatedEngine(Engine):
 
     @property
     def identity(self) -> Identity:
-        return Identity("native", "rated", "m", "rated 1", 4096, self.lanes, "nowhere")
+        return Identity("native", "rated", "m", "rated 1", 4096, self.max_slots, "nowhere")
 
     @property
     def capabilities(self) -> Capabilities:
-        return replace(CAPABILITIES, max_slots=self.lanes)
+        return replace(CAPABILITIES, max_slots=self.max_slots)
 
     async def set_slots(self, slots: int) -> None:
         self.slots = slots
@@ -77,7 +77,7 @@ class RatedEngine(Engine):
 class LayoutEngine(Engine):
     """Takes words as tokens, and records the KV layouts it is set to."""
 
-    lanes: int = 4
+    max_slots: int = 4
     kv_layout: KvLayout = "unified"
     changes_kv_layout: bool = True
     refuses: TokenmillError | None = None
@@ -87,7 +87,7 @@ class LayoutEngine(Engine):
 
     @property
     def identity(self) -> Identity:
-        return Identity("native", "layout", "m", "layout 1", 4096, self.lanes, "nowhere")
+        return Identity("native", "layout", "m", "layout 1", 4096, self.max_slots, "nowhere")
 
     @property
     def capabilities(self) -> Capabilities:

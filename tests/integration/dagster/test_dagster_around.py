@@ -26,7 +26,7 @@ SLOTS = 3
 
 @pytest.fixture
 def gateway(tmp_path: Path) -> Iterator[tuple[Served, FakeEngine]]:
-    with faked(tmp_path / "state", lanes=SLOTS) as found:
+    with faked(tmp_path / "state", slots=SLOTS) as found:
         yield found
 
 

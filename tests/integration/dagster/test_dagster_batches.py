@@ -248,7 +248,7 @@ def test_the_gateway_is_restarted_in_the_middle(tmp_path: Path) -> None:
     seen: list[FakeEngine] = []
 
     def engines() -> list[tuple[str, FakeEngine]]:
-        seen.append(FakeEngine(seen[0].seen if seen else None, lanes=2))
+        seen.append(FakeEngine(seen[0].seen if seen else None, slots=2))
         return [("fake", seen[-1])]
 
     jobs = [line(f"l{number}", f"steady {number}") for number in range(12)]

@@ -109,7 +109,7 @@ def test_limits_of_a_key(tmp_path: Path) -> None:
 
 
 def test_a_full_queue_is_said(tmp_path: Path) -> None:
-    with faked(tmp_path, in_order=True, lanes=1, queue=1) as (gateway, engine):
+    with faked(tmp_path, in_order=True, slots=1, queue=1) as (gateway, engine):
         first = in_background(lambda: ask(gateway, "gated 1"))
         at_work(gateway, engine, 1)
         second = in_background(lambda: ask(gateway, "gated 2"))
@@ -128,7 +128,7 @@ def test_a_full_queue_is_said(tmp_path: Path) -> None:
 
 
 def test_interactive_before_batch(tmp_path: Path) -> None:
-    with faked(tmp_path, in_order=True, lanes=1) as (gateway, engine):
+    with faked(tmp_path, in_order=True, slots=1) as (gateway, engine):
         gate = gateway.state.backends[0].gate
         work = [in_background(lambda: ask(gateway, "gated first"))]
         at_work(gateway, engine, 1)
@@ -143,7 +143,7 @@ def test_interactive_before_batch(tmp_path: Path) -> None:
 
 
 def test_who_leaves_the_queue_takes_nobodys_place(tmp_path: Path) -> None:
-    with faked(tmp_path, in_order=True, lanes=1) as (gateway, engine):
+    with faked(tmp_path, in_order=True, slots=1) as (gateway, engine):
         gate = gateway.state.backends[0].gate
         first = in_background(lambda: ask(gateway, "gated first"))
         at_work(gateway, engine, 1)

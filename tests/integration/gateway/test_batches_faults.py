@@ -94,7 +94,7 @@ def test_higher_priority_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         return rows
 
     monkeypatch.setattr(AsyncStore, "join", told)
-    with faked(tmp_path, lambda: [("fake", InOrder(lanes=1))]) as (gateway, (engine,)):
+    with faked(tmp_path, lambda: [("fake", InOrder(slots=1))]) as (gateway, (engine,)):
         client, gate = gateway.client(), gateway.state.backends[0].gate
         held = created(client, prompt_line("a", "slow"))
         comes_true(lambda: bool(engine.at_work))
@@ -197,7 +197,7 @@ def test_each_backend_works_on_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("clock")
 def test_an_engine_that_works_in_order_is_entered_through_its_gate(tmp_path: Path) -> None:
-    with faked(tmp_path, lambda: [("fake", InOrder(lanes=2))], queue=1) as (gateway, (engine,)):
+    with faked(tmp_path, lambda: [("fake", InOrder(slots=2))], queue=1) as (gateway, (engine,)):
         client = gateway.client()
         lines = [prompt_line(f"s{n}", f"steady {n}") for n in range(12)]
         batch = until(client, created(client, *lines), "in_progress", done=1)

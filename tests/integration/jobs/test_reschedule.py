@@ -102,12 +102,12 @@ def test_a_batch_whose_output_belongs_to_another_leaves_nothing(
     others = '{"id":"batch_req_0123_1"}\n'
     output.write_text(others)
     with Store(address) as store:
-        with pytest.raises(UsageError, match="is the output of batch_0123"):
+        with pytest.raises(UsageError, match="batch_0123", check=lambda error: error.code == "foreign_output"):
             submit(store, path, how)
         assert store.batches() == []
         with path.open() as stream:
             monkeypatch.setattr("sys.stdin", stream)
-            with pytest.raises(UsageError, match="is the output of batch_0123"):
+            with pytest.raises(UsageError, match="batch_0123", check=lambda error: error.code == "foreign_output"):
                 submit(store, "-", how)
         assert store.batches() == []
         output.unlink()
@@ -119,7 +119,7 @@ def test_a_batch_whose_output_belongs_to_another_leaves_nothing(
         store.start(pending(store, once))
         store.commit([answer(JobId.of(once.id, 1))])
         output.write_text(others)
-        with pytest.raises(UsageError, match="is the output of batch_0123"):
+        with pytest.raises(UsageError, match="batch_0123", check=lambda error: error.code == "foreign_output"):
             submit(store, path, replace(how, reuse=False))
         output.unlink()
         assert submit(store, path, replace(how, reuse=False)).batch.id != once.id  # it was still to be found

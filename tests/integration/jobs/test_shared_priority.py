@@ -36,7 +36,7 @@ class Told(FakeEngine):
     """Says when so many have begun, and goes on when it may."""
 
     def __init__(self, stop: asyncio.Event) -> None:
-        super().__init__(lanes=LANES)
+        super().__init__(slots=LANES)
         self._stop = stop
 
     def _begun(self, prefix: str) -> int:

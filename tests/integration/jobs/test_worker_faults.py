@@ -366,7 +366,7 @@ def test_an_output_that_is_gone_does_not_stop_the_work_but_is_an_error_at_its_en
                 shutil.rmtree(tmp_path / "out", ignore_errors=True)
             told.append(now.output or "")
 
-        with pytest.raises(TokenmillError, match="was removed or replaced"):
+        with pytest.raises(TokenmillError, check=lambda error: error.code == "output_removed"):
             asyncio.run(worked_with(store, batch.id, FakeEngine, tell))
         assert store.batch(batch.id).counts.done == 8
         (tmp_path / "out").mkdir()
@@ -382,7 +382,7 @@ def test_a_store_that_is_gone_ends_the_work_with_its_error(tmp_path: Path) -> No
         def tell(now: Snapshot) -> None:
             shutil.rmtree(tmp_path / "store", ignore_errors=True)
 
-        with pytest.raises(StoreError, match="removed or replaced"):
+        with pytest.raises(StoreError, check=lambda error: error.code == "store_removed"):
             asyncio.run(worked_with(store, batch.id, FakeEngine, tell))
 
 
@@ -428,7 +428,7 @@ def test_what_was_dropped_since_the_engine_was_asked_last_explains_a_miss(tmp_pa
                 yield event
 
     def engine() -> FakeEngine:
-        made = Forgetful(lanes=1)
+        made = Forgetful(slots=1)
         made.evicted_tokens = 0
         return made
 

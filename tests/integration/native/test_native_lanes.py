@@ -26,7 +26,7 @@ from tokenmill.native.llama.settings import ContextSettings
 from tokenmill.native.scheduler import StepScheduler
 from tokenmill.native.session import Session
 
-UBATCH, LANES, VOCAB = 64, 4, 600
+UBATCH, SLOTS, VOCAB = 64, 4, 600
 SETTINGS = ContextSettings(
     cells=4096, context=1024, sequences=24, ubatch=UBATCH, batch=4 * UBATCH, threads=1, threads_batch=1
 )
@@ -92,24 +92,24 @@ def order(client: int, number: int, tokens: int, most: int, priority: Priority =
 
 
 def run(
-    model: LlamaModel, first: list[SubmittedRequest], happens: dict[int, list[InboundMessage]], *, lanes: int = LANES
+    model: LlamaModel, first: list[SubmittedRequest], happens: dict[int, list[InboundMessage]], *, slots: int = SLOTS
 ) -> tuple[Watched, Told]:
     """Work until all that was not cancelled is answered."""
     later = [each for orders in happens.values() for each in orders]
     cancelled = sum(isinstance(each, Cancelled) for each in later)
     context = Watched(model, SETTINGS)
     told = Told(context, len(first) + len(later) - 2 * cancelled)
-    forest = PrefixCache(context, total_cells=context.cells, sequences=SETTINGS.sequences, shares=True)
+    cache = PrefixCache(context, total_cells=context.cells, sequences=SETTINGS.sequences, shares=True)
     schedule = StepScheduler(
-        forest, slots=lanes, interactive_slots=2, budget=SETTINGS.batch, ubatch=UBATCH, context=SETTINGS.context
+        cache, slots=slots, interactive_slots=2, budget=SETTINGS.batch, ubatch=UBATCH, context=SETTINGS.context
     )
-    told.session = Session(told, model.vocab, context, forest, schedule)
+    told.session = Session(told, model.vocab, context, cache, schedule)
     context.happens = happens
     for each in first:
         context.inbox.put(each)
     told.session.run()
     assert told.session.clock.steps == len(context.rows)
-    assert forest.used <= 2 * 500, "what several prompts without a common head leave: the newest, and a chat's"
+    assert cache.used <= 2 * 500, "what several prompts without a common head leave: the newest, and a chat's"
     context.close()
     return context, told
 
@@ -118,7 +118,7 @@ def run(
     ("tokens", "steps"),
     [
         (1, 1),
-        (60 - LANES, 1),  # with the batch's decodes and what is reserved for its prompts, a micro-batch
+        (60 - SLOTS, 1),  # with the batch's decodes and what is reserved for its prompts, a micro-batch
         (150, 3),
         (500, 10),
     ],
@@ -134,7 +134,7 @@ def test_the_first_token_comes_at_the_end_of_the_next_step_or_of_its_own_prompt(
     assert max(map(context.tokens, range(1, len(context.rows) + 1))) <= UBATCH
     after = range(during + 1, told.first[CHAT_CLIENT, 1] + 4)
     lent = sum(map(context.tokens, after)) - tokens - 3
-    assert lent <= len(after) * (LANES + UBATCH // 4), "to the batch, until the answer was complete"
+    assert lent <= len(after) * (SLOTS + UBATCH // 4), "to the batch, until the answer was complete"
     assert context.tokens(after[-1] + 1) > UBATCH // 2, "steps are whole again"
     of_batch = [answer["usage"] for (client, _), answer in told.answers.items() if client == BATCH_CLIENT]
     assert [usage["completion_tokens"] for usage in of_batch] == [6] * 10
@@ -150,9 +150,9 @@ def test_clients_are_told_once_a_step_just_before_it_is_computed(model: LlamaMod
 def test_pinned_heads_leave_an_id_to_work_with(model: LlamaModel) -> None:
     context = Watched(model, replace(SETTINGS, sequences=3))
     told = Told(context, 1)
-    forest = PrefixCache(context, total_cells=context.cells, sequences=3, shares=True)
-    schedule = StepScheduler(forest, slots=1, interactive_slots=1, budget=256, ubatch=UBATCH, context=1024)
-    told.session = session = Session(told, model.vocab, context, forest, schedule)
+    cache = PrefixCache(context, total_cells=context.cells, sequences=3, shares=True)
+    schedule = StepScheduler(cache, slots=1, interactive_slots=1, budget=256, ubatch=UBATCH, context=1024)
+    told.session = session = Session(told, model.vocab, context, cache, schedule)
     prompts = [order(BATCH_CLIENT, number, 20, 1).tokens for number in range(3)]
     for prompt in (*prompts[:2], prompts[0]):
         session.pin(prompt)
@@ -170,7 +170,7 @@ def test_a_cancelled_or_disconnected_request_frees_its_lane_within_a_step(
 ) -> None:
     waiting = order(BATCH_CLIENT, 1, 20, 3)
     context, told = run(
-        model, [order(CHAT_CLIENT, 7, 30, 900), waiting], {5: [Cancelled(CHAT_CLIENT, number)]}, lanes=1
+        model, [order(CHAT_CLIENT, 7, 30, 900), waiting], {5: [Cancelled(CHAT_CLIENT, number)]}, slots=1
     )
     assert [len(rows) for rows in context.rows] == [1] * len(context.rows)
     assert tuple(context.rows[5][0].tokens) == waiting.tokens, "the sixth step"

@@ -20,11 +20,11 @@ from tokenmill.planner.goal import Goal
 from tokenmill.planner.make import make
 from tokenmill.planner.plan import Plan
 
-LANES, LOOKS = 4, 40
+SLOTS, LOOKS = 4, 40
 
 
 def plan_of(model: Path, *, threads: int, reserve: int) -> Plan:
-    goal = Goal(context=512, sequences=LANES, ubatch=256, threads=threads, reserve_cores=reserve, cpu_only=True)
+    goal = Goal(context=512, sequences=SLOTS, ubatch=256, threads=threads, reserve_cores=reserve, cpu_only=True)
     return make(this_machine(), read(str(model)), goal_for(goal))
 
 
@@ -42,7 +42,7 @@ def threads_of(pid: int) -> list[tuple[str, int, set[int]]]:
 async def batch_on(engine: NativeEngine) -> AsyncIterator[int]:
     """Endless jobs on every slot, all different."""
 
-    async def lane(number: int) -> None:
+    async def slot(number: int) -> None:
         turn = 0
         while True:
             turn += 1
@@ -51,13 +51,13 @@ async def batch_on(engine: NativeEngine) -> AsyncIterator[int]:
 
     pid = engine.identity.pid
     assert pid is not None
-    lanes = [asyncio.create_task(lane(number)) for number in range(LANES)]
+    slots = [asyncio.create_task(slot(number)) for number in range(SLOTS)]
     try:
         yield pid
     finally:
-        for task in lanes:
+        for task in slots:
             task.cancel()
-        await asyncio.gather(*lanes, return_exceptions=True)
+        await asyncio.gather(*slots, return_exceptions=True)
 
 
 async def looked_at(engine: NativeEngine) -> tuple[set[int], set[int]]:

@@ -70,7 +70,7 @@ def numbered(count: int) -> list[str]:
 
 
 def test_a_long_batch_is_measured_with_its_own_prompts(tmp_path: Path, messages: pytest.LogCaptureFixture) -> None:
-    engine, events = RatedEngine({1: 50.0, 2: 70.0}, lanes=2), list[Progress]()
+    engine, events = RatedEngine({1: 50.0, 2: 70.0}, max_slots=2), list[Progress]()
     shape = fitted(engine, tmp_path, numbered(50), max_tokens=1000, events=events)
     assert shape.width == 2
     assert shape.rates.decode_at(1) == pytest.approx(50.0)
@@ -84,7 +84,7 @@ def test_a_long_batch_is_measured_with_its_own_prompts(tmp_path: Path, messages:
 
 
 def test_a_short_batch_is_not_measured(tmp_path: Path, messages: pytest.LogCaptureFixture) -> None:
-    engine = RatedEngine({1: 50.0, 2: 70.0}, lanes=2)
+    engine = RatedEngine({1: 50.0, 2: 70.0}, max_slots=2)
     shape = fitted(engine, tmp_path, numbered(10), max_tokens=16)
     assert (shape.width, shape.rates.decode_tok_s) == (2, ())
     assert engine.set_to == []
@@ -92,7 +92,7 @@ def test_a_short_batch_is_not_measured(tmp_path: Path, messages: pytest.LogCaptu
 
 
 def test_measured_slots_are_kept_for_the_next_batch(tmp_path: Path, messages: pytest.LogCaptureFixture) -> None:
-    engine = RatedEngine({1: 50.0, 2: 50.0}, lanes=2)
+    engine = RatedEngine({1: 50.0, 2: 50.0}, max_slots=2)
     first = fitted(engine, tmp_path / "first", numbered(50), max_tokens=1000)
     engine.set_to.clear()
     messages.clear()
@@ -104,14 +104,14 @@ def test_measured_slots_are_kept_for_the_next_batch(tmp_path: Path, messages: py
 
 
 def test_a_batch_that_was_too_short_does_not_keep_the_next_one_from_being_measured(tmp_path: Path) -> None:
-    engine = RatedEngine({1: 50.0, 2: 50.0}, lanes=2)
+    engine = RatedEngine({1: 50.0, 2: 50.0}, max_slots=2)
     first = fitted(engine, tmp_path / "first", numbered(10), max_tokens=16)
     second = fitted(engine, tmp_path / "second", numbered(50), max_tokens=1000, known=first.point)
     assert (first.width, second.width) == (2, 1)
 
 
 def test_an_engine_that_fails_while_it_is_measured_is_used_as_it_is(tmp_path: Path) -> None:
-    engine = RatedEngine({1: 50.0}, lanes=2, fails_at=(2, EngineDied("killed")))
+    engine = RatedEngine({1: 50.0}, max_slots=2, fails_at=(2, EngineDied("killed")))
     assert fitted(engine, tmp_path, numbered(50), max_tokens=1000).width == 2
 
 

@@ -20,7 +20,7 @@ def described(engine: RatedEngine, folder: Path, jobs: int, max_tokens: int, *, 
 
 
 def test_a_long_batch_gives_its_own_prompts(tmp_path: Path) -> None:
-    workload = described(RatedEngine({}, lanes=2), tmp_path, 50, 1000)
+    workload = described(RatedEngine({}, max_slots=2), tmp_path, 50, 1000)
     prompts = {request.prompt for request in workload.requests}
     assert len(prompts) == 4  # two for each slot: the engine may refuse some
     assert prompts <= {f"prompt {number}" for number in range(50)}
@@ -29,11 +29,11 @@ def test_a_long_batch_gives_its_own_prompts(tmp_path: Path) -> None:
 
 
 def test_a_short_batch_gives_none(tmp_path: Path) -> None:
-    assert described(RatedEngine({}, lanes=2), tmp_path, 10, 16).requests == ()
+    assert described(RatedEngine({}, max_slots=2), tmp_path, 10, 16).requests == ()
 
 
 def test_a_batch_that_must_not_be_measured_gives_none(tmp_path: Path) -> None:
-    assert described(RatedEngine({}, lanes=2), tmp_path, 50, 1000, measure=False) == Workload(50)
+    assert described(RatedEngine({}, max_slots=2), tmp_path, 50, 1000, measure=False) == Workload(50)
 
 
 def test_jobs_without_max_tokens_are_assumed_to_be_short(tmp_path: Path) -> None:

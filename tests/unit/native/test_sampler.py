@@ -81,7 +81,7 @@ def test_the_largest_are_the_first_of_a_stable_sort(data: st.DataObject) -> None
 
 
 @pytest.mark.parametrize(
-    ("lanes", "ids"), [(1, 53), (64, 116), (76, 127), (123, 127), (124, 176), (192, 244), (224, 255), (251, 255)]
+    ("slots", "ids"), [(1, 53), (64, 116), (76, 127), (123, 127), (124, 176), (192, 244), (224, 255), (251, 255)]
 )
-def test_ids_for_what_runs_and_for_heads_that_are_kept(lanes: int, ids: int) -> None:
-    assert sequences_for(lanes, 4) == ids
+def test_ids_for_what_runs_and_for_heads_that_are_kept(slots: int, ids: int) -> None:
+    assert sequences_for(slots, 4) == ids

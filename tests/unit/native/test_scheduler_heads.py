@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.kv_cells import Mill
+from support.kv_cells import SchedulerHarness
 
 TEMPLATE = [900, 901, 902]
-LANES = st.sampled_from([1, 1, 2, 3, 4, 8])
+SLOTS = st.sampled_from([1, 1, 2, 3, 4, 8])
 
 
 def head(number: int, length: int) -> list[int]:
@@ -48,102 +48,102 @@ def forests(draw: st.DrawFn) -> list[list[int]]:
     return list(walk(3, draw(st.sampled_from([[], TEMPLATE]))))[:60]
 
 
-def mill_for(prompts: list[list[int]], lanes: int, budget: int = 16) -> Mill:
+def mill_for(prompts: list[list[int]], slots: int, budget: int = 16) -> SchedulerHarness:
     """With cells and ids for all; without them, the oldest prefixes would be evicted."""
-    return Mill(sum(map(len, prompts)) + 1000, lanes=lanes, budget=budget, sequences=lanes + 49)
+    return SchedulerHarness(sum(map(len, prompts)) + 1000, slots=slots, budget=budget, sequences=slots + 49)
 
 
 @settings(max_examples=150, deadline=None)
-@given(prompts=forests(), lanes=LANES, budget=st.sampled_from([4, 16, 64]), in_flight=st.booleans(), data=st.data())
+@given(prompts=forests(), slots=SLOTS, budget=st.sampled_from([4, 16, 64]), in_flight=st.booleans(), data=st.data())
 def test_depth_first_no_token_is_computed_twice(
-    prompts: list[list[int]], lanes: int, budget: int, in_flight: bool, data: st.DataObject
+    prompts: list[list[int]], slots: int, budget: int, in_flight: bool, data: st.DataObject
 ) -> None:
     """Whether all jobs are submitted at the beginning, or twice as many as there are slots at a time."""
-    mill = mill_for(prompts, lanes, budget)
+    harness = mill_for(prompts, slots, budget)
     answers = data.draw(st.lists(st.sampled_from([1, 2, 5, 30]), min_size=len(prompts), max_size=len(prompts)))
-    most = lanes + max(2, lanes) if in_flight else len(prompts)
+    most = slots + max(2, slots) if in_flight else len(prompts)
     waiting = list(enumerate(zip(prompts, answers, strict=True)))
-    while waiting or mill.jobs:
-        while waiting and len(mill.jobs) < most:
+    while waiting or harness.jobs:
+        while waiting and len(harness.jobs) < most:
             number, (prompt, answer) = waiting.pop(0)
-            mill.submit(number, prompt, answer)
-        mill.step()
-    totals = mill.schedule.totals
+            harness.submit(number, prompt, answer)
+        harness.step()
+    totals = harness.schedule.totals
     assert totals.prompt_tokens_computed == minimum(prompts)
     assert totals.preemptions == totals.evicted_tokens == 0
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 4, 8])
-def test_nested_heads_that_are_longer_than_their_tails(lanes: int) -> None:
+@pytest.mark.parametrize("slots", [1, 2, 4, 8])
+def test_nested_heads_that_are_longer_than_their_tails(slots: int) -> None:
     prompts = [
         [*TEMPLATE, *head(outer, 40), *head(10 + inner, 10), 10 + job]
         for outer in range(3)
         for inner in range(3)
         for job in range(3)
     ]
-    mill = mill_for(prompts, lanes)
+    harness = mill_for(prompts, slots)
     for number, prompt in enumerate(prompts):
-        mill.submit(number, prompt, answer_tokens=3)
-    mill.run()
-    assert mill.schedule.totals.prompt_tokens_computed == 3 + 3 * (40 + 3 * (10 + 3))
+        harness.submit(number, prompt, answer_tokens=3)
+    harness.run()
+    assert harness.schedule.totals.prompt_tokens_computed == 3 + 3 * (40 + 3 * (10 + 3))
 
 
 @pytest.mark.parametrize("template", [[], TEMPLATE])
 def test_pairs_whose_first_jobs_run_together_and_end_together(template: list[int]) -> None:
     """Eight slots, eight digests: the second job of each still waits when the first ones all end in one step."""
-    mill = Mill(4000, lanes=8, budget=1000, sequences=60)
+    harness = SchedulerHarness(4000, slots=8, budget=1000, sequences=60)
     for number in range(16):
-        mill.submit(number, [*template, *head(number // 2, 20), 10 + number], answer_tokens=3)
-    mill.run()
-    assert mill.schedule.totals.prompt_tokens_computed == len(template) + 8 * (20 + 2)
+        harness.submit(number, [*template, *head(number // 2, 20), 10 + number], answer_tokens=3)
+    harness.run()
+    assert harness.schedule.totals.prompt_tokens_computed == len(template) + 8 * (20 + 2)
 
 
 @settings(max_examples=60, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=20),
-    lanes=st.integers(1, 8),
+    slots=st.integers(1, 8),
     template=st.sampled_from([[], TEMPLATE]),
 )
 def test_where_prompts_have_nothing_in_common_the_newest_alone_is_idle(
-    lengths: list[int], lanes: int, template: list[int]
+    lengths: list[int], slots: int, template: list[int]
 ) -> None:
     prompts = [[*template, *head(number, length)] for number, length in enumerate(lengths)]
-    mill = mill_for(prompts, lanes)
+    harness = mill_for(prompts, slots)
     for number, prompt in enumerate(prompts):
-        mill.submit(number, prompt, answer_tokens=1 + number % 4)
-    while mill.jobs:
-        mill.step()
-        running = sum(max(0, job.position - len(template)) for job in mill.schedule._running.values())
-        ended = [len(job.prompt) for job in mill.done.values()]
-        assert mill.forest.used - running <= max(ended, default=len(template))
-    assert mill.forest.used in {len(prompt) for prompt in prompts}
+        harness.submit(number, prompt, answer_tokens=1 + number % 4)
+    while harness.jobs:
+        harness.step()
+        running = sum(max(0, job.position - len(template)) for job in harness.schedule._running.values())
+        ended = [len(job.prompt) for job in harness.done.values()]
+        assert harness.cache.used - running <= max(ended, default=len(template))
+    assert harness.cache.used in {len(prompt) for prompt in prompts}
 
 
 def test_a_preempted_job_leaves_no_more_than_any_other() -> None:
-    mill = Mill(100, lanes=2, interactive_lanes=1, budget=100)
-    mill.submit(0, [1] * 20, answer_tokens=10)
+    harness = SchedulerHarness(100, slots=2, interactive_slots=1, budget=100)
+    harness.submit(0, [1] * 20, answer_tokens=10)
     for _ in range(6):
-        mill.step()
-    mill.submit("chat", [2] * 78, 1, "interactive", "nothing")
-    assert mill.step().preempted == (0,)
-    assert mill.forest.used == 22, "what there was room for beside the chat"
-    mill.run()
-    assert mill.schedule.totals.recomputed_tokens == 25 - 22
-    assert mill.forest.used == 20, "its prompt, and nothing of its answer"
+        harness.step()
+    harness.submit("chat", [2] * 78, 1, "interactive", "nothing")
+    assert harness.step().preempted == (0,)
+    assert harness.cache.used == 22, "what there was room for beside the chat"
+    harness.run()
+    assert harness.schedule.totals.recomputed_tokens == 25 - 22
+    assert harness.cache.used == 20, "its prompt, and nothing of its answer"
 
 
 def test_cells_of_a_preempted_job_are_free_when_it_is_cancelled() -> None:
-    mill = Mill(100, lanes=2, interactive_lanes=1, budget=100)
-    mill.submit(0, [1] * 20, answer_tokens=10)
-    mill.submit(1, [3] * 20, answer_tokens=50)
+    harness = SchedulerHarness(100, slots=2, interactive_slots=1, budget=100)
+    harness.submit(0, [1] * 20, answer_tokens=10)
+    harness.submit(1, [3] * 20, answer_tokens=50)
     for _ in range(6):
-        mill.step()
-    mill.submit("chat", [2] * 55, 9, "interactive")
-    assert mill.step().preempted == (1,)
-    before = mill.forest.used
-    mill.submit(2, [3] * 40, answer_tokens=1)
-    mill.cancel(2)
-    assert mill.forest.used == before, "one that had nothing takes nothing from it"
-    mill.cancel(1)
-    assert mill.forest.used == 26 + 55
-    mill.run()
+        harness.step()
+    harness.submit("chat", [2] * 55, 9, "interactive")
+    assert harness.step().preempted == (1,)
+    before = harness.cache.used
+    harness.submit(2, [3] * 40, answer_tokens=1)
+    harness.cancel(2)
+    assert harness.cache.used == before, "one that had nothing takes nothing from it"
+    harness.cancel(1)
+    assert harness.cache.used == 26 + 55
+    harness.run()

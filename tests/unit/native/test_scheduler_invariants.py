@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from support.kv_cells import Mill, next_token
+from support.kv_cells import SchedulerHarness, next_token
 from tokenmill.engine.engine import Priority
 from tokenmill.native.kv.prefix_cache import KeepPolicy
 
@@ -18,8 +18,8 @@ class MillMachine(RuleBasedStateMachine):
 
     @initialize(
         cells=st.integers(8, 60),
-        lanes=st.integers(1, 5),
-        interactive_lanes=st.integers(0, 2),
+        slots=st.integers(1, 5),
+        interactive_slots=st.integers(0, 2),
         budget=st.integers(1, 20),
         ubatch=st.integers(1, 20),
         spare_ids=st.integers(0, 6),
@@ -30,8 +30,8 @@ class MillMachine(RuleBasedStateMachine):
     def begin(
         self,
         cells: int,
-        lanes: int,
-        interactive_lanes: int,
+        slots: int,
+        interactive_slots: int,
         budget: int,
         ubatch: int,
         spare_ids: int,
@@ -40,17 +40,17 @@ class MillMachine(RuleBasedStateMachine):
         mixes: bool,
     ) -> None:
         self.limit = min(context or cells, cells)
-        self.mill = Mill(
+        self.harness = SchedulerHarness(
             cells,
-            lanes=lanes,
-            interactive_lanes=interactive_lanes,
+            slots=slots,
+            interactive_slots=interactive_slots,
             budget=budget,
             ubatch=ubatch,
             context=context,
             shares=shares,
-            sequences=lanes + interactive_lanes + spare_ids,
+            sequences=slots + interactive_slots + spare_ids,
         )
-        self.mill.schedule.mixes = mixes
+        self.harness.schedule.mixes = mixes
         self.submitted = 0
         self.tokens = 0  # of all prompts and answers: what would be computed without sharing and preemption
         self.interactive: set[int] = set()
@@ -67,7 +67,7 @@ class MillMachine(RuleBasedStateMachine):
         self, head: list[int], shared: int, tail: list[int], answer: int, priority: Priority, keep: KeepPolicy | None
     ) -> None:
         prompt = (head[:shared] + tail or [0])[: self.limit]
-        self.mill.submit(self.submitted, prompt, answer, priority, keep)
+        self.harness.submit(self.submitted, prompt, answer, priority, keep)
         if priority == "interactive":
             self.interactive.add(self.submitted)
         self.submitted += 1
@@ -76,15 +76,15 @@ class MillMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 6))
     def step(self, count: int) -> None:
         for _ in range(count):
-            interactive = {number for number in self.interactive if number in self.mill.jobs}
-            ran_before = {job.id for job in self.mill.schedule._running.values()}
-            long_way = deepcopy(self.mill.schedule)
+            interactive = {number for number in self.interactive if number in self.harness.jobs}
+            ran_before = {job.id for job in self.harness.schedule._running.values()}
+            long_way = deepcopy(self.harness.schedule)
             long_way._plan_decodes = list  # type: ignore[method-assign]
             expected = long_way.plan()
-            step = self.mill.step()
+            step = self.harness.step()
             assert step == expected, "the short way of most steps leads elsewhere"
             if any(work.id not in ran_before and work.id not in self.interactive for work in step.work):
-                waiting = self.mill.schedule._queues["interactive"]
+                waiting = self.harness.schedule._queues["interactive"]
                 assert all(job.follows or job.id in step.preempted for job in waiting), "a batch job entered first"
             served = {work.id for work in step.work} | set(step.exhausted)
             for preempted in step.preempted:
@@ -95,31 +95,31 @@ class MillMachine(RuleBasedStateMachine):
                 else:
                     assert older or interactive, "the oldest yielded"
 
-    @precondition(lambda self: self.mill.jobs)
+    @precondition(lambda self: self.harness.jobs)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        number = data.draw(st.sampled_from(list(self.mill.jobs)))
-        before = self.mill.forest.used
-        self.mill.cancel(number)
-        assert self.mill.forest.used <= before
-        assert self.mill.forest.used == self.mill.cells.used
+        number = data.draw(st.sampled_from(list(self.harness.jobs)))
+        before = self.harness.cache.used
+        self.harness.cancel(number)
+        assert self.harness.cache.used <= before
+        assert self.harness.cache.used == self.harness.cells.used
 
-    @rule(lanes=st.integers(1, 5))
-    def change_lanes(self, lanes: int) -> None:
-        self.mill.schedule.slots = min(lanes, self.mill.forest.sequences - self.mill.schedule.interactive_slots)
+    @rule(slots=st.integers(1, 5))
+    def change_lanes(self, slots: int) -> None:
+        self.harness.schedule.slots = min(slots, self.harness.cache.sequences - self.harness.schedule.interactive_slots)
 
     @invariant()
     def lanes_are_kept(self) -> None:
-        if hasattr(self, "mill"):
-            totals = self.mill.schedule.totals
-            assert totals.running + totals.waiting == len(self.mill.jobs)
-            assert totals.running <= self.mill.forest.sequences
+        if hasattr(self, "harness"):
+            totals = self.harness.schedule.totals
+            assert totals.running + totals.waiting == len(self.harness.jobs)
+            assert totals.running <= self.harness.cache.sequences
 
     def teardown(self) -> None:
-        if not hasattr(self, "mill"):
+        if not hasattr(self, "harness"):
             return
-        self.mill.run(most_steps=20 + 10 * self.tokens)
-        for job in self.mill.done.values():
+        self.harness.run(most_steps=20 + 10 * self.tokens)
+        for job in self.harness.done.values():
             assert job.spent is not None
             assert job.answer == _alone(job.prompt, len(job.answer))
             if job.cut_short:
@@ -127,8 +127,8 @@ class MillMachine(RuleBasedStateMachine):
             else:
                 assert len(job.answer) == job.answer_tokens
                 assert job.spent.reused + job.spent.computed == len(job.prompt)
-        assert self.mill.forest.room(self.mill.forest.total_cells)
-        assert self.mill.cells.used == 0
+        assert self.harness.cache.room(self.harness.cache.total_cells)
+        assert self.harness.cells.used == 0
 
 
 def _alone(prompt: list[int], count: int) -> list[int]:

@@ -240,12 +240,12 @@ def test_an_engine_that_cannot_turn_its_threads_says_so() -> None:
 
 def test_sequences_are_written_together_behind_prompts_that_are_there() -> None:
     async def scene() -> None:
-        engine = TurnedEngine(lanes=2)
+        engine = TurnedEngine(slots=2)
         rows, note = await by_sequences(rig_of(engine), None, prompt=32, tokens=6, keep=same)
         assert note is None
         assert [(row.sequences, row.pp, row.tg, row.depth) for row in rows] == [(1, 33, 6, 33), (2, 66, 12, 33)]
         assert engine.most_at_once == 2
-        assert engine.turned == [("lanes", 1), ("lanes", 2), ("lanes", 2)]
+        assert engine.turned == [("slots", 1), ("slots", 2), ("slots", 2)]
         with pytest.raises(UsageError) as caught:
             await by_sequences(rig_of(engine), (9,), prompt=32, tokens=6, keep=same)
         assert caught.value.code == "too_few_slots"
@@ -256,11 +256,11 @@ def test_sequences_are_written_together_behind_prompts_that_are_there() -> None:
 
 def test_a_servers_lanes_are_used_up_to_what_it_has() -> None:
     async def scene() -> None:
-        rows, note = await by_sequences(rig_of(PrefixEngine(lanes=2)), None, prompt=32, tokens=6, keep=same)
+        rows, note = await by_sequences(rig_of(PrefixEngine(slots=2)), None, prompt=32, tokens=6, keep=same)
         assert [row.sequences for row in rows] == [1, 2]
         assert note is not None
         assert "2 slots" in note
-        rows, note = await by_sequences(rig_of(PrefixEngine(lanes=None)), None, prompt=32, tokens=6, keep=same)
+        rows, note = await by_sequences(rig_of(PrefixEngine(slots=None)), None, prompt=32, tokens=6, keep=same)
         assert rows == ()
         assert note is not None
         assert "slots" in note
@@ -383,7 +383,7 @@ def test_energy_of_writing_is_not_known_where_the_prompt_is_computed_again() -> 
 
 def test_a_whole_benchmark_has_a_row_for_each_point() -> None:
     async def scene() -> None:
-        engine = TurnedEngine(lanes=2)
+        engine = TurnedEngine(slots=2)
         order = BenchOptions(PARTS, depth=200, step=100, tokens=4, threads=(1, 2), watts=50.0)
         done = await bench(rig_of(engine), order, PLACE)
         assert [row.what for row in done.rows] == [
@@ -408,7 +408,7 @@ def test_a_whole_benchmark_has_a_row_for_each_point() -> None:
 
 def test_an_unknown_server_is_benchmarked_by_words_alone() -> None:
     async def scene() -> None:
-        engine = PrefixEngine(kind="url", context=None, lanes=None)
+        engine = PrefixEngine(kind="url", context=None, slots=None)
         done = await bench(
             rig_of(engine), BenchOptions(("cache", "sweep", "threads", "sequences"), 200, 100, 4, (1,)), PLACE
         )

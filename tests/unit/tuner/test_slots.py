@@ -112,7 +112,7 @@ def test_a_short_batch_gets_less_time() -> None:
 
 
 def test_a_number_with_which_it_hangs_ends_the_measurement_and_its_streams() -> None:
-    engine = RatedEngine({1: 50.0, 2: 90.0, 4: 90.0}, lanes=4, hangs_at=4)
+    engine = RatedEngine({1: 50.0, 2: 90.0, 4: 90.0}, max_slots=4, hangs_at=4)
     point = asyncio.run(asyncio.wait_for(measure(engine, prompts(4), 4, limit_s=0.3), 10))
     assert [trial.slots for trial in point.trials] == [1, 2]
     assert engine.closed == 4
@@ -120,7 +120,7 @@ def test_a_number_with_which_it_hangs_ends_the_measurement_and_its_streams() -> 
 
 
 def test_an_engine_that_generates_nothing_in_time_keeps_its_own_number() -> None:
-    engine = RatedEngine({1: 50.0}, lanes=6, hangs_at=1)
+    engine = RatedEngine({1: 50.0}, max_slots=6, hangs_at=1)
     point = asyncio.run(asyncio.wait_for(measure(engine, prompts(6), 6, limit_s=0.05), 10))
     assert (point.slots, point.trials, point.measured) == (6, (), True)
     assert engine.slots == 6
@@ -130,8 +130,8 @@ def test_refused_prompts_do_not_count() -> None:
     engine = RatedEngine({1: 50.0, 2: 70.0})
     requests = [Request("a long one"), Request("one"), Request("another long one"), Request("two")]
     assert measured(engine, requests, 2).slots == 2
-    assert measured(RatedEngine({1: 50.0}, lanes=2), requests[:2], 2).slots == 1
-    assert measured(RatedEngine({}, lanes=2), requests[:1], 2).slots == 2
+    assert measured(RatedEngine({1: 50.0}, max_slots=2), requests[:2], 2).slots == 1
+    assert measured(RatedEngine({}, max_slots=2), requests[:1], 2).slots == 2
 
 
 def test_each_trial_is_reported() -> None:
@@ -145,21 +145,21 @@ LONG = Workload(pending_jobs=100, output_tokens=1e6, requests=tuple(prompts(4)))
 
 
 def test_fit_measures_a_long_workload() -> None:
-    engine = RatedEngine({1: 50.0, 2: 70.0}, lanes=2)
+    engine = RatedEngine({1: 50.0, 2: 70.0}, max_slots=2)
     point = asyncio.run(fit(engine, LONG))
     assert (point.slots, point.measured, engine.slots) == (2, True, 2)
 
 
 @pytest.mark.parametrize("workload", [replace(LONG, output_tokens=100.0), replace(LONG, requests=())])
 def test_fit_leaves_the_slots_of_short_workloads_and_of_those_without_requests(workload: Workload) -> None:
-    engine = RatedEngine({1: 50.0, 2: 70.0}, lanes=2)
+    engine = RatedEngine({1: 50.0, 2: 70.0}, max_slots=2)
     point = asyncio.run(fit(engine, workload))
     assert (point.slots, point.measured, point.trials) == (2, False, ())
     assert engine.set_to == []
 
 
 def test_fit_does_not_measure_what_is_known() -> None:
-    engine = RatedEngine({1: 50.0, 2: 70.0}, lanes=2)
+    engine = RatedEngine({1: 50.0, 2: 70.0}, max_slots=2)
     known = asyncio.run(fit(engine, LONG))
     engine.set_to.clear()
     assert asyncio.run(fit(engine, LONG, known=known)) == known
@@ -168,6 +168,6 @@ def test_fit_does_not_measure_what_is_known() -> None:
 
 
 def test_an_engine_that_fails_while_it_is_measured_keeps_its_own_number() -> None:
-    engine = RatedEngine({1: 50.0}, lanes=2, fails_at=(2, EngineDied("killed")))
+    engine = RatedEngine({1: 50.0}, max_slots=2, fails_at=(2, EngineDied("killed")))
     point = asyncio.run(fit(engine, LONG))
     assert (point.slots, point.measured) == (2, False)

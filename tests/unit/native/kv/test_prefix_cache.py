@@ -49,8 +49,8 @@ def test_common_beginnings(left: list[int], right: list[int], offset: int, limit
 def test_the_longest_cached_head_is_copied(cached: list[int], asked: list[int], ready: int) -> None:
     grown = Grown()
     grown.leave(cached)
-    assert grown.forest.look(asked) == Match(ready, ready)
-    opened = grown.forest.open(asked)
+    assert grown.cache.look(asked) == Match(ready, ready)
+    opened = grown.cache.open(asked)
     assert opened is not None
     assert opened.reused == ready
     assert grown.cells.content(opened.sequence) == asked[:ready]
@@ -60,15 +60,15 @@ def test_the_longest_cached_head_is_copied(cached: list[int], asked: list[int], 
 def test_tokens_may_be_any_sequence() -> None:
     grown = Grown()
     grown.leave([1, 2, 3])
-    assert grown.forest.look((1, 2, 3, 4)).ready == grown.forest.look(array("i", [1, 2, 3, 4])).ready == 3
-    assert grown.forest.look(array("q", [1, 2, 3, 4])).ready == 3
+    assert grown.cache.look((1, 2, 3, 4)).ready == grown.cache.look(array("i", [1, 2, 3, 4])).ready == 3
+    assert grown.cache.look(array("q", [1, 2, 3, 4])).ready == 3
 
 
 def test_a_shared_head_is_stored_once() -> None:
     grown = Grown()
     for tail in range(6):
         grown.open([*DIGEST, tail, tail])
-    assert grown.forest.used == grown.cells.used == len(DIGEST) + 6 * 2
+    assert grown.cache.used == grown.cells.used == len(DIGEST) + 6 * 2
 
 
 @pytest.mark.parametrize(
@@ -86,42 +86,42 @@ def test_a_shared_head_is_stored_once() -> None:
 )
 def test_what_a_running_sequence_has_promised_is_coming(done: int, asked: list[int], expected: Match) -> None:
     grown = Grown()
-    opened = grown.forest.open([*DIGEST, 1, 1])
+    opened = grown.cache.open([*DIGEST, 1, 1])
     assert opened == Opened(0, 0)
     grown.cells.decode(0, 0, [*DIGEST, 1, 1][:done])
-    grown.forest.filled(0, done)
-    assert grown.forest.look(asked) == expected
+    grown.cache.filled(0, done)
+    assert grown.cache.look(asked) == expected
 
 
 def test_the_promise_that_goes_furthest_leads() -> None:
     grown = Grown()
     for length in (5, 15, 10):
-        assert grown.forest.open([*DIGEST[:length], 1]) is not None
-    assert grown.forest.look([*DIGEST, 2]) == Match(0, 15, 1)
+        assert grown.cache.open([*DIGEST[:length], 1]) is not None
+    assert grown.cache.look([*DIGEST, 2]) == Match(0, 15, 1)
 
 
 @pytest.mark.parametrize("keep", ["nothing", "prompt", "all"])
 def test_a_promise_ends_with_its_sequence_and_what_was_filled_may_stay(keep: KeepPolicy) -> None:
     grown = Grown()
     sequence = grown.open([*DIGEST, 1], compute=8)
-    grown.forest.close(sequence, keep)
+    grown.cache.close(sequence, keep)
     kept = 0 if keep == "nothing" else 8
-    assert grown.forest.look([*DIGEST, 2]) == Match(kept, kept)
-    assert grown.forest.used == grown.cells.used == kept
+    assert grown.cache.look([*DIGEST, 2]) == Match(kept, kept)
+    assert grown.cache.used == grown.cells.used == kept
 
 
 @pytest.mark.parametrize(("keep", "kept"), [("nothing", 0), ("prompt", 20), ("all", 23)])
 def test_what_is_kept_of_a_finished_sequence(keep: KeepPolicy, kept: int) -> None:
     grown = Grown()
     grown.leave(DIGEST, keep, answer=(1, 2, 3))
-    assert grown.cached([*DIGEST, 1, 2, 3]) == grown.forest.used == kept
+    assert grown.cached([*DIGEST, 1, 2, 3]) == grown.cache.used == kept
 
 
 def test_another_number_of_tokens_may_count_as_the_prompt() -> None:
     grown = Grown()
     sequence = grown.open(DIGEST)
     grown.answer(sequence, [1, 2, 3])
-    grown.forest.close(sequence, "prompt", prompt_tokens=22)
+    grown.cache.close(sequence, "prompt", prompt_tokens=22)
     assert grown.cached([*DIGEST, 1, 2, 3]) == 22
 
 
@@ -134,11 +134,11 @@ def test_a_sequence_that_keeps_nothing_takes_nothing_with_it() -> None:
 
 def test_a_status_page_shows_every_segment() -> None:
     grown = Grown()
-    grown.forest.pin(DIGEST)
+    grown.cache.pin(DIGEST)
     grown.leave([*DIGEST, 1], "all")
     grown.open([*DIGEST, 2, 2])
     grown.leave([*DIGEST, 3], "nothing")
-    digest, *tails = grown.forest.segments()
+    digest, *tails = grown.cache.segments()
     assert digest == CachedPrefix(
         depth=0, start=0, tokens=20, hits=2, pinned=True, locked=True, last_used=digest.last_used
     )
@@ -151,12 +151,12 @@ def test_a_status_page_shows_every_segment() -> None:
 
 def test_clear_forgets_all_but_the_pins() -> None:
     grown = Grown(cells=30, sequences=2)
-    grown.forest.pin(DIGEST)
+    grown.cache.pin(DIGEST)
     grown.open(DIGEST)
-    grown.forest.take()
-    grown.forest.clear()
+    grown.cache.take()
+    grown.cache.clear()
     grown.cells.cells.clear()
-    assert grown.forest.used == 0
+    assert grown.cache.used == 0
     grown.leave(DIGEST, "nothing")
     assert grown.cached(DIGEST) == 20
 
@@ -164,24 +164,24 @@ def test_clear_forgets_all_but_the_pins() -> None:
 def test_an_architecture_that_cannot_share() -> None:
     grown = Grown(shares=False)
     first = grown.open([*DIGEST, 1])
-    assert grown.forest.look([*DIGEST, 2]) == Match(0, 0)
-    grown.forest.pin(DIGEST)
+    assert grown.cache.look([*DIGEST, 2]) == Match(0, 0)
+    grown.cache.pin(DIGEST)
     grown.open([*DIGEST, 2])
-    assert grown.forest.used == 42
-    grown.forest.close(first, "all")
-    assert grown.forest.used == grown.cells.used == 21
-    assert grown.forest.find(DIGEST) is None
-    assert grown.forest.take() is None
-    assert grown.forest.fits([*DIGEST, 3], 200 - 42)
-    assert not grown.forest.fits([*DIGEST, 3], 200 - 41)
+    assert grown.cache.used == 42
+    grown.cache.close(first, "all")
+    assert grown.cache.used == grown.cells.used == 21
+    assert grown.cache.find(DIGEST) is None
+    assert grown.cache.take() is None
+    assert grown.cache.fits([*DIGEST, 3], 200 - 42)
+    assert not grown.cache.fits([*DIGEST, 3], 200 - 41)
 
 
 READS: list[Callable[[PrefixCache], object]] = [
-    lambda forest: forest.look([*DIGEST[:7], 3, 4]),
-    lambda forest: forest.fits([*DIGEST[:7], 3, 4], 5),
-    lambda forest: forest.find(DIGEST[:7]),
-    lambda forest: forest.segments(),
-    lambda forest: (forest.available, forest.used, forest.free),
+    lambda cache: cache.look([*DIGEST[:7], 3, 4]),
+    lambda cache: cache.fits([*DIGEST[:7], 3, 4], 5),
+    lambda cache: cache.find(DIGEST[:7]),
+    lambda cache: cache.segments(),
+    lambda cache: (cache.available, cache.used, cache.free),
 ]
 
 
@@ -190,33 +190,33 @@ def test_what_says_that_it_mutates_nothing_mutates_nothing(read: Callable[[Prefi
     grown = Grown()
     grown.leave([*DIGEST, 1])
     grown.open([*DIGEST, 2], compute=0)
-    grown.forest.pin(DIGEST[:9])
+    grown.cache.pin(DIGEST[:9])
 
     def state() -> object:
         nodes = [
             (node.start, node.tokens.tolist(), sorted(node.sequences), node.forked, node.hits, node.last_used)
-            for node in grown.forest._tree.nodes()
+            for node in grown.cache._tree.nodes()
         ]
-        return nodes, len(grown.cells.copies), len(grown.cells.cuts), [vars(grown.forest)["evicted"]]
+        return nodes, len(grown.cells.copies), len(grown.cells.cuts), [vars(grown.cache)["evicted"]]
 
     before = state()
-    assert read(grown.forest) == read(grown.forest)
+    assert read(grown.cache) == read(grown.cache)
     assert state() == before
 
 
 @pytest.mark.parametrize("length", [16_384, 131_072])
 def test_a_long_head_is_found_and_taken_at_memory_speed(length: int) -> None:
     """The best of several tries: it is 0.1 ms at 16 K, and a loop over the tokens would be 1 ms and more."""
-    forest = PrefixCache(NoCells(), total_cells=4 * length, sequences=64, shares=True)
+    cache = PrefixCache(NoCells(), total_cells=4 * length, sequences=64, shares=True)
     head = array("i", range(length))
-    opened = forest.open(head)
+    opened = cache.open(head)
     assert opened is not None
-    forest.filled(opened.sequence, length)
+    cache.filled(opened.sequence, length)
     times = []
     for tail in range(30):
         prompt = head + array("i", [tail] * 100)
         began = time.perf_counter()
-        assert forest.look(prompt).ready == length
-        assert forest.open(prompt) is not None
+        assert cache.look(prompt).ready == length
+        assert cache.open(prompt) is not None
         times.append(time.perf_counter() - began)
     assert min(times) < 1e-3 * length / 16_384

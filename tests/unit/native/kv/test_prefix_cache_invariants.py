@@ -22,22 +22,22 @@ class ForestMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.cells = KvCells(CELLS, SEQUENCES, shares=self.shares)
-        self.forest = PrefixCache(self.cells, total_cells=CELLS, sequences=SEQUENCES, shares=self.shares)
+        self.cache = PrefixCache(self.cells, total_cells=CELLS, sequences=SEQUENCES, shares=self.shares)
         self.prompts: dict[int, list[int]] = {}
         self.content: dict[int, list[int]] = {}  # what running sequences have computed
         self.pins: dict[tuple[int, ...], int] = {}  # pinned prefix -> largest part of it that has been cached since
 
     @rule(target=running, tokens=TOKENS | TOKENS.map(SHARED.__add__))
     def open(self, tokens: list[int]) -> object:
-        match, before = self.forest.look(tokens), self.forest.used
+        match, before = self.cache.look(tokens), self.cache.used
         assert 0 <= match.ready <= match.coming < len(tokens)
         assert (match.leader is None) == (match.ready == match.coming)
-        opened = self.forest.open(tokens)
+        opened = self.cache.open(tokens)
         if opened is None:
             assert len(self.content) + len(self.pins) >= SEQUENCES, "an id could have been had"
             return multiple()
         assert opened.reused == match.ready
-        assert self.forest.used <= before, "opening takes no cells"
+        assert self.cache.used <= before, "opening takes no cells"
         assert opened.sequence not in self.content
         self.prompts[opened.sequence] = tokens
         self.content[opened.sequence] = tokens[: opened.reused]
@@ -49,15 +49,15 @@ class ForestMachine(RuleBasedStateMachine):
         prompt, content = self.prompts[sequence], self.content[sequence]
         chunk = prompt[len(content) : len(content) + count]
         tokens = chunk or [len(content) % 3]
-        fits = self.forest.available >= len(tokens)
-        assert self.forest.room(len(tokens)) == fits
+        fits = self.cache.available >= len(tokens)
+        assert self.cache.room(len(tokens)) == fits
         if not fits:
             return
         self.cells.decode(sequence, len(content), tokens)
         if chunk:
-            self.forest.filled(sequence, len(chunk))
+            self.cache.filled(sequence, len(chunk))
         else:
-            self.forest.appended(sequence, tokens[0])
+            self.cache.appended(sequence, tokens[0])
         content += tokens
 
     @rule(
@@ -66,10 +66,10 @@ class ForestMachine(RuleBasedStateMachine):
         waiting=st.lists(TOKENS | TOKENS.map(SHARED.__add__), max_size=2),
     )
     def close(self, sequence: int, keep: KeepPolicy, waiting: list[list[int]]) -> None:
-        before = self.forest.used
+        before = self.cache.used
         shared = {tuple(prompt): self.ready(prompt[:-1]) for prompt in waiting if keep == "prompt"}
-        self.forest.close(sequence, keep, wanted=[as_tokens(prompt) for prompt in waiting])
-        assert self.forest.used <= before
+        self.cache.close(sequence, keep, wanted=[as_tokens(prompt) for prompt in waiting])
+        assert self.cache.used <= before
         content, kept = self.content[sequence], self.prompts[sequence]
         for prompt, length in shared.items():
             of_its_answer = list(prompt[:length]) == content[:length] and length > len(kept)
@@ -83,61 +83,61 @@ class ForestMachine(RuleBasedStateMachine):
     def pause(self, sequence: int, token: int, comes_back: bool) -> None:
         content = self.content.pop(sequence)
         del self.prompts[sequence]
-        self.forest.pause(sequence)
+        self.cache.pause(sequence)
         assert self.ready(content) == len(content) * self.shares
         if not comes_back:
-            self.forest.forget([*content, token])
+            self.cache.forget([*content, token])
 
     @precondition(lambda self: self.shares)
     @rule(tokens=TOKENS.map(SHARED.__add__) | st.just(SHARED))
     def pin(self, tokens: list[int]) -> None:
         if len(self.pins) < 2:
-            self.forest.pin(tokens)
+            self.cache.pin(tokens)
             self.pins[tuple(tokens)] = self.ready(tokens)
 
     @precondition(lambda self: self.pins)
     @rule(data=st.data())
     def unpin(self, data: st.DataObject) -> None:
         tokens = data.draw(st.sampled_from(sorted(self.pins)))
-        self.forest.unpin(tokens)
+        self.cache.unpin(tokens)
         del self.pins[tokens]
 
     @rule(count=st.integers(1, CELLS))
     def make_room(self, count: int) -> None:
-        possible, before, evicted = self.forest.available >= count, self.forest.used, self.forest.evicted
-        assert self.forest.room(count) == possible
-        assert self.forest.evicted - evicted == before - self.forest.used
-        assert self.forest.free >= count if possible else self.forest.used == before
+        possible, before, evicted = self.cache.available >= count, self.cache.used, self.cache.evicted
+        assert self.cache.room(count) == possible
+        assert self.cache.evicted - evicted == before - self.cache.used
+        assert self.cache.free >= count if possible else self.cache.used == before
 
     @rule(tokens=TOKENS, fits=st.booleans())
     def restore(self, tokens: list[int], fits: bool) -> None:
         """A prefix that is loaded from a file."""
-        sequence = self.forest.take()
+        sequence = self.cache.take()
         if sequence is None:
             return
         assert self.shares
         assert not self.cells.content(sequence)
-        if not fits or not self.forest.room(len(tokens)):
-            self.forest.given_back(sequence)
+        if not fits or not self.cache.room(len(tokens)):
+            self.cache.given_back(sequence)
             return
         self.cells.decode(sequence, 0, tokens)
-        self.forest.adopted(sequence, tokens)
+        self.cache.adopted(sequence, tokens)
         assert self.ready(tokens) == len(tokens)
 
     def ready(self, tokens: list[int]) -> int:
-        found = self.forest.find(tokens)
+        found = self.cache.find(tokens)
         return found[1] if found else 0
 
     @invariant()
     def counts_the_cells(self) -> None:
-        assert self.forest.used == self.cells.used
-        assert self.forest.used + self.forest.free == CELLS
-        assert sum(head.tokens for head in self.forest.segments()) == self.forest.used
-        assert self.forest.free <= self.forest.available <= CELLS
+        assert self.cache.used == self.cells.used
+        assert self.cache.used + self.cache.free == CELLS
+        assert sum(head.tokens for head in self.cache.segments()) == self.cache.used
+        assert self.cache.free <= self.cache.available <= CELLS
 
     @invariant()
     def locks_are_those_of_running_sequences(self) -> None:
-        tree = self.forest._tree
+        tree = self.cache._tree
         running = [node for sequence in self.content for node in tree.ends[sequence].upward()]
         assert tree.locked_tokens == sum(len(node.tokens) for node in set(running))
         for node in tree.nodes():
@@ -148,14 +148,14 @@ class ForestMachine(RuleBasedStateMachine):
     def running_sequences_have_their_tokens(self) -> None:
         for sequence, content in self.content.items():
             assert self.cells.content(sequence) == content
-            assert self.forest.length(sequence) == len(content)
+            assert self.cache.length(sequence) == len(content)
 
     @invariant()
     def every_head_can_be_copied(self) -> None:
         for sequence in range(SEQUENCES):
             content = self.cells.content(sequence)
             if content and self.shares:
-                found = self.forest.find(content)
+                found = self.cache.find(content)
                 assert found is not None
                 assert found[1] == len(content)
                 assert self.cells.content(found[0])[: found[1]] == content
@@ -169,7 +169,7 @@ class ForestMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_head_is_older_than_its_tail(self) -> None:
-        for node in self.forest._tree.nodes():
+        for node in self.cache._tree.nodes():
             assert all(child.last_used <= node.last_used for child in node.children)
             assert node.children or node.sequences, "cells that nobody holds"
             assert len(node.children) != 1 or node.sequences or node.forked, "a border without a reason"
@@ -179,13 +179,13 @@ class ForestMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         for sequence in list(self.content):
-            self.forest.close(sequence, "prompt")
+            self.cache.close(sequence, "prompt")
         for pinned in self.pins:
-            self.forest.unpin(pinned)
-        assert self.forest.room(CELLS)
+            self.cache.unpin(pinned)
+        assert self.cache.room(CELLS)
         assert self.cells.used == 0
         for _ in range(SEQUENCES):
-            assert self.forest.open([1, 2, 3]) is not None, "an id was lost"
+            assert self.cache.open([1, 2, 3]) is not None, "an id was lost"
 
 
 class UnsharedMachine(ForestMachine):
@@ -195,7 +195,7 @@ class UnsharedMachine(ForestMachine):
 
     @invariant()
     def holds_nothing_but_what_runs(self) -> None:
-        assert self.forest.used == sum(map(len, self.content.values()))
+        assert self.cache.used == sum(map(len, self.content.values()))
 
 
 TestSharedForest = ForestMachine.TestCase

@@ -13,17 +13,17 @@ def test_the_least_recently_used_goes_first() -> None:
     for first in (1, 2, 3):
         grown.leave([first] * 10, "all")
     grown.leave([1] * 10 + [7], "nothing")  # used again
-    assert grown.forest.room(11)
+    assert grown.cache.room(11)
     assert [grown.cached([first] * 10) for first in (1, 2, 3)] == [10, 0, 10]
-    assert grown.forest.evicted == 10
+    assert grown.cache.evicted == 10
 
 
 def test_the_end_of_a_sequence_is_a_use_too() -> None:
     grown = Grown(cells=20)
     first, second = grown.open([1] * 10), grown.open([2] * 10)
-    grown.forest.close(second, "all")
-    grown.forest.close(first, "all")
-    assert grown.forest.room(5)
+    grown.cache.close(second, "all")
+    grown.cache.close(first, "all")
+    assert grown.cache.room(5)
     assert (grown.cached([1] * 10), grown.cached([2] * 10)) == (10, 5)
 
 
@@ -31,10 +31,10 @@ def test_tails_go_before_their_heads() -> None:
     grown = Grown(cells=30)
     grown.leave([*DIGEST, 1, 1, 1, 1], "all")
     grown.leave([*DIGEST, 2, 2, 2, 2], "all")
-    assert grown.forest.room(6)
+    assert grown.cache.room(6)
     assert grown.cached([*DIGEST, 1, 1, 1, 1]) == 20
     assert grown.cached([*DIGEST, 2, 2, 2, 2]) == 24
-    assert grown.forest.room(30)
+    assert grown.cache.room(30)
     assert grown.cells.used == 0
 
 
@@ -53,26 +53,26 @@ def test_a_long_head_is_trimmed_from_its_end(cells: int, count: int, kept: int) 
     tokens = list(range(1000))
     grown.leave(tokens)
     cuts = len(grown.cells.cuts)
-    assert grown.forest.room(count)
+    assert grown.cache.room(count)
     assert grown.cached(tokens) == kept
     assert len(grown.cells.cuts) == cuts + 1
 
 
 def test_large_caches_are_not_trimmed_by_large_pieces() -> None:
-    forest = PrefixCache(NoCells(), total_cells=100_000, sequences=2, shares=True)
-    forest.adopted(forest.take() or 0, range(99_999))
-    assert forest.room(2)
-    assert forest.used == 99_999 - 256
+    cache = PrefixCache(NoCells(), total_cells=100_000, sequences=2, shares=True)
+    cache.adopted(cache.take() or 0, range(99_999))
+    assert cache.room(2)
+    assert cache.used == 99_999 - 256
 
 
 def test_running_sequences_lose_nothing() -> None:
     grown = Grown(cells=30)
     sequence = grown.open([*DIGEST, 1])
     grown.leave([*DIGEST, 2, 2], "all")
-    assert grown.forest.available == 9
-    assert not grown.forest.room(10)
-    assert grown.forest.used == 23, "what cannot be had is not tried"
-    assert grown.forest.room(9)
+    assert grown.cache.available == 9
+    assert not grown.cache.room(10)
+    assert grown.cache.used == 23, "what cannot be had is not tried"
+    assert grown.cache.room(9)
     assert grown.cells.content(sequence) == [*DIGEST, 1]
 
 
@@ -81,8 +81,8 @@ def test_a_keeper_above_a_running_sequence_gives_nothing_and_is_left_alone() -> 
     grown.leave(DIGEST)
     sequence = grown.open([*DIGEST, 1])
     grown.leave([5] * 9)
-    assert grown.forest.room(4)
-    grown.forest.close(sequence, "nothing")
+    assert grown.cache.room(4)
+    grown.cache.close(sequence, "nothing")
     assert (grown.cached(DIGEST), grown.cached([5] * 9)) == (20, 5)
 
 
@@ -100,20 +100,20 @@ def test_a_keeper_above_a_running_sequence_gives_nothing_and_is_left_alone() -> 
 def test_whether_a_prompt_fits(prompt: list[int], more: int, fits: bool) -> None:
     grown = Grown(cells=30)
     grown.leave([*DIGEST, 1, 1], "all")
-    assert grown.forest.fits(prompt, more) == fits
+    assert grown.cache.fits(prompt, more) == fits
 
 
 def test_a_prompt_fits_around_what_is_locked_or_pinned() -> None:
     grown = Grown(cells=40)
     grown.open([*DIGEST, 1])
     grown.leave([5] * 10)
-    assert grown.forest.fits([*DIGEST, 2], 18)
-    assert not grown.forest.fits([*DIGEST, 2], 19)
-    grown.forest.pin([5] * 10)
-    assert grown.forest.fits([*DIGEST, 2], 8)
-    assert not grown.forest.fits([*DIGEST, 2], 9)
-    assert grown.forest.fits([5] * 10, 8), "9 of its 10 tokens are there, and were not to be had anyway"
-    assert not grown.forest.fits([5] * 10, 9)
+    assert grown.cache.fits([*DIGEST, 2], 18)
+    assert not grown.cache.fits([*DIGEST, 2], 19)
+    grown.cache.pin([5] * 10)
+    assert grown.cache.fits([*DIGEST, 2], 8)
+    assert not grown.cache.fits([*DIGEST, 2], 9)
+    assert grown.cache.fits([5] * 10, 8), "9 of its 10 tokens are there, and were not to be had anyway"
+    assert not grown.cache.fits([5] * 10, 9)
 
 
 @pytest.mark.parametrize("when", ["before", "while", "after"])
@@ -121,52 +121,52 @@ def test_a_prompt_fits_around_what_is_locked_or_pinned() -> None:
 def test_a_pinned_head_is_never_evicted(when: str, keep: KeepPolicy) -> None:
     grown = Grown(cells=30)
     if when == "before":
-        grown.forest.pin(DIGEST)
+        grown.cache.pin(DIGEST)
     sequence = grown.open([*DIGEST, 1, 2])
     if when == "while":
-        grown.forest.pin(DIGEST)
-    grown.forest.close(sequence, "all" if when == "after" else keep)
+        grown.cache.pin(DIGEST)
+    grown.cache.close(sequence, "all" if when == "after" else keep)
     if when == "after":
-        grown.forest.pin(DIGEST)
-    assert grown.forest.available == 10
-    assert grown.forest.room(10)
-    assert not grown.forest.room(11)
+        grown.cache.pin(DIGEST)
+    assert grown.cache.available == 10
+    assert grown.cache.room(10)
+    assert not grown.cache.room(11)
     assert grown.cached([*DIGEST, 1, 2]) == 20
-    grown.forest.unpin(DIGEST)
-    assert grown.forest.room(30)
+    grown.cache.unpin(DIGEST)
+    assert grown.cache.room(30)
 
 
 def test_a_pin_holds_what_is_there_of_it() -> None:
     grown = Grown(cells=30)
-    grown.forest.pin(DIGEST)
+    grown.cache.pin(DIGEST)
     sequence = grown.open([*DIGEST, 1], compute=12)
-    grown.forest.close(sequence, "nothing")
-    assert not grown.forest.room(19)
+    grown.cache.close(sequence, "nothing")
+    assert not grown.cache.room(19)
     assert grown.cached(DIGEST) == 12
 
 
 def test_a_pin_within_a_longer_path_ends_where_it_ends() -> None:
     grown = Grown(cells=30)
     grown.leave(DIGEST)
-    grown.forest.pin(DIGEST[:5])
-    grown.forest.pin(DIGEST[:5])
-    assert grown.forest.room(25)
+    grown.cache.pin(DIGEST[:5])
+    grown.cache.pin(DIGEST[:5])
+    assert grown.cache.room(25)
     assert grown.cached(DIGEST) == 5
-    grown.forest.unpin(DIGEST[:5])
-    grown.forest.unpin([1, 2, 3])
-    assert grown.forest.room(30)
+    grown.cache.unpin(DIGEST[:5])
+    grown.cache.unpin([1, 2, 3])
+    assert grown.cache.room(30)
 
 
 def test_a_pinned_tail_is_not_dropped_at_a_fork() -> None:
     grown = Grown()
-    grown.forest.pin([*DIGEST, 1, 1])
+    grown.cache.pin([*DIGEST, 1, 1])
     grown.leave([*DIGEST, 1, 1, 1])
     grown.leave([*DIGEST, 2, 2, 2])
     assert grown.cached([*DIGEST, 1, 1, 1]) == 22
-    assert grown.forest.used == 22 + 3, "of what is not pinned, the newest tail"
+    assert grown.cache.used == 22 + 3, "of what is not pinned, the newest tail"
     grown.leave([*DIGEST, 3, 3])
     assert grown.cached([*DIGEST, 1, 1, 1]) == 22
-    assert grown.forest.used == 22 + 2
+    assert grown.cache.used == 22 + 2
 
 
 def test_where_ids_are_short_the_oldest_keeper_goes() -> None:
@@ -175,7 +175,7 @@ def test_where_ids_are_short_the_oldest_keeper_goes() -> None:
         grown.leave([first] * 10, "all")
     grown.open([9, 9])
     assert [grown.cached([first] * 10) for first in (1, 2, 3)] == [0, 10, 10]
-    assert grown.forest.evicted == 10
+    assert grown.cache.evicted == 10
 
 
 def test_a_new_sequence_takes_the_place_of_the_keeper_of_its_own_head() -> None:
@@ -184,51 +184,51 @@ def test_a_new_sequence_takes_the_place_of_the_keeper_of_its_own_head() -> None:
     sequence = grown.open([*DIGEST, 2])
     assert grown.cells.copies == []
     assert grown.cells.content(sequence) == [*DIGEST, 2]
-    assert grown.forest.evicted == 2
+    assert grown.cache.evicted == 2
 
 
 def test_no_id_is_had_from_running_or_pinned_sequences() -> None:
     grown = Grown(sequences=2)
-    grown.forest.pin([1] * 5)
+    grown.cache.pin([1] * 5)
     grown.leave([1] * 5)
     grown.open([2] * 5)
-    assert grown.forest.open([3]) is None
-    assert grown.forest.take() is None
-    opened = grown.forest.open([1] * 6)
+    assert grown.cache.open([3]) is None
+    assert grown.cache.take() is None
+    opened = grown.cache.open([1] * 6)
     assert opened is not None, "its own pinned head it may go on holding"
     assert opened.reused == 5
-    assert grown.forest.open([1] * 6) is None
+    assert grown.cache.open([1] * 6) is None
 
 
 def test_a_keeper_of_a_pinned_head_is_not_shortened_by_taking_its_place() -> None:
     grown = Grown(sequences=1)
-    grown.forest.pin(DIGEST)
+    grown.cache.pin(DIGEST)
     grown.leave(DIGEST)
-    assert grown.forest.open([*DIGEST[:5], 9, 9]) is None
+    assert grown.cache.open([*DIGEST[:5], 9, 9]) is None
     assert grown.cached(DIGEST) == 20
 
 
 def test_letting_a_keeper_go_for_its_id_does_not_lose_the_head() -> None:
     grown = Grown(sequences=2)
     grown.leave(DIGEST, "all")
-    first = grown.forest.open([*DIGEST, 1, 1])
+    first = grown.cache.open([*DIGEST, 1, 1])
     assert first == Opened(1, 20)
     grown.cells.decode(1, 20, [1, 1])
-    grown.forest.filled(1, 2)
+    grown.cache.filled(1, 2)
     second = grown.open([*DIGEST, 2, 2])
     assert second == 0
     assert grown.cells.content(second) == [*DIGEST, 2, 2]
-    assert grown.forest.used == grown.cells.used == 24
+    assert grown.cache.used == grown.cells.used == 24
     assert grown.cached([*DIGEST, 2, 2]) == 22
 
 
 def test_a_pinned_head_with_another_holder_needs_no_keeper() -> None:
     grown = Grown(sequences=2)
-    grown.forest.pin([1] * 5)
+    grown.cache.pin([1] * 5)
     grown.leave([1] * 5)
     first = grown.open([1] * 5 + [2])
-    assert grown.forest.open([3]) is not None
-    grown.forest.close(first, "nothing")
+    assert grown.cache.open([3]) is not None
+    grown.cache.close(first, "nothing")
     assert grown.cached([1] * 5) == 5
 
 
@@ -243,55 +243,55 @@ def test_a_keeper_above_another_is_let_go() -> None:
 
 def test_a_restored_head_is_as_good_as_a_computed_one() -> None:
     grown = Grown()
-    sequence = grown.forest.take()
+    sequence = grown.cache.take()
     assert sequence is not None
-    assert grown.forest.room(20)
+    assert grown.cache.room(20)
     grown.cells.decode(sequence, 0, DIGEST)
-    grown.forest.adopted(sequence, DIGEST)
-    assert grown.forest.find([*DIGEST, 1]) == (sequence, 20)
-    assert grown.forest.look([*DIGEST, 1]).ready == 20
+    grown.cache.adopted(sequence, DIGEST)
+    assert grown.cache.find([*DIGEST, 1]) == (sequence, 20)
+    assert grown.cache.look([*DIGEST, 1]).ready == 20
     grown.leave([*DIGEST, 1])
     grown.leave([*DIGEST, 2])
-    assert grown.forest.used == 20 + 1
+    assert grown.cache.used == 20 + 1
 
 
 @pytest.mark.parametrize("there", [[*DIGEST, 5, 5], DIGEST])
 def test_what_is_there_already_is_not_stored_twice(there: list[int]) -> None:
     grown = Grown(sequences=2)
     grown.leave(there)
-    sequence = grown.forest.take() or 0
+    sequence = grown.cache.take() or 0
     grown.cells.decode(sequence, 0, DIGEST)
-    grown.forest.adopted(sequence, DIGEST)
-    assert grown.forest.used == grown.cells.used == len(there)
-    assert grown.forest.take() is not None
+    grown.cache.adopted(sequence, DIGEST)
+    assert grown.cache.used == grown.cells.used == len(there)
+    assert grown.cache.take() is not None
 
 
 def test_a_restored_head_beside_a_part_of_itself() -> None:
     grown = Grown(cells=50)
     first = grown.open(DIGEST[:10])
-    sequence = grown.forest.take() or 0
+    sequence = grown.cache.take() or 0
     grown.cells.decode(sequence, 0, DIGEST)
-    grown.forest.adopted(sequence, DIGEST)
+    grown.cache.adopted(sequence, DIGEST)
     assert grown.cached(DIGEST) == 20
-    assert grown.forest.used == 30
-    grown.forest.close(first, "nothing")
-    assert grown.forest.used == 20
+    assert grown.cache.used == 30
+    grown.cache.close(first, "nothing")
+    assert grown.cache.used == 20
 
 
 def test_an_id_that_was_not_loaded_comes_back() -> None:
     grown = Grown(sequences=1)
-    sequence = grown.forest.take()
+    sequence = grown.cache.take()
     assert sequence == 0
-    assert grown.forest.open([1]) is None
+    assert grown.cache.open([1]) is None
     grown.cells.decode(0, 0, [1, 2])  # a file that ended too early
-    grown.forest.given_back(0)
+    grown.cache.given_back(0)
     assert grown.cells.used == 0
-    assert grown.forest.open([1]) == Opened(0, 0)
+    assert grown.cache.open([1]) == Opened(0, 0)
 
 
 def test_the_holder_of_a_head() -> None:
     grown = Grown()
-    assert grown.forest.find(DIGEST) is None
+    assert grown.cache.find(DIGEST) is None
     first = grown.open([*DIGEST, 1])
-    assert grown.forest.find(DIGEST) == (first, 20)
-    assert grown.forest.find([*DIGEST[:4], 9]) == (first, 4)
+    assert grown.cache.find(DIGEST) == (first, 20)
+    assert grown.cache.find([*DIGEST[:4], 9]) == (first, 4)

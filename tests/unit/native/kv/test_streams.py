@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.kv_cells import KvCells, Mill
+from support.kv_cells import KvCells, SchedulerHarness
 from tokenmill.errors import EngineError, UsageError
 from tokenmill.jobs.scheduler.prefix_groups import common_length
 from tokenmill.native.batching import Id
@@ -22,20 +22,20 @@ FACTS = ModelMetadata("a model", "llama", 1, 1, 4096, None, shares=True, why_not
 
 
 @given(st.integers(1, 300), st.integers(1, 5000), st.integers(1, 100_000))
-def test_no_lane_has_less_and_all_have_no_more(lanes: int, context: int, cells: int) -> None:
+def test_no_lane_has_less_and_all_have_no_more(slots: int, context: int, cells: int) -> None:
     together = replace(TOGETHER, cells=cells, context=context)
     try:
-        made = apart(together, lanes)
+        made = apart(together, slots)
     except UsageError as error:
         assert error.hint is not None
         possible = padded(cells) // padded(context)
-        assert possible < lanes
+        assert possible < slots
         assert f" {possible} slots" in error.hint
         return
     assert made.streams
-    assert made.sequences == lanes
-    assert made.cells // lanes >= context
-    assert made.cells % (lanes * PAD) == 0  # llama.cpp has nothing to round
+    assert made.sequences == slots
+    assert made.cells // slots >= context
+    assert made.cells % (slots * PAD) == 0  # llama.cpp has nothing to round
     assert made.cells <= padded(cells)
     assert replace(made, streams=False, sequences=60, cells=cells) == together
 
@@ -78,31 +78,31 @@ def test_where_prompts_and_answers_mix(settings: ContextSettings, model: ModelSe
 
 
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(1, 12)), min_size=1, max_size=12), st.integers(1, 5))
-def test_work_is_in_the_order_of_sequences_and_answers_do_not_change(jobs: list[tuple[int, int]], lanes: int) -> None:
+def test_work_is_in_the_order_of_sequences_and_answers_do_not_change(jobs: list[tuple[int, int]], slots: int) -> None:
     answers = []
     for streams in (False, True):
-        mill = Mill(
-            lanes * 64,
-            lanes=lanes,
-            interactive_lanes=0,
+        harness = SchedulerHarness(
+            slots * 64,
+            slots=slots,
+            interactive_slots=0,
             budget=16,
             context=64,
-            sequences=lanes,
+            sequences=slots,
             shares=False,
             streams=streams,
         )
         asked = [(number, [number + 1] * prompt, most) for number, (prompt, most) in enumerate(jobs)]
         prompts: dict[Id, int] = {number: len(prompt) for number, prompt, _ in asked}
         for number, prompt, most in asked:
-            mill.submit(number, prompt, most)
-        while mill.jobs:
-            step = mill.step()
+            harness.submit(number, prompt, most)
+        while harness.jobs:
+            step = harness.step()
             sequences = [work.sequence for work in step.work]
             if streams:
                 assert sequences == sorted(sequences)
                 beyond = {work.position >= prompts[work.id] for work in step.work}
                 assert len(beyond) <= 1, "prompts and answers in one step"
-        answers.append([mill.done[number].answer for number, _, _ in asked])
+        answers.append([harness.done[number].answer for number, _, _ in asked])
     assert answers[0] == answers[1]
 
 
@@ -111,58 +111,58 @@ PROMPTS = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=12), min_siz
 
 @given(PROMPTS, st.integers(1, 3), st.randoms(use_true_random=False))
 def test_a_lane_goes_on_with_the_most_that_it_or_another_has_of_its_prompt(
-    prompts: list[list[int]], lanes: int, chance: Random
+    prompts: list[list[int]], slots: int, chance: Random
 ) -> None:
     """Sequences end at any time and after any progress, and a new one starts with its own tokens only."""
-    cells = KvCells(lanes * 20, lanes, streams=True)
-    forest = PrefixCache(cells, total_cells=lanes * 20, sequences=lanes, shares=False, streams=True)
+    cells = KvCells(slots * 20, slots, streams=True)
+    cache = PrefixCache(cells, total_cells=slots * 20, sequences=slots, shares=False, streams=True)
     running: dict[int, list[int]] = {}
     for prompt in prompts:
-        while len(running) == lanes or (running and chance.random() < 0.5):
+        while len(running) == slots or (running and chance.random() < 0.5):
             sequence = chance.choice(list(running))
             running.pop(sequence)
             if chance.random() < 0.5:
-                forest.close(sequence, "prompt")
+                cache.close(sequence, "prompt")
             else:
-                forest.pause(sequence)
-        last = {lane: cells.content(lane) for lane in range(lanes)}
-        opened = forest.open(prompt)
+                cache.pause(sequence)
+        last = {slot: cells.content(slot) for slot in range(slots)}
+        opened = cache.open(prompt)
         assert opened is not None
-        lane, reused = opened.sequence, opened.reused
-        assert lane == min(set(range(lanes)) - running.keys())
+        slot, reused = opened.sequence, opened.reused
+        assert slot == min(set(range(slots)) - running.keys())
         assert reused < len(prompt)
         assert reused == max(common_length(tuple(prompt[:-1]), tuple(content)) for content in last.values())
-        if reused == common_length(tuple(prompt[:-1]), tuple(last[lane])):
+        if reused == common_length(tuple(prompt[:-1]), tuple(last[slot])):
             assert not cells.copies, "what is there was copied"
         cells.copies.clear()
         rest = prompt[reused : reused + chance.randint(0, 12)]
         if rest:
-            cells.decode(lane, reused, rest)
-            forest.filled(lane, len(rest))
-        running[lane] = prompt
-        assert cells.content(lane) == prompt[: forest.length(lane)]
-        assert forest.used == sum(forest.length(each) for each in running)
+            cells.decode(slot, reused, rest)
+            cache.filled(slot, len(rest))
+        running[slot] = prompt
+        assert cells.content(slot) == prompt[: cache.length(slot)]
+        assert cache.used == sum(cache.length(each) for each in running)
 
 
 def test_a_copy_must_save_more_than_it_costs() -> None:
     """Twenty tokens, here."""
     cells = KvCells(2 * 2560, 2, streams=True)
-    forest = PrefixCache(cells, total_cells=2 * 2560, sequences=2, shares=False, streams=True, least_copied=20)
+    cache = PrefixCache(cells, total_cells=2 * 2560, sequences=2, shares=False, streams=True, least_copied=20)
     first = list(range(100))
-    opened = forest.open(first)
+    opened = cache.open(first)
     assert opened is not None
-    assert forest.look([*first[:19], 500, 501]) == Match(0, 0)  # too little to wait for
-    assert forest.look([*first[:20], 500, 501]) == Match(0, 20, leader=opened.sequence)
+    assert cache.look([*first[:19], 500, 501]) == Match(0, 0)  # too little to wait for
+    assert cache.look([*first[:20], 500, 501]) == Match(0, 20, leader=opened.sequence)
     cells.decode(opened.sequence, 0, first[:30])
-    forest.filled(opened.sequence, 30)
-    assert forest.look([*first[:30], 500]) == Match(30, 30)
-    assert forest.look([*first[:19], 500]) == Match(0, 0)  # it is there, and not worth a copy
-    assert forest.look([*first[:50], 500]) == Match(30, 50, leader=opened.sequence)
+    cache.filled(opened.sequence, 30)
+    assert cache.look([*first[:30], 500]) == Match(30, 30)
+    assert cache.look([*first[:19], 500]) == Match(0, 0)  # it is there, and not worth a copy
+    assert cache.look([*first[:50], 500]) == Match(30, 50, leader=opened.sequence)
     for begins, reused in ((19, 0), (20, 20), (30, 20), (0, 0), (39, 30)):
-        second = forest.open([*first[:begins], 500, 501])
+        second = cache.open([*first[:begins], 500, 501])
         assert second is not None
         assert second.reused == reused, begins
-        forest.close(second.sequence, "nothing")
+        cache.close(second.sequence, "nothing")
 
 
 def test_what_a_copy_must_save_grows_with_the_stream() -> None:
@@ -174,34 +174,38 @@ def test_what_a_copy_must_save_grows_with_the_stream() -> None:
 
 
 def test_every_lane_is_filled_though_prompts_take_all_of_it() -> None:
-    mill = Mill(4 * 64, lanes=4, interactive_lanes=0, budget=64, context=64, sequences=4, shares=False, streams=True)
+    harness = SchedulerHarness(
+        4 * 64, slots=4, interactive_slots=0, budget=64, context=64, sequences=4, shares=False, streams=True
+    )
     for number in range(4):
-        mill.submit(number, [number] * 62, answer_tokens=2)
+        harness.submit(number, [number] * 62, answer_tokens=2)
     for _ in range(4):
-        mill.step()
-    assert len(mill.step().work) == 4
+        harness.step()
+    assert len(harness.step().work) == 4
 
 
 def test_the_head_of_all_is_computed_once_and_copied() -> None:
-    mill = Mill(4 * 64, lanes=4, interactive_lanes=0, budget=16, context=64, sequences=4, shares=False, streams=True)
+    harness = SchedulerHarness(
+        4 * 64, slots=4, interactive_slots=0, budget=16, context=64, sequences=4, shares=False, streams=True
+    )
     for number in range(12):
-        mill.submit(number, [*range(1, 11), 20 + number, 40 + number], answer_tokens=3)
-    while mill.jobs:
-        mill.step()
-    totals = mill.schedule.totals
+        harness.submit(number, [*range(1, 11), 20 + number, 40 + number], answer_tokens=3)
+    while harness.jobs:
+        harness.step()
+    totals = harness.schedule.totals
     assert totals.prompt_tokens_computed == 10 + 12 * 2
-    assert len(mill.cells.copies) == 3  # to the other slots; later jobs reuse the prefix of their slot
+    assert len(harness.cells.copies) == 3  # to the other slots; later jobs reuse the prefix of their slot
 
 
 def test_what_lanes_left_is_gone_with_the_context() -> None:
     cells = KvCells(40, 2, streams=True)
-    forest = PrefixCache(cells, total_cells=40, sequences=2, shares=False, streams=True)
+    cache = PrefixCache(cells, total_cells=40, sequences=2, shares=False, streams=True)
     for _ in range(2):
-        opened = forest.open([1, 2, 3])
+        opened = cache.open([1, 2, 3])
         assert opened is not None
         assert opened.reused == 0
         cells.decode(opened.sequence, 0, [1, 2, 3])
-        forest.filled(opened.sequence, 3)
-        forest.close(opened.sequence, "prompt")
+        cache.filled(opened.sequence, 3)
+        cache.close(opened.sequence, "prompt")
         cells.cells.clear()
-        forest.clear()
+        cache.clear()
