@@ -329,7 +329,11 @@ class _File:
         except OSError:
             here = False
         if not here:
-            raise TokenmillError(f"{self.path} was removed or replaced while it was being written", hint=_RESUME_HINT)
+            raise TokenmillError(
+                f"{self.path} was removed or replaced while it was being written",
+                hint=_RESUME_HINT,
+                code="output_removed",
+            )
 
     def _unwritable(self, error: OSError) -> TokenmillError:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
