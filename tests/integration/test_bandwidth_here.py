@@ -1,4 +1,4 @@
-"""A short real measurement of the machine the tests run on; relations that hold on any, no thresholds of speed."""
+"""A short measurement of this machine; asserts relations that hold on any machine, not speeds."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ SMALL = Machine("here", cpu=Cpu(l3_bytes=32 * MIB))
 
 @pytest.fixture(autouse=True)
 def _any_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the tests run where temporary folders are memory, and where a disk is slow; what is tested is the same."""
+    """Allow temporary folders in memory and slow disks, without changing the tested code."""
     monkeypatch.setattr(disk, "MEMORY_FILE_SYSTEMS", ())
     monkeypatch.setattr(disk, "MIN_TEMPORARY_BYTES", disk.BLOCK_BYTES)
 

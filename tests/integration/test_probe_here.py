@@ -1,4 +1,4 @@
-"""The probe on the machine that runs the tests, whatever it is, and its command."""
+"""The probe and its command on this machine."""
 
 import ctypes
 import json

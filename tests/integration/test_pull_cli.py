@@ -1,4 +1,4 @@
-"""`tokenmill models pull` and `models list` as a person or a script runs them."""
+"""`tokenmill models pull`, `list` and `verify` as commands."""
 
 import hashlib
 import json

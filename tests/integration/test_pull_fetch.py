@@ -1,4 +1,4 @@
-"""One file over HTTP from a server that cuts, forgets and lies."""
+"""Downloads of one file over HTTP from a server that interrupts, loses and falsifies responses."""
 
 import hashlib
 import random
@@ -58,7 +58,7 @@ def test_a_whole_file_with_progress(fetching: Fetching) -> None:
     assert fetching.part.read_bytes() == BODY
     assert fetching.reports[-1] == (len(BODY), len(BODY))
     assert [done for done, _ in fetching.reports] == sorted(done for done, _ in fetching.reports)
-    assert fetching() == 0  # nothing is missing: nobody is asked
+    assert fetching() == 0  # nothing is missing, so there is no request
     assert len(fetching.shelf.asked) == 1
 
 

@@ -1,4 +1,4 @@
-"""Every split of a repository, through the real huggingface_hub and a hub on loopback."""
+"""Downloads of all splits of a repository through huggingface_hub from a hub on loopback."""
 
 import hashlib
 import random

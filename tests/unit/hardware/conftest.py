@@ -17,7 +17,7 @@ SECTION = re.compile(r"^-- (?:(link|hex|run|failed|space) )?(.+) --\n", re.MULTI
 
 
 class CapturedHost:
-    """A `Host` over a folder that a capture was unpacked into; a command it does not hold is not installed."""
+    """A `Host` over a folder with an unpacked capture; commands that are not captured are not installed."""
 
     def __init__(self, root: Path, nvml: NvmlReading) -> None:
         self.root = root
@@ -27,7 +27,7 @@ class CapturedHost:
         self.asked: list[str] = []
 
     def unpack(self, capture: str) -> None:
-        """Add what a capture file holds to this host."""
+        """Add the contents of a capture file to this host."""
         parts = SECTION.split(capture)[1:]
         for kind, name, body in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
             place = self._at(name)
@@ -81,7 +81,7 @@ class CapturedHost:
 
 
 def load_nvml(path: Path) -> NvmlReading:
-    """Read a recorded NVML reading; without one there is no driver."""
+    """Load a recorded NVML reading; without a file, a machine without driver."""
     if not path.exists():
         return NvmlReading(library=False)
     document = json.loads(path.read_text())
@@ -105,7 +105,7 @@ def captured(tmp_path: Path) -> Callable[[str], Host]:
 
 @pytest.fixture
 def made(tmp_path: Path) -> Callable[..., Host]:
-    """Make a machine out of capture text, for one fact at a time."""
+    """Make a host from capture text."""
 
     def make(capture: str = "", nvml: NvmlReading | None = None) -> CapturedHost:
         host = CapturedHost(tmp_path, nvml or NvmlReading(library=False))

@@ -39,7 +39,7 @@ def test_the_drivers_product_name_wins(made: Callable[..., Host]) -> None:
     assert (card.name, card.nominal_gb_s) == ("Instinct MI100", 1229.0)
 
 
-def test_other_makers_cards_are_left_alone(made: Callable[..., Host]) -> None:
+def test_gpus_of_other_vendors_are_ignored(made: Callable[..., Host]) -> None:
     assert read_amd(made(f"-- {DEVICE}/vendor --\n0x8086\n"), first_index=0) == ((), [])
 
 

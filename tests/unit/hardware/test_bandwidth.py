@@ -1,4 +1,4 @@
-"""The pure parts of measuring bandwidth: which threads, how much memory, when to stop, what the passes add up to."""
+"""Pure parts of bandwidth measurements: threads, working set, stopping, and rates from passes."""
 
 import ctypes
 import os
@@ -60,7 +60,7 @@ def test_thread_counts_double_up_to_all_cores(cores: int, expected: tuple[int, .
         ({1: 10.0, 2: 20.0, 4: 40.0, 8: 80.0}, [1, 2, 4, 8]),  # rises to the end
         ({1: 10.0, 2: 20.0, 4: 20.1, 8: 20.2, 16: 99.0}, [1, 2, 4, 8]),  # flat twice: 16 is not tried
         ({1: 10.0, 2: 9.0, 4: 8.0, 8: 99.0}, [1, 2, 4]),  # falling is not rising
-        ({1: 10.0, 2: 10.0, 4: 20.0, 8: 20.0, 16: 21.0}, [1, 2, 4, 8, 16]),  # flat once is forgiven
+        ({1: 10.0, 2: 10.0, 4: 20.0, 8: 20.0, 16: 21.0}, [1, 2, 4, 8, 16]),  # flat only once
         ({1: 10.0}, [1]),
     ],
 )
@@ -72,7 +72,7 @@ def test_a_rate_is_its_best_point_and_keeps_every_point() -> None:
     assert as_rate("dram", {1: 12.34567, 2: 30.0, 4: 29.0}) == Rate("dram", 30.0, 2, {1: 12.35, 2: 30.0, 4: 29.0})
 
 
-def test_of_equal_points_the_one_with_fewest_threads_is_named() -> None:
+def test_equal_rates_report_the_fewest_threads() -> None:
     assert as_rate("dram", {1: 5.0, 2: 9.0, 4: 9.0}).threads == 2
 
 
@@ -87,13 +87,13 @@ def test_steady_threads_add_up() -> None:
     assert best_window_gb_s(threads) == pytest.approx(8.0, rel=1e-6)
 
 
-def test_a_disturbed_stretch_does_not_lower_the_best_window() -> None:
+def test_a_disturbance_does_not_lower_the_best_window() -> None:
     disturbed = _steady(1.0, start_s=0.0, end_s=0.5, pass_s=0.01) + _steady(4.0, start_s=0.5, end_s=1.0, pass_s=0.01)
     assert best_window_gb_s([disturbed]) == pytest.approx(4.0, rel=1e-6)
     assert whole_gb_s([disturbed]) == pytest.approx(2.5, rel=1e-6)
 
 
-def test_what_a_thread_does_alone_is_not_counted() -> None:
+def test_passes_outside_the_common_time_do_not_count() -> None:
     alone_at_the_end = [
         _steady(2.0, start_s=0.0, end_s=0.4, pass_s=0.01),
         _steady(2.0, start_s=0.0, end_s=1.0, pass_s=0.01),
@@ -141,9 +141,7 @@ def _epyc(packages: int, caches: int, cores: int) -> dict[int, CpuPlace]:
         ({0: CpuPlace("0", "a", "0,1"), 1: CpuPlace("0", "a", "0,1")}, (0,)),
     ],
 )
-def test_cores_are_dealt_over_packages_and_caches_once_each(
-    places: dict[int, CpuPlace], expected: tuple[int, ...]
-) -> None:
+def test_cores_alternate_between_packages_and_caches(places: dict[int, CpuPlace], expected: tuple[int, ...]) -> None:
     assert spread_cores(places) == expected
 
 
@@ -194,7 +192,7 @@ def test_cores_within_the_limits(
         (Machine("m", pmem=Pmem(mode="memory", available_bytes=700 * GIB)), 700 * GIB),
     ],
 )
-def test_free_memory_is_the_smaller_of_what_is_there_and_what_is_allowed(machine: Machine, expected: int) -> None:
+def test_free_memory_is_limited_by_the_control_group(machine: Machine, expected: int) -> None:
     assert measure.free_bytes(machine) == expected
 
 
@@ -204,27 +202,25 @@ def test_free_memory_is_the_smaller_of_what_is_there_and_what_is_allowed(machine
         (32 * MIB, 16 * GIB, 2, 512 * MIB),
         (512 * MIB, 700 * GIB, 64, 2 * GIB),  # four times the caches
         (1152 * MIB, 768 * GIB, 96, 4608 * MIB),
-        (32 * MIB, 2 * GIB, 2, 256 * MIB),  # three quarters of 512 would do, halved at once
+        (32 * MIB, 2 * GIB, 2, 256 * MIB),  # halved, although three quarters of 512 would fit
         (None, 16 * GIB, 2, GIB),
     ],
 )
-def test_memory_to_stream_through(cache: int | None, free: int, cores: int, expected: int) -> None:
+def test_working_set_sizes(cache: int | None, free: int, cores: int, expected: int) -> None:
     assert working_set_bytes(cache, free, thread_counts(cores)) == expected
 
 
 @pytest.mark.parametrize(
     ("cache", "free", "cores"), [(32 * MIB, 600 * MIB, 2), (512 * MIB, 4 * GIB, 2), (None, GIB, 8)]
 )
-def test_too_little_free_memory_is_refused_with_a_way_out(cache: int | None, free: int, cores: int) -> None:
+def test_too_little_free_memory_is_refused_with_a_hint(cache: int | None, free: int, cores: int) -> None:
     with pytest.raises(ProbeError, match=format_bytes(free)) as refused:
         working_set_bytes(cache, free, thread_counts(cores))
     assert refused.value.hint
 
 
 @given(st.integers(0, 2 * GIB), st.integers(64 * MIB, 1024 * GIB), st.integers(1, 512))
-def test_never_more_than_a_quarter_of_what_is_free_and_always_past_the_caches(
-    cache: int, free: int, cores: int
-) -> None:
+def test_the_working_set_exceeds_the_caches_and_fits_in_free_memory(cache: int, free: int, cores: int) -> None:
     counts = thread_counts(cores)
     try:
         total = working_set_bytes(cache, free, counts)
@@ -244,7 +240,7 @@ def test_blocks_are_made_once_and_shrink() -> None:
     assert np.shares_memory(first, again)
 
 
-def test_reading_goes_round_the_whole_block() -> None:
+def test_reading_cycles_through_the_whole_block() -> None:
     step = reading(np.ones(160 * MIB, np.uint8))
     assert [step() for _ in range(4)] == [64 * MIB, 64 * MIB, 32 * MIB, 64 * MIB]
 
@@ -278,7 +274,7 @@ MOUNTS = """\
     ("folder", "dax"),
     [("/mnt/pmem0", True), ("/mnt/pmem1/models", True), ("/mnt/pmem2", False), ("/mnt/pmem3", False), ("/srv", False)],
 )
-def test_dax_mounts_are_told_from_those_with_a_page_cache(folder: str, dax: bool) -> None:
+def test_dax_mounts_are_recognised(folder: str, dax: bool) -> None:
     assert measure.on_dax(MOUNTS, folder) is dax
 
 
@@ -313,7 +309,7 @@ def test_a_disk_in_memory_is_skipped(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 @pytest.mark.parametrize(
     ("free", "expected"), [(80 * GIB, GIB), (2 * GIB, 512 * MIB), (256 * MIB, 64 * MIB), (255 * MIB, None), (0, None)]
 )
-def test_buffers_on_a_card_leave_most_of_what_is_free(free: int, expected: int | None) -> None:
+def test_gpu_buffers_leave_most_of_the_free_memory(free: int, expected: int | None) -> None:
     assert bandwidth_gpu.buffer_bytes(free) == expected
 
 
@@ -340,7 +336,7 @@ def test_without_the_driver_there_is_no_rate_and_no_error() -> None:
 
 
 class Driver:
-    """A driver library with one card, whose calls can be made to fail, counting what it hands out."""
+    """A driver library with one GPU, whose calls can fail; counts allocations."""
 
     def __init__(self, *, failing: str = "", status: int = 0, missing: str = "", free_bytes: int = 80 * GIB) -> None:
         self.failing, self.status, self.missing, self.free_bytes = failing, status, missing, free_bytes
@@ -380,7 +376,7 @@ def _measure_with(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> tuple[list
     return [rate.path for rate in rates], said
 
 
-def test_a_card_gives_three_rates_and_gets_its_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_has_three_rates_and_its_memory_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     paths, said = _measure_with(Driver(), monkeypatch)
     assert paths == ["gpu0", "dram->gpu0", "gpu0->dram"]
     (line,) = said
@@ -473,6 +469,6 @@ def test_a_missing_path_is_refused_before_anything_is_measured(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0])
-def test_no_time_is_no_measurement(seconds: float) -> None:
+def test_a_measurement_needs_a_positive_time(seconds: float) -> None:
     with pytest.raises(UsageError, match=f"{seconds:g} seconds"):
         measure.measure(Machine("m"), seconds=seconds)

@@ -23,7 +23,7 @@ from tokenmill.units import GIB, MIB
 
 MACHINES = catalog.load_all()
 SEEDS = json.loads((Path(__file__).parents[2] / "data/cases/seeds.json").read_text())["machines"]
-# What a thing is called needs no source.
+# names need no source
 NAMES = re.compile(r"name|virtual|os|notes\b.*|(gpus|numa)\[\d+\]\.(index|name|vendor)|nvlinks\[\d+\]\.gpus.*")
 MUST_BE_KNOWN_OR_EXPLAINED = (
     "cpu.threads_per_core",
@@ -40,7 +40,7 @@ each_machine = pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: 
 
 
 def facts(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """(path, value) of everything that is known."""
+    """(path, value) of all known facts."""
     if dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
             yield from facts(getattr(value, field.name), f"{path}.{field.name}".lstrip("."))
@@ -56,13 +56,13 @@ def without_indices(path: str) -> str:
 
 
 def covering(path: str) -> set[str]:
-    """Everything a note that covers `path` may be about."""
+    """All values of `Note.about` that cover `path`."""
     parts = path.split(".")
     holders = {".".join(parts[:length]) for length in range(1, len(parts) + 1)}
     return holders | {without_indices(holder) for holder in holders}
 
 
-def test_the_name_of_the_module_is_not_taken_by_the_folder_beside_it() -> None:
+def test_the_module_name_does_not_collide_with_the_folder() -> None:
     assert isinstance(catalog, types.ModuleType)
     assert Path(catalog.__file__ or "").name == "catalog.py"
 
@@ -87,7 +87,7 @@ def test_the_catalogue_has_the_seeds_and_the_common_machines() -> None:
 
 
 @each_machine
-def test_a_file_is_called_as_its_machine(machine: Machine) -> None:
+def test_files_are_named_like_their_machines(machine: Machine) -> None:
     assert catalog.find(machine.name) == machine
 
 
@@ -115,7 +115,7 @@ def test_what_is_missing_is_explained(machine: Machine) -> None:
 
 
 @each_machine
-def test_notes_are_about_something_and_say_something(machine: Machine) -> None:
+def test_notes_refer_to_fields_and_have_text(machine: Machine) -> None:
     fields = {without_indices(path) for path, _ in facts(machine)} | {
         *MUST_BE_KNOWN_OR_EXPLAINED,
         "nvlinks.links",
@@ -135,7 +135,7 @@ def test_memory_bandwidth_is_channels_times_speed(machine: Machine) -> None:
 
 
 @each_machine
-def test_processors_are_possible(machine: Machine) -> None:
+def test_cpus_are_plausible(machine: Machine) -> None:
     cpu = machine.cpu
     assert cpu.sockets
     assert cpu.cores
@@ -146,7 +146,7 @@ def test_processors_are_possible(machine: Machine) -> None:
 
 
 @each_machine
-def test_numa_nodes_share_out_the_cores_and_the_memory(machine: Machine) -> None:
+def test_numa_nodes_divide_cores_and_memory(machine: Machine) -> None:
     if not machine.numa:
         assert machine.cpu.sockets == 1
         return
@@ -243,7 +243,7 @@ def test_a_path_is_read_as_a_machine_file(tmp_path: Path, monkeypatch: pytest.Mo
     assert catalog.find("./box").name == "plain"
 
 
-def test_this_is_the_machine_we_are_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_this_is_the_local_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     module = importlib.import_module("tokenmill.hardware.probe")
     monkeypatch.setattr(module, "probe", lambda: Machine("here"))
     assert catalog.find("this").name == "here"
@@ -279,13 +279,13 @@ def test_an_unknown_name_leads_to_the_nearest(name: str, hint: str) -> None:
         "a\x00b.toml",
     ],
 )
-def test_a_path_to_nothing_says_how_to_make_one(name: str) -> None:
+def test_a_missing_machine_file_has_a_hint(name: str) -> None:
     with pytest.raises(UnknownMachine, match="no machine file at") as caught:
         catalog.find(name)
     assert "tokenmill probe -o" in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize("name", ["./", "./" + "x" * 300])
-def test_a_path_that_cannot_be_read_is_a_sentence(name: str) -> None:
+def test_an_unreadable_path_is_an_error(name: str) -> None:
     with pytest.raises(ConfigError, match="cannot read"):
         catalog.find(name)

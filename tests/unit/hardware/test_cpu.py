@@ -34,7 +34,7 @@ def test_cache_total(text: str, total: int | None) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "not json", "[]", "{}", '{"lscpu": []}'])
-def test_lscpu_that_says_nothing(text: str) -> None:
+def test_empty_output_of_lscpu(text: str) -> None:
     assert parse_lscpu(text) == {}
 
 

@@ -46,15 +46,15 @@ def test_layers_are_named(captured: Captured) -> None:
     for device in ("/dev/md127", "nvme1n1", "nvme2n1"):
         assert device in text
     _, notes = disk_of(captured("optane-memory-mode"), "/")
-    assert "disk.device" not in [note.about for note in notes]  # a partition of a disk is no layer
+    assert "disk.device" not in [note.about for note in notes]  # a partition does not count as a layer
 
 
-def test_room_is_that_of_the_nearest_folder(captured: Captured) -> None:
+def test_free_space_is_that_of_the_nearest_existing_folder(captured: Captured) -> None:
     disk, _ = disk_of(captured("epyc-dual"), "/data/not/yet/there")
     assert (disk.total_bytes, disk.free_bytes) == (15358520623104, 9876543210987)
 
 
-def test_a_virtual_machines_disk_is_not_believed(captured: Captured) -> None:
+def test_the_kind_of_a_virtual_disk_is_unknown(captured: Captured) -> None:
     disk, notes = disk_of(captured("optane-memory-mode"), "/", virtual=True)
     assert disk.kind is None
     assert "virtual disk" in " ".join(note.text for note in notes)
@@ -75,7 +75,7 @@ def test_filesystems_without_a_disk(filesystem: str, source: str, words: str, ma
     assert words in notes[0].text
 
 
-def test_disks_of_several_kinds_take_the_slowest(made: Callable[..., Host]) -> None:
+def test_disks_of_several_kinds_count_as_the_slowest(made: Callable[..., Host]) -> None:
     host = made("""-- /sys/dev/block/9:0/uevent --
 DEVNAME=md0
 -- /sys/class/block/md0/slaves/sda/uevent --

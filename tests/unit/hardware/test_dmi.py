@@ -122,7 +122,7 @@ def test_why_the_modules_are_unknown(capture: str, words: str, made: Callable[..
 
 
 @given(st.binary(max_size=400))
-def test_damaged_tables_end_the_reading(table: bytes) -> None:
+def test_reading_stops_at_damaged_entries(table: bytes) -> None:
     parse_table(table)
 
 

@@ -12,10 +12,10 @@ def modules(*places: tuple[str, str | None], width: int | None = 64) -> list[Mod
 @pytest.mark.parametrize(
     ("places", "channels"),
     [
-        # Names that tell, as seen on boards of the makers in brackets.
+        # names with channels, from boards of the makers in the comments
         ([("DIMM_A1", "BANK 0"), ("DIMM_A2", "BANK 1"), ("DIMM_B1", "BANK 2"), ("DIMM_B2", "BANK 3")], 2),  # ASUS
         ([("DIMMA1", "P0_Node0_Channel0_Dimm0"), ("DIMMB1", "P0_Node0_Channel1_Dimm0")], 2),  # Supermicro
-        # Supermicro again: the second socket's banks claim to be the first's, the locators are right.
+        # Supermicro: the second socket's banks have the names of the first, but the locators are right
         ([("P1-DIMMA1", "P0_Node0_Channel0_Dimm0"), ("P2-DIMMA1", "P0_Node0_Channel0_Dimm0")], 2),
         ([("CPU1_DIMM_A1", "NODE 1"), ("CPU1_DIMM_A2", "NODE 1"), ("CPU2_DIMM_A1", "NODE 2")], 2),  # Intel
         ([("DIMM_P0_A0", "BANK 0"), ("DIMM_P1_A0", "BANK 1")], 2),  # Gigabyte
@@ -29,7 +29,7 @@ def modules(*places: tuple[str, str | None], width: int | None = 64) -> list[Mod
         ([("Controller0-ChannelA/B-DIMM0", "BANK 0/1"), ("Controller1-ChannelA/B-DIMM0", "BANK 2/3")], 2),
         ([("CPU0 Channel0 DIMM0", "NODE 0"), ("CPU1 Channel0 DIMM0", "NODE 1")], 2),
         ([("SODIMM0", "CHANNEL A DIMM0"), ("SODIMM1", "CHANNEL B DIMM0")], 2),
-        # Names that do not tell.
+        # names without channels
         ([("A1", "Not Specified"), ("A7", "Not Specified")], None),  # Dell: 1 and 7 may share a channel
         ([("PROC 1 DIMM 1", None), ("PROC 1 DIMM 3", None)], None),  # HPE numbers its slots
         ([("DIMM 0", "BANK 0"), ("DIMM 1", "BANK 1")], None),

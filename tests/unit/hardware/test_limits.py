@@ -60,7 +60,7 @@ def test_version_1_in_a_container_that_sees_the_hosts_paths(made: Made) -> None:
 
 
 @pytest.mark.parametrize("unlimited", ["9223372036854771712", "max", "", str(64 * GIB), str(65 * GIB)])
-def test_a_limit_no_smaller_than_the_machine_is_none(unlimited: str, made: Made) -> None:
+def test_a_limit_not_below_the_machines_memory_is_none(unlimited: str, made: Made) -> None:
     capture = f"""-- /proc/self/cgroup --
 4:memory:/
 3:cpu,cpuacct:/
@@ -127,7 +127,7 @@ def test_containers(capture: str, container: str | None, made: Made) -> None:
     assert read_container(made(capture)) == (container, [])
 
 
-def test_a_mark_in_the_first_namespace_is_only_a_mark(made: Made) -> None:
+def test_container_signs_in_the_first_pid_namespace_do_not_count(made: Made) -> None:
     container, (note,) = read_container(made("-- /.dockerenv --\n-- link /proc/self/ns/pid --\npid:[4026531836]\n"))
     assert container is None
     assert "--pid=host" in note.text

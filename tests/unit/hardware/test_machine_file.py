@@ -1,4 +1,4 @@
-"""Machine files: what is written reads back, a person can edit it, and mistakes become sentences."""
+"""Machine files: round trips, edits by hand, and errors."""
 
 import dataclasses
 import os
@@ -65,7 +65,7 @@ def values(hint: Any, name: str = "") -> st.SearchStrategy[Any]:
 
 
 def consistent(machine: Machine) -> Machine:
-    """Give cards and nodes numbers of their own, and join only cards that are there."""
+    """Give GPUs and nodes unique indices, and link only existing GPUs."""
     gpus = tuple(dataclasses.replace(gpu, index=index) for index, gpu in enumerate(machine.gpus))
     numa = tuple(dataclasses.replace(node, index=index) for index, node in enumerate(machine.numa))
     nvlinks = tuple(dataclasses.replace(link, gpus=(0, len(gpus) - 1)) for link in machine.nvlinks if gpus)
@@ -98,7 +98,7 @@ def test_what_is_written_reads_back_as_the_same_machine(machine: Machine, tmp_pa
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 @given(machine=values(Machine).map(consistent))
-def test_every_field_stands_in_the_file_as_a_line_or_a_comment(machine: Machine) -> None:
+def test_every_field_is_in_the_file_as_a_line_or_a_comment(machine: Machine) -> None:
     text = to_toml(machine)
     assert [field.name for field in dataclasses.fields(Machine) if not _named(field.name, text)] == []
     assert [field.name for field in dataclasses.fields(Dram) if not _named(field.name, text, "dram.")] == []
@@ -108,7 +108,7 @@ def _named(field: str, text: str, section: str = "") -> bool:
     return re.search(rf"^(# )?(\[\[?{section}{field}\]|{field} =)", text, re.MULTILINE) is not None
 
 
-def test_a_person_sees_what_a_number_means_and_what_could_be_filled_in() -> None:
+def test_files_show_units_and_unknown_fields() -> None:
     machine = Machine("box", dram=Dram(total_bytes=755 * GIB), notes=(Note("dram.mts", "run it as root\nto see"),))
     lines = to_toml(machine).splitlines()
     assert lines[0].startswith("# ")
@@ -121,7 +121,7 @@ def test_a_person_sees_what_a_number_means_and_what_could_be_filled_in() -> None
     assert tomllib.loads(to_toml(machine))["notes"] == [{"about": "dram.mts", "text": "run it as root\nto see"}]
 
 
-def test_a_note_about_every_card_is_told_once_with_the_first() -> None:
+def test_a_note_on_all_gpus_appears_once_at_the_first() -> None:
     machine = Machine(
         "box",
         gpus=(Gpu(0, "a"), Gpu(1, "b")),
@@ -138,7 +138,7 @@ def test_long_lists_are_broken_into_lines() -> None:
     assert max(map(len, to_toml(machine).splitlines())) <= 105
 
 
-def test_a_hand_written_file_may_use_units_and_leave_things_out(tmp_path: Path) -> None:
+def test_a_hand_written_file_may_use_units_and_omit_fields(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('name = "mine"\n[dram]\ntotal_bytes = "755 GiB"\n[[gpus]]\nindex = 0\nname = "RTX 3090"\n')
     assert read(path) == Machine("mine", dram=Dram(total_bytes=755 * GIB), gpus=(Gpu(0, "RTX 3090"),))
@@ -171,9 +171,7 @@ def test_uncommenting_an_unknown_fills_it_in(tmp_path: Path) -> None:
         ("\udcff", "is not valid TOML", "fix the line"),
     ],
 )
-def test_a_wrong_file_is_named_with_its_key_and_what_to_do(
-    tmp_path: Path, text: str, complaint: str, hint: str
-) -> None:
+def test_errors_of_wrong_files_name_file_and_key(tmp_path: Path, text: str, complaint: str, hint: str) -> None:
     path = tmp_path / "wrong.toml"
     path.write_text(text, encoding="utf-8", errors="surrogateescape")
     with pytest.raises(ConfigError) as caught:
@@ -184,7 +182,7 @@ def test_a_wrong_file_is_named_with_its_key_and_what_to_do(
 
 
 @pytest.mark.parametrize("make", [lambda path: path.mkdir(), lambda path: None], ids=["folder", "missing"])
-def test_a_path_without_a_file_is_a_sentence(tmp_path: Path, make: Callable[[Path], None]) -> None:
+def test_a_path_without_a_file_is_an_error(tmp_path: Path, make: Callable[[Path], None]) -> None:
     path = tmp_path / "machine.toml"
     make(path)
     with pytest.raises(ConfigError, match="machine.toml") as caught:
@@ -224,7 +222,7 @@ def test_a_write_that_fails_keeps_the_old_file(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("where", ["no/such/folder/m.toml", "."])
-def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path: Path, where: str) -> None:
+def test_a_path_that_cannot_be_written_is_an_error(tmp_path: Path, where: str) -> None:
     with pytest.raises(UsageError) as caught:
         write(Machine("box"), tmp_path / where)
     assert str(tmp_path / where) in caught.value.message

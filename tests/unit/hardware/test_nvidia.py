@@ -114,12 +114,12 @@ def test_recorded_cards_read_back(machine: str, captured: Callable[[str], Host])
     assert nvml.open == 0
 
 
-def test_every_refusal_is_a_none() -> None:
+def test_refused_values_are_none() -> None:
     silent = NvmlCard(0, bus_id="0000:01:00.0")
     assert read(RecordedNvml((silent, NvmlCard(1)))) == NvmlReading((silent, NvmlCard(1)))
 
 
-def test_a_broken_driver_is_told() -> None:
+def test_a_broken_driver_is_reported() -> None:
     class Broken(RecordedNvml):
         def nvmlInit(self) -> None:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
@@ -185,7 +185,7 @@ def test_zeros_of_a_hidden_link_are_unknown() -> None:
 
 
 @pytest.mark.parametrize(("raw", "text"), [(b"00000000:C1:00.0", "0000:c1:00.0"), ("0000:01:00.0", "0000:01:00.0")])
-def test_bus_ids_as_sysfs_spells_them(raw: bytes | str, text: str) -> None:
+def test_bus_ids_have_the_format_of_sysfs(raw: bytes | str, text: str) -> None:
     assert bus_id(raw) == text
 
 
@@ -204,7 +204,7 @@ def test_links_without_a_speed_are_noted() -> None:
         NvmlCard(1, bus_id="0000:02:00.0", links=(NvmlLink("0000:01:00.0"),)),
         NvmlCard(
             2, bus_id="0000:03:00.0", links=(NvmlLink(None), NvmlLink("0000:99:00.0"))
-        ),  # to a card that is not ours
+        ),  # to another GPU that is not listed
     ]
     pairs, (note,) = make_links(cards)
     assert pairs == (NvLink((0, 1), 1, None),)

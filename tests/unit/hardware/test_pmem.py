@@ -80,7 +80,7 @@ def optane(volatile: int, persistent: int) -> Module:
     ("volatile", "persistent", "mode"),
     [(126 * GIB, 0, "memory"), (0, 126 * GIB, "app-direct"), (64 * GIB, 62 * GIB, "mixed")],
 )
-def test_firmware_tells_the_mode(volatile: int, persistent: int, mode: str) -> None:
+def test_the_mode_from_firmware(volatile: int, persistent: int, mode: str) -> None:
     cache = Module("A1", None, 16 * GIB, "DDR4", caches=volatile > 0)
     shares = shares_from_firmware([cache, optane(volatile, persistent)])
     assert shares is not None
@@ -88,7 +88,7 @@ def test_firmware_tells_the_mode(volatile: int, persistent: int, mode: str) -> N
     assert shares.cache_bytes == (16 * GIB if volatile else None)
 
 
-def test_old_firmware_does_not_tell_the_mode() -> None:
+def test_old_firmware_does_not_report_the_mode() -> None:
     assert shares_from_firmware([optane(0, 0)]) is None
     assert shares_from_firmware([Module("A1", None, GIB, "DDR4", volatile_bytes=GIB)]) is None
 
@@ -148,7 +148,7 @@ def test_namespaces_from_sysfs_when_ndctl_is_missing(captured: Callable[[str], H
     ]
 
 
-def test_unknown_mode_says_how_to_know_it(made: Made) -> None:
+def test_a_note_explains_how_to_read_an_unknown_mode(made: Made) -> None:
     host = made("-- /sys/bus/nd/devices/nmem0/state --\nidle\n-- /sys/bus/nd/devices/nmem1/state --\nidle\n")
     pmem, shares, notes = read_pmem(host, None, (), {"MemTotal": 512 * GIB})
     assert pmem is not None
@@ -166,7 +166,7 @@ def test_mode_from_firmware_alone(made: Made) -> None:
 
 
 @pytest.mark.parametrize(("resources", "about"), [(NOTHING, "pmem.mode"), (MIXED, "pmem.namespaces")])
-def test_capacity_that_nobody_uses_is_noted(resources: str, about: str, made: Made) -> None:
+def test_unprovisioned_capacity_is_noted(resources: str, about: str, made: Made) -> None:
     capture = f"-- run ipmctl show -memoryresources --\n{resources}-- /sys/bus/nd/devices/nmem0/state --\nidle\n"
     _, _, notes = read_pmem(made(capture), None, (), {})
     assert about in [note.about for note in notes]

@@ -1,4 +1,4 @@
-"""Whole machines through the whole probe: what comes out of tests/data/hardware."""
+"""The whole probe on the machines captured in tests/data/hardware."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -38,7 +38,7 @@ def test_dual_socket_epyc(captured: Captured) -> None:
     assert machine.container is None
 
 
-def test_limits_come_from_the_whole_way_up_the_control_groups(captured: Captured) -> None:
+def test_limits_of_parent_control_groups_apply(captured: Captured) -> None:
     machine = probe(host=captured("epyc-dual"))
     assert machine.limits.cgroup_memory_bytes == 900 * GIB
     assert machine.limits.cgroup_cpus == 120.0
@@ -88,7 +88,7 @@ def test_memory_mode_makes_pmem_the_memory_and_dram_its_cache(captured: Captured
     assert machine.gpus[0].nominal_gb_s == 360.0
 
 
-def test_app_direct_keeps_memory_and_namespaces_apart(captured: Captured) -> None:
+def test_app_direct_separates_memory_and_namespaces(captured: Captured) -> None:
     machine = probe(Path("/mnt/pmem0/models"), host=captured("pmem-app-direct"))
     assert machine.pmem is not None
     assert (machine.pmem.mode, machine.pmem.dimms, machine.pmem.memory_mode_bytes) == ("app-direct", 8, None)

@@ -1,4 +1,4 @@
-"""What `tokenmill probe` prints, for machines that are not here."""
+"""Output of `tokenmill probe` for captured machines."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -59,7 +59,7 @@ def shown(machine: Machine) -> str:
         ("desktop", ["Radeon RX 7900", "Raphael", "unknown"]),
     ],
 )
-def test_what_a_person_reads(machine: str, phrases: list[str], captured: Captured) -> None:
+def test_text_of_captured_machines(machine: str, phrases: list[str], captured: Captured) -> None:
     text = shown(probe(Path("/home"), host=captured(machine)))
     for phrase in phrases:
         assert phrase in text
@@ -71,7 +71,7 @@ def test_names_with_brackets_are_not_markup(captured: Captured) -> None:
     assert "[Radeon" in shown(replace(machine, gpus=(gpu,)))
 
 
-def test_measured_beside_nominal(captured: Captured) -> None:
+def test_measured_and_nominal_rates_are_shown_together(captured: Captured) -> None:
     machine = probe(Path("/home"), host=captured("eight-3090"))
     rates = (
         Rate("dram", 120.0, 16, {8: 90.0, 16: 120.0}),
@@ -87,7 +87,7 @@ def test_measured_beside_nominal(captured: Captured) -> None:
     assert "probe --measure" not in text
 
 
-def test_what_a_catalogue_machine_does_not_say_is_not_said_for_it() -> None:
+def test_unknown_facts_of_a_catalogue_machine_are_shown_as_unknown() -> None:
     text = shown(catalog.find("epyc-7532-8x3090"))
     assert "limits      none known" in text
     assert "unlimited" not in text

@@ -1,4 +1,4 @@
-"""Tensor and file types that are written down here are those of the `gguf` package that is installed."""
+"""Tensor and file types equal those of the installed `gguf` package."""
 
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, LlamaFileType
 

@@ -1,4 +1,4 @@
-"""Names, sizes against published files, and that a name and its ghost are the same model."""
+"""Names, sizes of published files, and equality of catalogue models and their ghosts."""
 
 from pathlib import Path
 
@@ -100,7 +100,7 @@ def test_names_are_found_whatever_their_case() -> None:
         ("", "kimi-k2.5"),
     ],
 )
-def test_an_unknown_name_is_refused_with_what_is_known(name: str, hinted: str) -> None:
+def test_an_unknown_name_is_refused_with_the_known_names(name: str, hinted: str) -> None:
     with pytest.raises(UnknownModel) as caught:
         catalog.header(name)
     assert hinted in str(caught.value.hint)
@@ -118,7 +118,7 @@ def test_an_unknown_name_is_refused_with_what_is_known(name: str, hinted: str) -
         ("a:b:c", False),
     ],
 )
-def test_names_and_paths_are_told_apart(text: str, expected: bool) -> None:
+def test_names_and_paths_are_distinguished(text: str, expected: bool) -> None:
     assert catalog.looks_like_name(text) is expected
 
 

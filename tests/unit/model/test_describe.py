@@ -1,4 +1,4 @@
-"""From headers to a profile: classes, reads, parameters, guesses."""
+"""Profiles from headers: classes, reads, parameters, guesses."""
 
 import dataclasses
 from pathlib import Path
@@ -158,7 +158,7 @@ def test_names_are_cut_to_what_a_person_reads(tmp_path: Path) -> None:
     assert found.tokenizer.model == "m" * 256 + "..."
 
 
-def test_numbers_below_zero_are_not_believed(tmp_path: Path) -> None:
+def test_negative_numbers_are_ignored(tmp_path: Path) -> None:
     keys = TINY_KEYS | {"llama.attention.head_count": value(-4, 5), "llama.attention.head_count_kv": value(-2, 5)}
     found = profile(tmp_path, keys, TINY_TABLE)
     assert found.cache_bytes(1000) == 0

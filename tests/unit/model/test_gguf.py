@@ -1,4 +1,4 @@
-"""The header reader on right files, wrong files and files made to mislead."""
+"""The header reader on correct, wrong and malicious files."""
 
 import os
 import struct
@@ -99,7 +99,7 @@ BAD: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("case", BAD, ids=lambda case: case.replace(" ", "-"))
-def test_wrong_files_say_what_is_wrong(case: str, tmp_path: Path) -> None:
+def test_errors_of_wrong_files_name_the_fault(case: str, tmp_path: Path) -> None:
     raw, message = BAD[case]
     path = tmp_path / "m.gguf"
     path.write_bytes(raw)
@@ -116,7 +116,7 @@ def test_every_truncation_of_the_header_is_noticed(cut: int, tmp_path: Path) -> 
         read_header(path)
 
 
-def test_truncated_data_says_how_much_is_missing(tmp_path: Path) -> None:
+def test_truncated_data_reports_the_missing_bytes(tmp_path: Path) -> None:
     path = write(tmp_path / "m.gguf", TINY_KEYS, [("t", (1 << 20, 1 << 10), "F32")])
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size - (1 << 30))
@@ -203,7 +203,7 @@ def test_truncated_split_is_named(tmp_path: Path) -> None:
         (0, {"split.count": value(60_000, 2)}, "one of 60000 splits"),
     ],
 )
-def test_mixed_splits_are_noticed(change: int, keys: dict[str, bytes], message: str, tmp_path: Path) -> None:
+def test_mixed_splits_are_detected(change: int, keys: dict[str, bytes], message: str, tmp_path: Path) -> None:
     first = _splits(tmp_path, change=change, keys=keys)[0]
     with pytest.raises(CorruptModel, match=message):
         read_headers(first)
@@ -216,7 +216,7 @@ def test_renamed_split(tmp_path: Path) -> None:
     assert caught.value.hint
 
 
-def test_unknown_types_are_sized_by_their_room(tmp_path: Path) -> None:
+def test_sizes_of_unknown_types_are_distances_to_the_next_tensor(tmp_path: Path) -> None:
     entries = [entry("a", (256,), 999, 0), entry("b", (256, 2), 999, 96), entry("c", (8,), "F32", 352)]
     raw = header({"general.architecture": "llama"}, entries)
     path = tmp_path / "m.gguf"
@@ -233,7 +233,7 @@ def test_ik_types_have_bytes_per_row(tmp_path: Path) -> None:
     assert read_header(path).guesses == ()
 
 
-def test_arrays_are_kept_only_so_far(tmp_path: Path) -> None:
+def test_the_total_of_kept_arrays_is_limited(tmp_path: Path) -> None:
     keys = {f"a.{number}": array(10, range(1000)) for number in range(100)}
     found = read_header(write(tmp_path / "m.gguf", {"general.architecture": "llama", **keys}, []))
     kept = sum(len(item) for item in found.keys.values() if isinstance(item, tuple))
@@ -241,7 +241,7 @@ def test_arrays_are_kept_only_so_far(tmp_path: Path) -> None:
     assert isinstance(found.keys["a.99"], LongArray)
 
 
-def test_strings_far_apart_are_not_followed_through_the_file(tmp_path: Path) -> None:
+def test_skipping_long_strings_is_limited(tmp_path: Path) -> None:
     path, leap = tmp_path / "m.gguf", 5 * MIB
     with path.open("wb") as file:
         file.write(header({"a": struct.pack("<IIQ", 9, 8, 200)}, []))
@@ -253,7 +253,7 @@ def test_strings_far_apart_are_not_followed_through_the_file(tmp_path: Path) -> 
         read_header(path)
 
 
-def test_what_is_shown_of_a_hostile_key_is_short(tmp_path: Path) -> None:
+def test_errors_show_only_the_start_of_a_long_key(tmp_path: Path) -> None:
     twice = text("k" * 60_000) + value(1)
     path = tmp_path / "m.gguf"
     path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 2) + twice * 2)
@@ -266,14 +266,14 @@ def test_what_is_shown_of_a_hostile_key_is_short(tmp_path: Path) -> None:
     assert len(caught.value.message) < 300
 
 
-def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_pipe_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.gguf")
     with pytest.raises(ModelError, match="not a regular file"):
         read_header(tmp_path / "pipe.gguf")
 
 
 @pytest.mark.parametrize("name", ["a" * 300, "file/below", "", "ftp://host/model.gguf"])
-def test_names_that_no_file_can_have(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_impossible_file_names_are_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_bytes(b"x")
     with pytest.raises(ModelError if name.startswith(("a", "file")) else UnknownModel) as caught:

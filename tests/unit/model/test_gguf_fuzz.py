@@ -102,9 +102,9 @@ def test_well_formed_nonsense(found: dict[str, object], table: list[bytes], pad:
 
 
 @pytest.mark.parametrize("path", sorted(CORPUS.glob("*.gguf.bin")), ids=lambda path: path.name)
-def test_what_was_found_before(path: Path, tmp_path: Path) -> None:
+def test_earlier_findings(path: Path, tmp_path: Path) -> None:
     check(path.read_bytes(), tmp_path)
 
 
-def test_the_corpus_is_there() -> None:
+def test_the_corpus_exists() -> None:
     assert len(list(CORPUS.glob("*.gguf.bin"))) >= 3

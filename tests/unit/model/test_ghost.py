@@ -1,4 +1,4 @@
-"""Ghosts on disk: small, true, never half-written, from names, files and splits."""
+"""Ghosts on disk: small, with correct headers, never partial, from names, files and splits."""
 
 import os
 import resource
@@ -46,7 +46,7 @@ def test_an_existing_file_is_kept_unless_forced(tmp_path: Path) -> None:
     assert read_header(path).text("general.name") == "Qwen3-32B"
 
 
-def test_a_missing_folder_is_said(tmp_path: Path) -> None:
+def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(TokenmillError, match="cannot write"):
         ghost.write("qwen3-32b:Q4_K_M", tmp_path / "no" / "ghost.gguf")
 
@@ -64,14 +64,14 @@ def test_a_device_is_not_replaced_by_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["file/ghost.gguf", "g" * 300])
-def test_a_name_that_cannot_be_written_is_said(name: str, tmp_path: Path) -> None:
+def test_a_name_that_cannot_be_written_is_an_error(name: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(TokenmillError, match="cannot write") as caught:
         ghost.write("qwen3-32b:Q4_K_M", tmp_path / name)
     assert caught.value.hint
 
 
-def test_a_ghost_never_takes_the_place_of_its_model(tmp_path: Path) -> None:
+def test_a_ghost_never_overwrites_its_model(tmp_path: Path) -> None:
     model, other = write(tmp_path / "model.gguf", KEYS, TINY_TABLE), tmp_path / "link.gguf"
     before = model.read_bytes()
     other.symlink_to(model)
@@ -90,14 +90,14 @@ def largest_file() -> Iterator[int]:
 
 
 @pytest.mark.usefixtures("largest_file")
-def test_a_filesystem_that_cannot_hold_the_size_is_said_and_nothing_is_left(tmp_path: Path) -> None:
+def test_a_file_system_with_a_size_limit_is_an_error_and_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(TokenmillError, match="cannot hold a file of") as caught:
         ghost.write("qwen3-32b:Q4_K_M", tmp_path / "ghost.gguf")
     assert "sparse" in str(caught.value.hint)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_filesystem_without_holes_is_said_and_nothing_is_left(
+def test_a_file_system_without_sparse_files_is_an_error_and_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ghost, "MAX_DISK_BYTES", -GIB)  # every file now looks fully allocated
@@ -131,7 +131,7 @@ def test_a_ghost_of_a_ghost_is_the_same_ghost(tmp_path: Path) -> None:
     assert second.stat().st_size == third.stat().st_size == first.stat().st_size
 
 
-def test_weights_are_left_behind(tmp_path: Path) -> None:
+def test_weights_are_not_copied(tmp_path: Path) -> None:
     source, target = tmp_path / "model.gguf", tmp_path / "ghost.gguf"
     generate.write("dense", generate.sizes("dense", {}), source)
     written = ghost.write(str(source), target)
@@ -161,7 +161,7 @@ def test_splits_become_one_file(tmp_path: Path, alignment: int) -> None:
     assert all(tensor.offset % alignment == 0 for tensor in header.tensors)
 
 
-def test_types_that_only_another_engine_knows_are_copied(tmp_path: Path) -> None:
+def test_types_of_other_engines_are_copied(tmp_path: Path) -> None:
     source = write(
         tmp_path / "ik.gguf",
         TINY_KEYS,
@@ -171,7 +171,7 @@ def test_types_that_only_another_engine_knows_are_copied(tmp_path: Path) -> None
     assert [tensor.type for tensor in read_header(tmp_path / "ghost.gguf").tensors] == ["IQ4_KS", "Q6_0"]
 
 
-def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
+def test_other_files_are_not_models(tmp_path: Path) -> None:
     (tmp_path / "notes.gguf").write_bytes(struct.pack("<4sI", b"nope", 3))
     with pytest.raises(TokenmillError, match="not a GGUF"):
         ghost.write(str(tmp_path / "notes.gguf"), tmp_path / "ghost.gguf")

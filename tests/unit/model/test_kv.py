@@ -1,4 +1,4 @@
-"""Cache layouts, against figures that were measured or that engines print."""
+"""Cache layouts against measurements and output of engines."""
 
 from typing import Any
 
@@ -144,7 +144,7 @@ def test_layers_without_kv_heads() -> None:
     assert [layer.kind for layer in layout(deci, "deci", 2).layers] == ["full", "none"]
 
 
-def test_unknown_architecture_is_a_guess_and_says_so() -> None:
+def test_unknown_architectures_are_reported_as_guesses() -> None:
     found = layout(keys("novel", embedding_length=64, attention__head_count=4), "novel", 2)
     assert found.layers == (LayerCache("full", 64, 64),) * 2
     assert "'novel'" in found.guesses[0]

@@ -1,4 +1,4 @@
-"""The types that each mix gives each tensor, against llama-quantize's own choices (tests/data/quantize)."""
+"""Types of tensors in each mix against llama-quantize's (tests/data/quantize)."""
 
 import csv
 from collections.abc import Callable

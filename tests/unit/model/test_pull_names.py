@@ -1,4 +1,4 @@
-"""What may be asked for, and what the installers say."""
+"""Names of models that can be pulled, and settings of installers."""
 
 from pathlib import Path
 
@@ -88,7 +88,7 @@ a line that is no setting
         ("global.proxy='gopher://x'", "the proxy cannot be used"),
     ],
 )
-def test_settings_that_we_cannot_use_leave_the_way_to_pip_open(tmp_path: Path, setting: str, message: str) -> None:
+def test_unusable_settings_lead_to_a_download_with_pip(tmp_path: Path, setting: str, message: str) -> None:
     file = tmp_path / "not.pem"
     file.write_text("nothing like a certificate")
     with pytest.raises(DownloadRefused, match=message):

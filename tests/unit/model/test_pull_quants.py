@@ -1,4 +1,4 @@
-"""Which files a quant's name means."""
+"""Files of a repository chosen by the name of a quantisation."""
 
 import pytest
 from hypothesis import given
@@ -41,13 +41,13 @@ KIMI = sets_of(
         ("Kimi-K2.5-IQ1_S.gguf", "Kimi-K2.5-IQ1_S.gguf", 1),
     ],
 )
-def test_a_quant_or_a_file_means_one_whole_set(wanted: str, first: str, files: int) -> None:
+def test_a_quant_or_a_file_selects_one_whole_set(wanted: str, first: str, files: int) -> None:
     chosen = choose(REPO, KIMI, wanted)
     assert (chosen.files[0].path, len(chosen.files)) == (first, files)
 
 
 @pytest.mark.parametrize("wanted", ["Q4_K", "Q4", "K_S", "Q2_K", "S", "mmproj-BF16.gguf", "other.gguf"])
-def test_what_is_not_there_lists_what_is(wanted: str) -> None:
+def test_errors_of_unknown_quants_list_the_known_ones(wanted: str) -> None:
     with pytest.raises(UnknownModel) as caught:
         choose(REPO, KIMI, wanted)
     assert caught.value.hint is not None
@@ -76,12 +76,12 @@ def test_no_quant_is_enough_where_there_is_only_one_model() -> None:
     assert "Q4_K_S" in str(caught.value.hint)
 
 
-def test_a_repository_without_ggufs_says_so() -> None:
+def test_a_repository_without_ggufs_is_an_error() -> None:
     with pytest.raises(UnknownModel, match="no GGUF"):
         choose(REPO, sets_of("model.safetensors", "mmproj-F16.gguf"), "Q4_0")
 
 
-def test_a_set_that_is_not_all_there_is_refused() -> None:
+def test_an_incomplete_set_is_refused() -> None:
     sets = sets_of("m-Q4_0-00001-of-00003.gguf", "m-Q4_0-00003-of-00003.gguf")
     with pytest.raises(MissingSplit, match="lacks 1 of the 3"):
         choose(REPO, sets, "Q4_0")

@@ -32,7 +32,7 @@ def a_file(path: Path, content: bytes = b"weights") -> Path:
 
 def test_a_noted_file_is_whole_without_hashing(tmp_path: Path) -> None:
     path = a_file(tmp_path / "m.gguf")
-    write_note(path, "m", EMPTY)  # not its hash: only hashing would notice
+    write_note(path, "m", EMPTY)  # a wrong hash, which only hashing detects
     assert is_whole(path, "m", EMPTY)
 
 
@@ -52,7 +52,7 @@ def test_a_touched_file_is_hashed_again(tmp_path: Path) -> None:
     assert is_whole(path, "m", sha256_of(path))
     note = read_note(path)
     assert note is not None
-    assert note.mtime_ns == 1  # and remembered as it is now
+    assert note.mtime_ns == 1  # the note was updated
     path.write_bytes(b"something else")
     assert not is_whole(path, "m", note.sha256)
     assert not path.exists()
@@ -67,13 +67,13 @@ def test_a_file_without_a_note_counts_if_its_hash_is_right(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"name": 1}', '"x"', "null"])
-def test_a_spoilt_note_is_no_note(tmp_path: Path, text: str) -> None:
+def test_a_damaged_note_is_ignored(tmp_path: Path, text: str) -> None:
     path = a_file(tmp_path / "m.gguf")
     (tmp_path / "m.gguf.pulled.json").write_text(text)
     assert read_note(path) is None
 
 
-def test_parts_of_other_versions_go(tmp_path: Path) -> None:
+def test_parts_of_other_versions_are_removed(tmp_path: Path) -> None:
     path = tmp_path / "m[1].gguf"
     old, new = a_file(part_of(path, "a" * 64)), a_file(part_of(path, "b" * 64))
     neighbour = a_file(tmp_path / "m.gguf.aaaaaaaaaaaa.part")
@@ -83,7 +83,7 @@ def test_parts_of_other_versions_go(tmp_path: Path) -> None:
     assert neighbour.exists()
 
 
-def test_no_space_gives_numbers_and_a_way_out(tmp_path: Path) -> None:
+def test_errors_of_full_disks_have_sizes_and_a_hint(tmp_path: Path) -> None:
     check_space("m", tmp_path / "not" / "there" / "yet", 1, 0)
     with pytest.raises(NoSpace, match=r"m needs 1024\.0 TiB more in .* are free") as caught:
         check_space("m", tmp_path, 1 << 50, 0)
@@ -109,7 +109,7 @@ def test_a_second_pull_waits_and_reports_it(tmp_path: Path) -> None:
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_an_error(tmp_path: Path) -> None:
     blocked = a_file(tmp_path / "file")
     with pytest.raises(PullError, match="cannot use") as caught, locked(blocked / "models", "m", print):
         pass
@@ -126,12 +126,12 @@ def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
         (errno.EIO, OSError),
     ],
 )
-def test_what_the_disk_says(tmp_path: Path, number: int, expected: type[Exception]) -> None:
+def test_errors_of_the_disk(tmp_path: Path, number: int, expected: type[Exception]) -> None:
     with pytest.raises(expected), disk_errors(tmp_path):
         raise OSError(number, os.strerror(number))
 
 
-def test_the_listing_shows_what_is_whole_and_what_is_coming(tmp_path: Path) -> None:
+def test_the_listing_shows_complete_and_partial_models(tmp_path: Path) -> None:
     whole = a_file(tmp_path / "smollm2" / "S.gguf")
     write_note(whole, "smollm2", sha256_of(whole))
     folder = tmp_path / "owner" / "repo" / "Q4_0"

@@ -1,4 +1,4 @@
-"""What each layer keeps per token, for the ways configs say it."""
+"""KV caches of layers for all forms of configs."""
 
 from itertools import groupby
 from typing import Any
@@ -198,12 +198,12 @@ def test_a_layer_without_attention_keeps_nothing() -> None:
     ]
 
 
-def test_a_layer_that_only_asks_uses_the_keys_of_another() -> None:
+def test_a_layer_with_queries_only_has_no_cache() -> None:
     seen = Projections(k_rows={0: 1024}, query_only=frozenset({1}), attending=frozenset({0, 1}))
     assert runs({"model_type": "hunyuan_v1_moe", **WIDE}, 2, seen) == [(1, FULL), (1, NONE)]
 
 
-def test_a_recurrence_in_the_table_is_believed() -> None:
+def test_recurrent_layers_are_found_in_the_tensor_table() -> None:
     seen = Projections(stateful=frozenset({0}), attending=frozenset({0, 1}))
     assert runs({"model_type": "wobble", **WIDE, **MAMBA2}, 2, seen) == [(1, recurrent(MAMBA2_STATE)), (1, FULL)]
 
@@ -265,5 +265,5 @@ def test_the_language_model_is_found_inside_a_multimodal_config() -> None:
 
 
 @pytest.mark.parametrize("value", [True, "8", -8, 0, 8.0, None, 1 << 60, [], ["8"], {"a": 1}])
-def test_a_count_of_the_wrong_kind_is_no_count(value: object) -> None:
+def test_counts_of_wrong_types_are_missing(value: object) -> None:
     assert ConfigReader({"num_hidden_layers": value}).count("num_hidden_layers") is None

@@ -1,4 +1,4 @@
-"""Folders as they are found: indexes, shards, single files, and what is missing or broken in them."""
+"""Folders with indexes, shards or single files, and errors of broken ones."""
 
 import json
 import os
@@ -45,7 +45,7 @@ PART = "model-0000{}-of-00003.safetensors"
 
 
 def mixture(experts: int = 4, *, config: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The same model with experts, each a tensor of its own."""
+    """The same model with experts in separate tensors."""
     table = {name: kept for name, kept in TABLE.items() if ".mlp." not in name}
     for layer in range(2):
         table[f"model.layers.{layer}.mlp.gate.weight"] = ("BF16", [experts, 64])
@@ -102,7 +102,7 @@ def test_a_folder_of_a_hugging_face_cache_has_the_name_of_its_repository(tmp_pat
     assert read_folder(write_folder(commit, TABLE, CONFIG)).name == "Tiny-8B"
 
 
-def test_second_copies_and_adapters_are_left_out(tmp_path: Path) -> None:
+def test_second_copies_and_adapters_are_ignored(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, TABLE, CONFIG, shards=3, index=False)
     write_file(folder / "consolidated.safetensors", TABLE)
     write_file(folder / "adapter_model.safetensors", {"lora_A": ("F32", [5])})
@@ -145,7 +145,7 @@ def test_the_table_wins_over_the_config_about_experts(tmp_path: Path) -> None:
     assert "have 6" in guess
 
 
-def test_experts_nobody_counted_are_all_read(tmp_path: Path) -> None:
+def test_all_experts_count_as_read_if_their_number_per_token_is_unknown(tmp_path: Path) -> None:
     profile = read_folder(write_folder(tmp_path, *mixture(config={"num_experts_per_tok": None})))
     assert profile.experts is None
     assert profile.active_parameters == profile.parameters - 99 * 64
@@ -157,7 +157,7 @@ def test_a_config_cannot_use_more_experts_than_there_are(tmp_path: Path) -> None
         read_folder(write_folder(tmp_path, *mixture(config={"num_experts_per_tok": 9})))
 
 
-def test_an_architecture_nobody_told_us_about(tmp_path: Path) -> None:
+def test_an_unknown_architecture(tmp_path: Path) -> None:
     table = {
         "core.stages.0.zip.weight": ("BF16", [64, 64]),
         "core.stages.1.zip.weight": ("BF16", [64, 64]),
@@ -181,7 +181,7 @@ def test_layers_that_the_table_does_not_have(tmp_path: Path) -> None:
     assert [cache.kind for cache in profile.cache] == ["full", "full", "none"]
 
 
-def test_layers_beyond_the_config_predict_further_tokens(tmp_path: Path) -> None:
+def test_layers_beyond_the_config_are_multi_token_prediction(tmp_path: Path) -> None:
     profile = read_folder(write_folder(tmp_path, TABLE, CONFIG | {"num_hidden_layers": 1}))
     assert profile.by_layer()[1].keys() == {TensorClass.MTP}
     assert len(profile.cache) == 1
@@ -210,7 +210,9 @@ def test_an_unknown_type_is_reported(tmp_path: Path) -> None:
         ({"tokenizer.json": "{}", "chat_template.json": '{"chat_template": "{{ x }}"}'}, "tokenizer.json", True),
     ],
 )
-def test_what_speaks_for_the_model(tmp_path: Path, files: dict[str, str], model: str | None, template: bool) -> None:
+def test_tokenizer_and_chat_template_of_a_folder(
+    tmp_path: Path, files: dict[str, str], model: str | None, template: bool
+) -> None:
     folder = write_folder(tmp_path, TABLE, CONFIG)
     for name, text in files.items():
         (folder / name).write_text(text)
@@ -261,7 +263,9 @@ BROKEN: list[tuple[str, Any, type[TokenmillError], str]] = [
 
 
 @pytest.mark.parametrize(("damage", "error", "said"), [case[1:] for case in BROKEN], ids=[case[0] for case in BROKEN])
-def test_what_is_broken_is_named(tmp_path: Path, damage: Any, error: type[TokenmillError], said: str) -> None:
+def test_errors_of_broken_folders_name_the_fault(
+    tmp_path: Path, damage: Any, error: type[TokenmillError], said: str
+) -> None:
     folder = write_folder(tmp_path, TABLE, CONFIG, shards=3)
     damage(folder)
     with pytest.raises(error) as caught:
@@ -315,7 +319,7 @@ def test_a_config_that_is_a_folder_or_a_pipe(tmp_path: Path) -> None:
         read_folder(folder)
 
 
-def test_an_unreadable_file_is_an_error_of_ours(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_a_model_error(tmp_path: Path) -> None:
     folder = write_folder(tmp_path, TABLE, CONFIG)
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors").mkdir()

@@ -1,4 +1,4 @@
-"""Whatever lies in the folder, a profile or an error of ours comes out, quickly."""
+"""Any content of a folder results in a profile or a `TokenmillError`, quickly."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""Headers right and wrong: every rule of the format, and what breaking it says."""
+"""Correct headers, and errors for every violation of the format."""
 
 import json
 import os
@@ -32,14 +32,14 @@ def test_a_true_header(tmp_path: Path) -> None:
     ]
 
 
-def test_an_unknown_type_is_believed_about_its_place(tmp_path: Path) -> None:
+def test_offsets_of_unknown_types_are_accepted(tmp_path: Path) -> None:
     raw = json.dumps({"a": declared("F3_WOBBLE", [10], [0, 4])}).encode()
     assert read_header(write_raw(tmp_path / "x.safetensors", raw, 4)).entries[0].stored == StoredTensor(
         "F3_WOBBLE", (10,)
     )
 
 
-def test_fields_that_the_format_may_add_do_no_harm(tmp_path: Path) -> None:
+def test_additional_fields_are_ignored(tmp_path: Path) -> None:
     raw = json.dumps({"a": declared() | {"checksum": "x"}}).encode()
     assert len(read_header(write_raw(tmp_path / "x.safetensors", raw, 2)).entries) == 1
 
@@ -86,7 +86,7 @@ WRONG: list[tuple[str, Any, int, str]] = [
 
 
 @pytest.mark.parametrize(("content", "data", "said"), [case[1:] for case in WRONG], ids=[case[0] for case in WRONG])
-def test_what_breaks_the_format_is_refused(tmp_path: Path, content: Any, data: int, said: str) -> None:
+def test_violations_of_the_format_are_refused(tmp_path: Path, content: Any, data: int, said: str) -> None:
     raw = content if isinstance(content, bytes) else json.dumps(content).encode()
     path = write_raw(tmp_path / "x.safetensors", raw, data)
     with pytest.raises(CorruptModel, match=r"x\.safetensors") as caught:
@@ -97,14 +97,14 @@ def test_what_breaks_the_format_is_refused(tmp_path: Path, content: Any, data: i
 
 @pytest.mark.parametrize("cut", [0, 1, 7, 8, 9, 30, -1])
 @pytest.mark.parametrize(("split", "error"), [(False, CorruptModel), (True, MissingSplit)])
-def test_a_file_cut_off_anywhere(tmp_path: Path, cut: int, split: bool, error: type[ModelError]) -> None:
+def test_a_file_truncated_anywhere_is_refused(tmp_path: Path, cut: int, split: bool, error: type[ModelError]) -> None:
     path = write_file(tmp_path / "x.safetensors", {"a": ("BF16", [30, 30])})
     os.truncate(path, path.stat().st_size + cut if cut < 0 else cut)
     with pytest.raises(error, match="truncated"):
         read_header(path, split=split)
 
 
-def test_no_length_is_believed_beyond_the_formats_limit(tmp_path: Path) -> None:
+def test_lengths_beyond_the_formats_limit_are_refused(tmp_path: Path) -> None:
     for length in (100_000_001, (1 << 64) - 1):
         with pytest.raises(CorruptModel, match="safetensors header"):
             read_header(write_raw(tmp_path / "x.safetensors", b"{}", length=length))
@@ -132,7 +132,7 @@ def test_a_pipe_does_not_hang_the_reader(tmp_path: Path) -> None:
         read_header(tmp_path / "x.safetensors")
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="No such file"):
         read_header(tmp_path / "x.safetensors")
 

@@ -1,4 +1,4 @@
-"""Published checkpoints, their tables written as headers over holes: sizes must come out as published."""
+"""Tensor tables of published checkpoints, written as sparse files: sizes must equal the published ones."""
 
 import json
 import shutil
@@ -120,7 +120,7 @@ def test_kimi_is_read_in_seconds_though_it_has_200_000_tensors(read: Callable[[s
     assert SECONDS["kimi-k2.5"] < 5
 
 
-def test_deepseek_keeps_its_further_prediction_apart(read: Callable[[str], Profile]) -> None:
+def test_multi_token_prediction_of_deepseek_is_a_separate_class(read: Callable[[str], Profile]) -> None:
     profile = read("deepseek-v3")
     further = sum(tensor.elements for tensor in profile.of(TensorClass.MTP))
     assert profile.parameters - further == pytest.approx(671.0e9, rel=0.001)

@@ -1,4 +1,4 @@
-"""Classes of Hugging Face tensors, one line per way of naming them."""
+"""Classes of Hugging Face tensors, one line per naming scheme."""
 
 import pytest
 
@@ -38,7 +38,7 @@ CASES = [
     ("model.layers.1.mlp.shared_mlp.gate_and_up_proj.weight", (6144, 4096), MIXTURE, "shared_experts", 1),
     ("backbone.layers.1.mixer.experts.3.up_proj.weight", (1856, 2688), MIXTURE, "routed_experts", 1),
     ("backbone.layers.1.mixer.gate.weight", (8, 2688), MIXTURE, "router", 1),
-    # llama4: stacked experts, and what ModelOpt puts beside them
+    # llama4: stacked experts, and ModelOpt's tensors next to them
     ("language_model.model.layers.5.feed_forward.experts.gate_up_proj", (8, 5120, 16384), MIXTURE, "routed_experts", 5),
     (
         "language_model.model.layers.5.feed_forward.experts.gate_up_proj_weight_scale",
@@ -69,7 +69,7 @@ CASES = [
     ("model.layers.3.self_attn.kv_a_proj_with_mqa.weight", (576, 7168), MIXTURE, "attention", 3),
     ("model.layers.3.self_attn.kv_a_layernorm.weight", (512,), MIXTURE, "norm", 3),
     ("model.layers.3.self_attn.indexer.wk.weight", (128, 7168), MIXTURE, "attention", 3),
-    # recurrent layers stand where attention would
+    # recurrent layers have the class of attention
     ("model.layers.0.linear_attn.in_proj_qkvz.weight", (12288, 2048), MIXTURE, "attention", 0),
     ("model.layers.0.linear_attn.A_log", (32,), MIXTURE, "attention", 0),
     ("model.layers.0.mamba.in_proj.weight", (9000, 2048), DENSE, "attention", 0),
@@ -86,7 +86,7 @@ CASES = [
     ("mtp.layers.0.self_attn.q_proj.weight", (8192, 2048), MIXTURE, "mtp", 61),
     ("mtp.fc.weight", (2048, 4096), MIXTURE, "mtp", None),
     ("model.mtp_layers.0.input_proj.weight", (4096, 8192), MIXTURE, "mtp", 61),
-    # older ways
+    # older names
     ("transformer.wte.weight", (50257, 768), DENSE, "embedding", None),
     ("transformer.wpe.weight", (1024, 768), DENSE, "embedding", None),
     ("transformer.h.0.attn.c_attn.weight", (768, 2304), DENSE, "attention", 0),
@@ -99,14 +99,14 @@ CASES = [
     ("embed_out.weight", (50432, 6144), DENSE, "output", None),
     ("model.tok_embeddings.weight", (92544, 4096), DENSE, "embedding", None),
     ("output.weight", (92544, 4096), DENSE, "output", None),
-    # senses other than text
+    # modalities other than text
     ("vision_tower.vision_model.encoder.layers.3.self_attn.q_proj.weight", (1152, 1152), DENSE, "other", None),
     ("model.visual.blocks.3.attn.qkv.weight", (3456, 1152), DENSE, "other", None),
     ("vision_model.embeddings.position_embedding.weight", (729, 1152), DENSE, "other", None),
     ("multi_modal_projector.linear_1.weight", (5120, 4096), DENSE, "other", None),
     ("mm_projector.pre_norm.weight", (1152,), DENSE, "other", None),
     ("model.image_newline", (4096,), DENSE, "other", None),
-    # names nobody told us about: the shape can still tell a stack of experts
+    # unknown names: the shape identifies a stack of experts
     ("model.layers.2.wobble.frob", (8, 100, 100), MIXTURE, "routed_experts", 2),
     ("model.layers.2.wobble.frob", (9, 100, 100), MIXTURE, "other", 2),
     ("model.layers.2.self_attn.frob", (8, 100, 100), MIXTURE, "attention", 2),
@@ -122,7 +122,7 @@ def test_class_and_layer(
     assert classify_hf(name, shape, **model) == (TensorClass(cls), layer)
 
 
-def test_a_mixture_of_unknown_size_is_still_a_mixture() -> None:
+def test_a_mixture_of_unknown_size() -> None:
     assert classify_hf("model.layers.0.mlp.experts.3.w1.weight", (2, 2), experts=0).cls is TensorClass.ROUTED_EXPERTS
 
 

@@ -1,4 +1,4 @@
-"""Names of quantisation schemes, and how many parameters stored numbers stand for."""
+"""Names of quantisation schemes, and numbers of parameters in stored tensors."""
 
 from typing import Any
 

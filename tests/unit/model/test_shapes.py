@@ -1,4 +1,4 @@
-"""Tensor lists: counts and parameters that llama.cpp prints for the real models."""
+"""Tensor lists: counts and parameters as printed by llama.cpp for the real models."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Synthetic models: right sizes, same bytes for the same seed, sane weights, mistakes refused."""
+"""Synthetic models: sizes, reproducible bytes, distribution of weights, and errors."""
 
 import hashlib
 import tracemalloc
@@ -98,7 +98,7 @@ def test_where_pieces_end_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("kind", weights.TYPES)
-def test_weights_have_the_deviation_asked_for_and_no_bias(kind: str) -> None:
+def test_weights_have_the_requested_deviation_and_zero_mean(kind: str) -> None:
     raw = np.concatenate(list(weights.pieces("blk.0.x.weight", kind, (1024, 64), 1, 0.02)))
     values = quants.dequantize(raw.reshape(64, -1), GGMLQuantizationType[kind])
     assert np.isfinite(values).all()
@@ -130,7 +130,7 @@ def test_progress_counts_every_byte(tmp_path: Path) -> None:
     assert made.bytes - 32 < heard[-1][0] <= made.bytes
 
 
-def test_rows_that_a_type_does_not_divide_get_the_nearest_that_does(tmp_path: Path) -> None:
+def test_rows_that_a_type_does_not_divide_get_a_substitute(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     generate.write("moe-mla", generate.sizes("moe-mla", {}), path, type="Q4_K")
     types = {tensor.name: tensor.type for tensor in read_header(path).tensors}

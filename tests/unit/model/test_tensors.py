@@ -47,12 +47,12 @@ def test_by_name(name: str, cls: TensorClass) -> None:
     assert classify(name, (64, 64)) is cls
 
 
-def test_by_shape_where_the_name_says_nothing() -> None:
+def test_by_shape_if_the_name_is_unknown() -> None:
     assert classify("blk.4.mystery.weight", (64, 32, 16), experts=16) is C.ROUTED_EXPERTS
     assert classify("blk.4.mystery.weight", (64, 32, 15), experts=16) is C.OTHER
 
 
-def test_layers_past_the_last_predict_further_tokens() -> None:
+def test_layers_past_the_last_are_multi_token_prediction() -> None:
     assert classify("blk.60.attn_q.weight", (64, 64), layers=61) is C.ATTENTION
     assert classify("blk.61.attn_q.weight", (64, 64), layers=61) is C.MTP
     assert classify("blk.61.ffn_up_exps.weight", (64, 64, 8), layers=61) is C.MTP

@@ -1,4 +1,4 @@
-"""Model files against their published hashes: right, damaged, missing, or not known."""
+"""Model files and their published hashes: correct, damaged, missing and unknown."""
 
 import hashlib
 from pathlib import Path
@@ -106,7 +106,7 @@ def test_a_hash_from_the_caller_decides(tmp_path: Path) -> None:
         checked(one, sha256=right)
 
 
-def test_a_hash_that_nobody_published_is_not_ok(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unpublished_hash_is_not_ok(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tiny(tmp_path)
     write_note(path, "hf:owner/repo:Q4_0", sha256_of(path), published=False)
 
@@ -126,7 +126,7 @@ def test_a_hash_that_nobody_published_is_not_ok(tmp_path: Path, monkeypatch: pyt
     assert checked(path).verdict == "ok"
 
 
-def test_a_pinned_hash_is_believed_before_the_note(tmp_path: Path) -> None:
+def test_a_pinned_hash_precedes_the_note(tmp_path: Path) -> None:
     path = tiny(tmp_path)
     write_note(path, "smollm2", sha256_of(path))
     found = checked(path)
@@ -158,7 +158,7 @@ def test_progress_counts_every_byte_of_every_file(tmp_path: Path, monkeypatch: p
     assert [file.sha256 for file in found.files] == [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
 
 
-def test_what_is_not_there_or_not_clear_is_refused(tmp_path: Path) -> None:
+def test_missing_and_ambiguous_models_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UnknownModel):
         files_of(tmp_path / "absent.gguf")
     tiny(tmp_path, "a.gguf")

@@ -1,4 +1,4 @@
-"""Vocabularies: every byte is there, every merge can happen, nothing is there twice."""
+"""Vocabularies contain every byte, only usable merges, and no duplicates."""
 
 import pytest
 from hypothesis import given

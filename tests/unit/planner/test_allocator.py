@@ -1,4 +1,4 @@
-"""ggml's allocator, replayed: small graphs whose buffers can be counted on the fingers."""
+"""The replayed allocator on small graphs with known buffer sizes."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,23 +10,23 @@ def size(*steps: GraphOp) -> int:
     return buffer_bytes(steps, alignment=1)
 
 
-def test_what_was_read_for_the_last_time_makes_room() -> None:
+def test_a_block_is_freed_after_its_last_read() -> None:
     assert size(GraphOp(100), GraphOp(100, (0,)), GraphOp(100, (1,)), GraphOp(100, (2,))) == 200
 
 
-def test_an_operation_may_write_over_what_only_it_reads() -> None:
+def test_an_operation_may_overwrite_an_input_without_other_readers() -> None:
     assert size(GraphOp(100), GraphOp(100, (0,), in_place=True)) == 100
-    assert size(GraphOp(100), GraphOp(50, (0,), in_place=True)) == 150  # not of its size
+    assert size(GraphOp(100), GraphOp(50, (0,), in_place=True)) == 150  # sizes differ
     assert (
         size(GraphOp(100), GraphOp(100, (0,), in_place=True), GraphOp(100, (0, 1), in_place=True)) == 200
     )  # read again
 
 
-def test_nothing_is_written_over_through_a_view() -> None:
+def test_nothing_is_overwritten_through_a_view() -> None:
     assert size(GraphOp(100), GraphOp(0, (0,), view_of=0), GraphOp(100, (1,), in_place=True)) == 200
 
 
-def test_a_view_that_nobody_reads_keeps_what_it_looks_at() -> None:
+def test_an_unread_view_keeps_its_source_allocated() -> None:
     seen = (GraphOp(100), GraphOp(0, (0,), view_of=0), GraphOp(100), GraphOp(100, (2,)))
     read = (GraphOp(100), GraphOp(0, (0,), view_of=0), GraphOp(100, (1,)), GraphOp(100, (2,)))
     assert (size(*seen), size(*read)) == (300, 200)
@@ -39,7 +39,7 @@ def test_inputs_come_first_and_unread_ones_stay() -> None:
 
 
 def test_the_smallest_hole_that_fits_is_taken() -> None:
-    # 0..100 and 110..160 become free; 40 bytes go into the second, so that 100 still find the first.
+    # 0..100 and 110..160 become free; 40 bytes are taken from the second block, so that 100 still fit in the first
     steps = (
         GraphOp(100),
         GraphOp(10),
@@ -53,7 +53,7 @@ def test_the_smallest_hole_that_fits_is_taken() -> None:
     assert size(*steps) == 175
 
 
-def test_results_are_kept_and_the_cache_is_elsewhere() -> None:
+def test_results_are_kept_and_the_cache_is_outside_the_buffer() -> None:
     assert size(GraphOp(100, keep=True), GraphOp(0, (0,), external=True), GraphOp(100)) == 200
 
 
@@ -62,7 +62,7 @@ def test_sizes_are_padded() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.lists(st.integers(0, 30), max_size=3), st.booleans()), max_size=30))
-def test_never_less_than_what_lives_and_never_more_than_everything(drawn: list[tuple[int, list[int], bool]]) -> None:
+def test_the_buffer_is_between_the_live_tensors_and_all_tensors(drawn: list[tuple[int, list[int], bool]]) -> None:
     steps = [
         GraphOp(count, tuple(read % index for read in reads) if index else (), in_place=in_place)
         for index, (count, reads, in_place) in enumerate(drawn)

@@ -1,4 +1,4 @@
-"""A short name for where weights are: alike for placements that run alike."""
+"""Fingerprints of placements, which similar placements share."""
 
 from dataclasses import replace
 
@@ -23,12 +23,12 @@ KIMI = model("kimi-k2.5:Q4_K_S")
         (2, 0, range(0), "experts dram, rest gpu0 50% gpu1 50%"),
     ],
 )
-def test_what_it_says(cards: int, first: int, resident: range, expected: str) -> None:
+def test_fingerprints_of_placements(cards: int, first: int, resident: range, expected: str) -> None:
     plan = placed(KIMI, settings(), cards=cards, first=first, resident=resident)
     assert fingerprint(plan.profile, plan.placement) == expected
 
 
-def test_a_layer_more_or_less_is_the_same_and_many_are_not() -> None:
+def test_fingerprints_ignore_single_layers() -> None:
     def named(count: int) -> str:
         plan = placed(KIMI, settings(), cards=1, resident=range(1, 1 + count))
         return fingerprint(plan.profile, plan.placement)
@@ -37,7 +37,7 @@ def test_a_layer_more_or_less_is_the_same_and_many_are_not() -> None:
     assert len({named(count) for count in (0, 1, 15, 30, 59, 60)}) == 6  # some, and all but some, are never none or all
 
 
-def test_where_the_embedding_is_says_nothing() -> None:
+def test_fingerprints_ignore_embeddings() -> None:
     plan = placed(KIMI, settings(), cards=1)
     homes = [
         "gpu0" if tensor.cls is TensorClass.EMBEDDING else home
@@ -52,7 +52,7 @@ def test_a_dense_model_has_no_experts() -> None:
     assert fingerprint(plan.profile, plan.placement) == "rest gpu0"
 
 
-def test_kinds_leave_the_shares_out() -> None:
+def test_kinds_are_fingerprints_without_shares() -> None:
     assert kinds("experts dram 50% gpu0 50%, rest gpu0") == kinds("experts dram 90% gpu0 10%, rest gpu0")
     assert kinds("experts dram, rest gpu0") != kinds("experts gpu0, rest gpu0")
     assert kinds(UNKNOWN) == UNKNOWN

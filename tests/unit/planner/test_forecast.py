@@ -1,4 +1,4 @@
-"""What a forecast is made of, what it says when facts are missing, and what it may cost."""
+"""Terms, notes and computing time of forecasts."""
 
 import time
 from dataclasses import replace
@@ -35,7 +35,7 @@ def _terms(speed: Speed | None) -> dict[str, float]:
     return {term.name: term.seconds for term in _there(speed).terms}
 
 
-def test_points_that_are_asked_for(hybrid: Forecast) -> None:
+def test_points_of_a_forecast(hybrid: Forecast) -> None:
     assert sorted({speed.depth for speed in hybrid.decode}) == [0, 32768, 65536, 131072]
     assert sorted({speed.sequences for speed in hybrid.decode}) == [1, 2, 3, 4, 8, 16, 32, 64]
     assert len(hybrid.decode) == 4 * 8
@@ -51,7 +51,7 @@ def test_terms_add_up_to_the_speed(hybrid: Forecast) -> None:
         assert all(term.seconds > 0 for term in speed.terms)
 
 
-def test_terms_of_a_hybrid_say_what_to_buy(hybrid: Forecast) -> None:
+def test_terms_of_a_hybrid_give_upgrade_advice(hybrid: Forecast) -> None:
     terms = {term.name: term for term in hybrid.decode[0].terms}
     experts = terms["dram experts"]
     assert experts.bytes == pytest.approx(11.98e9, rel=0.01)  # 8 of 384 experts
@@ -70,13 +70,13 @@ def test_prefill_of_a_hybrid_streams_experts_from_the_threshold_on(kimi: Profile
 
 
 @pytest.mark.parametrize(("tokens", "streams"), [(1535, False), (1536, True)])
-def test_ik_goes_by_rows_of_an_expert(kimi: Profile, tokens: int, streams: bool) -> None:
+def test_ik_offloads_by_rows_per_expert(kimi: Profile, tokens: int, streams: bool) -> None:
     chosen = settings("ik_llama", 13, ubatch=4096, mmap=False)
     speed = prefill_speed(find("epyc-9175f"), kimi, chosen, on_cards(kimi, 1), depth=0, prompt=tokens)
     assert ("pcie gpu0 experts" in _terms(speed)) is streams
 
 
-def test_repacked_weights_stay_with_the_processors(kimi: Profile) -> None:
+def test_repacked_weights_stay_on_the_cpu(kimi: Profile) -> None:
     chosen = settings("ik_llama", 13, ubatch=4096, repack=True)
     speed = prefill_speed(find("epyc-9175f"), kimi, chosen, on_cards(kimi, 1), depth=0, prompt=4096)
     assert "pcie gpu0 experts" not in _terms(speed)
@@ -93,24 +93,24 @@ def test_cliff_is_noted(hybrid: Forecast) -> None:
     assert any("GGML_OP_OFFLOAD_MIN_BATCH" in note for note in hybrid.notes)
 
 
-def test_unknown_memory_gives_no_number_and_says_so(kimi: Profile) -> None:
+def test_unknown_memory_bandwidth_gives_a_note_and_no_forecast(kimi: Profile) -> None:
     made = forecast(find("h200-1x"), kimi, settings("llama.cpp", 14), on_cards(kimi, 1))
     assert made.decode == ()
     assert any("bandwidth of dram" in note and "probe --measure" in note for note in made.notes)
     assert decode_speed(find("h200-1x"), kimi, settings("llama.cpp", 14), on_cards(kimi, 1), depth=0) is None
-    # nothing of a model that is all on the card depends on it
+    # a model that is completely on the GPU does not depend on it
     oss = model("gpt-oss-120b:MXFP4_MOE")
     assert forecast(find("h200-1x"), oss, settings("llama.cpp", 14), all_on_cards(oss)).decode
 
 
-def test_unknown_card_gives_no_number(kimi: Profile) -> None:
+def test_unknown_gpu_gives_no_forecast(kimi: Profile) -> None:
     machine = replace(find("epyc-9175f"), gpus=(Gpu(0, "Some Card"),))
     made = forecast(machine, kimi, settings("llama.cpp", 16), on_cards(kimi, 1))
     assert made.decode == made.prefill == ()
     assert any("Some Card" in note for note in made.notes)
 
 
-def test_unknown_arithmetic_costs_prefill_only() -> None:
+def test_unknown_compute_rate_omits_prefill_only() -> None:
     oss = model("gpt-oss-120b:MXFP4_MOE")
     machine = Machine("made-up", gpus=(Gpu(0, "Some Card", nominal_gb_s=1000),))
     made = forecast(machine, oss, settings("llama.cpp", 8), all_on_cards(oss))
@@ -118,8 +118,8 @@ def test_unknown_arithmetic_costs_prefill_only() -> None:
     assert made.decode[0].sequences == 1
 
 
-def test_unknown_link_costs_what_crosses_it(kimi: Profile) -> None:
-    machine = find("epyc-7532-8x3090")  # the report does not say how wide its slots are
+def test_unknown_link_omits_offloaded_speeds(kimi: Profile) -> None:
+    machine = find("epyc-7532-8x3090")  # the report does not contain the width of the slots
     made = forecast(machine, kimi, settings("llama.cpp", 32), on_cards(kimi, 8))
     assert {speed.sequences for speed in made.decode} == {1, 2, 4, 8, 16}
     assert made.prefill == ()
@@ -135,7 +135,7 @@ def test_confidence_follows_what_was_measured(kimi: Profile) -> None:
     recorded = _there(decode_speed(machine, kimi, chosen, placement, depth=0, calibration=own))
     assert (plain.confidence, measured.confidence, recorded.confidence) == ("estimated", "calibrated", "calibrated")
     term = next(term for term in recorded.terms if term.name == "dram experts")
-    # sixteen threads ask for more than that, and all cores are in use
+    # sixteen threads could read faster, and all cores are in use
     assert term.gb_s == pytest.approx(240.0 / 1.1, rel=0.03)
 
 
@@ -150,7 +150,7 @@ def test_a_measured_curve_is_read_at_the_threads_in_use(kimi: Profile) -> None:
     assert rates[1] / rates[0] == pytest.approx(1.5)
 
 
-def test_memory_mode_says_what_it_assumed(kimi: Profile) -> None:
+def test_memory_mode_reports_its_assumptions(kimi: Profile) -> None:
     made = forecast(find("xeon-6246-optane"), kimi, settings("llama.cpp", 12), on_cards(kimi, 1, host="pmem"))
     assert any("DRAM cache" in note for note in made.notes)
     assert made.decode[0].tok_s == pytest.approx(4, rel=0.2)
@@ -177,13 +177,13 @@ def test_two_sockets_are_not_twice_one() -> None:
     assert any("two sockets" in note for note in made.notes)
 
 
-def test_few_chiplets_hold_memory_back(kimi: Profile) -> None:
+def test_few_chiplets_limit_memory_bandwidth(kimi: Profile) -> None:
     machine = replace(find("threadripper-pro-7965wx"), measured=None)
     made = forecast(machine, kimi, settings("llama.cpp", 24), on_processors(kimi))
     assert any("chiplets" in note for note in made.notes)
 
 
-def test_tensor_parallel_divides_the_cards_time(kimi: Profile) -> None:
+def test_tensor_parallel_divides_gpu_time(kimi: Profile) -> None:
     machine, placement = find("hgx-h200-8x"), all_on_cards(kimi, 8)
     one = decode_speed(machine, kimi, settings("vllm", 16), placement, depth=0)
     eight = decode_speed(machine, kimi, settings("vllm", 16, tensor_parallel=8), placement, depth=0)
@@ -207,7 +207,7 @@ def test_load_is_bound_by_the_slower_of_disk_and_copy(kimi: Profile) -> None:
     assert any("SATA" in note for note in unknown.notes)
 
 
-def test_a_mapped_file_in_the_page_cache_loads_at_once() -> None:
+def test_a_mapped_file_in_the_page_cache_loads_immediately() -> None:
     oss = model("gpt-oss-120b:MXFP4_MOE")
     machine = replace(find("epyc-9554"), disk=Disk("/", nominal_gb_s=3.0))
     made = forecast(machine, oss, settings("llama.cpp", 64), on_processors(oss))
@@ -215,7 +215,7 @@ def test_a_mapped_file_in_the_page_cache_loads_at_once() -> None:
     assert made.load_cold_s == pytest.approx(oss.bytes / 3e9)
 
 
-def test_whole_forecast_of_a_trillion_is_quick(kimi: Profile) -> None:
+def test_forecast_of_a_trillion_parameters_is_fast(kimi: Profile) -> None:
     machine, chosen, placement = find("epyc-9175f"), settings("llama.cpp", 13, context=131072), on_cards(kimi, 1)
     best = min(_seconds(machine, kimi, chosen, placement) for _ in range(5))
     assert best < 0.1

@@ -1,4 +1,4 @@
-"""What must hold for every machine and model, whatever the constants say."""
+"""Properties of forecasts for any machine, model and constants."""
 
 from dataclasses import fields, replace
 from functools import cache
@@ -104,7 +104,7 @@ def test_more_threads_help_while_cores_are_free_and_few(name: str, what: str, th
         _decode(machine, profile, settings("llama.cpp", count), on_processors(profile))
         for count in (threads, threads + 1)
     )
-    assert more >= fewer * 0.97  # near saturation what threads cost each other may outweigh what they add
+    assert more >= fewer * 0.97  # near saturation, more threads may be slightly slower
 
 
 @many_times
@@ -120,12 +120,12 @@ def test_a_longer_prompt_takes_longer(name: str, what: str, engine: str, tokens:
     assert times[1] >= times[0] * (1 - 1e-9)
 
 
-def test_the_table_holds_every_constant_and_no_other() -> None:
+def test_the_table_contains_exactly_the_constants() -> None:
     assert set(table().constants) == {item.name for item in fields(RateConstants)}
 
 
 @pytest.mark.parametrize("name", sorted(table().constants))
-def test_a_constant_is_told_in_full_and_within_its_bounds(name: str) -> None:
+def test_constants_are_documented_and_within_their_bounds(name: str) -> None:
     row = table().constants[name]
     assert len(row.stands_for) > 10
     assert len(row.source) > 10

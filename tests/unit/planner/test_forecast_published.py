@@ -1,4 +1,4 @@
-"""The forecast against what others published: tolerances that the project promises."""
+"""The forecast against published measurements, within documented tolerances."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ def _error(figure: Figure) -> float:
 
 
 def _beyond(figures: Iterable[Figure], decode: float, prefill: float) -> list[str]:
-    """Figures whose error is larger than promised, with it."""
+    """Figures whose error exceeds the documented limit, with the error."""
     limits = {"decode": decode, "prefill": prefill}
     errors = [(figure, _error(figure)) for figure in figures]
     assert len(errors) > 20
@@ -46,7 +46,7 @@ def test_h200_cliff_is_there_and_moves_with_the_variable() -> None:
     assert rows["h200-sequences-128", 32] > 3 * rows["h200-sequences", 32]
 
 
-def test_fourteen_threads_beat_sixteen_there() -> None:
+def test_fourteen_threads_beat_sixteen_on_the_h200_machine() -> None:
     rows = {figure.settings.threads: predicted(figure) or 0.0 for figure in h200() if figure.case == "h200-threads"}
     assert max(rows, key=lambda threads: rows[threads]) == 14
 
@@ -68,7 +68,7 @@ def test_median_of_public_prefill() -> None:
     assert median(errors) <= 0.25
 
 
-def test_runs_nobody_fitted_on() -> None:
+def test_runs_that_were_not_fitted() -> None:
     errors = [_error(figure) for figure in unseen()]
     assert median(errors) <= 0.15
     assert sum(error <= 0.20 for error in errors) >= 0.7 * len(errors)

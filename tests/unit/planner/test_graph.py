@@ -14,7 +14,7 @@ from tokenmill.units import MIB
 
 
 def kimi_slice() -> Profile:
-    """One dense and four mixture layers of Kimi with Q4_0 experts, as it was measured."""
+    """The measured slice of Kimi: one dense layer and four with Q4_0 experts."""
     whole = describe((catalog.header("kimi-k2.5:Q4_X"),), format="catalog")
     kept = tuple(tensor for tensor in whole.tensors if tensor.layer is None or tensor.layer < 5)
     return replace(whole, layers=5, cache=whole.cache[:5], tensors=kept)

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 RECORDED = json.loads((ROOT / "docs" / "validation" / "h200-dry-run.json").read_text())["plans"]
 MODELS = list(dict.fromkeys(row["model"] for row in RECORDED))
 ITEMS: dict[str, tuple[Item, ...]] = {"compute": ("compute", "staging"), "weights": ("weights",), "kv": ("kv",)}
-RUNTIME_BYTES = 512 * MIB  # that the plans had when they were recorded, whatever is reckoned today: it shifts layers
+RUNTIME_BYTES = 512 * MIB  # the estimate when the plans were recorded; another one would shift layers
 
 
 def predicted_mib(plan: Plan, where: str, item: str) -> float:
@@ -34,7 +34,7 @@ def test_every_buffer_as_the_engine_projects_it(model: str, monkeypatch: pytest.
     made = dict(plans(read(model), find("h200-1x")))
     assert recorded.keys() <= made.keys()
     for what, projected in recorded.items():
-        # Where layers are left to the host, how many has changed since by what the recording taught.
+        # the number of host layers has changed since, because the recording improved the estimates
         divided = "host kv" in projected
         for key, mib in projected.items():
             where, item = key.split()

@@ -28,7 +28,7 @@ def tables() -> dict[str, dict[str, Row]]:
     return again.tables({"ledger": LEDGERS, "speed": SPEEDS})
 
 
-def test_rows_are_there() -> None:
+def test_the_expected_rows_exist() -> None:
     assert len(PLANNED) == 5
     assert len(SPEEDS) == 45
 
@@ -48,10 +48,10 @@ def test_every_item_on_the_card_is_as_planned(key: str) -> None:
         ("llama-server, np1", 4),
         ("llama-server, np8", 4),
         ("llama-server, np32", 4),
-        ("llama-server, digest-np65", 132),  # it was given no prompt, for which its pool has room in the plan
+        ("llama-server, digest-np65", 132),  # it ran no prompt, for which the plan counts scratch memory
     ],
 )
-def test_a_server_takes_what_was_planned(key: str, spare_mib: int) -> None:
+def test_a_server_uses_the_planned_memory(key: str, spare_mib: int) -> None:
     found = {(row["tier"], row["item"]): row for row in tables()["ledger"][key]["rows"]}
     total = found["gpu0", "total"]
     assert -NEAR_BYTES <= total["predicted_bytes"] - total["measured_bytes"] <= spare_mib * MIB
@@ -61,7 +61,7 @@ def test_a_server_takes_what_was_planned(key: str, spare_mib: int) -> None:
 
 @pytest.mark.parametrize("key", SPEEDS)
 def test_speeds_and_memory_at_every_point(key: str) -> None:
-    """Speeds within what a guest among others varies by; how many meet the targets is asked below."""
+    """Speeds are within the variation of a shared guest; the number that meet the targets is asserted below."""
     row: dict[str, Any] = tables()["speed"][key]
     over = row["vram_predicted"]["gpu0"] - row["vram"]["gpu0"]
     assert -NEAR_BYTES <= over <= (NEAR_BYTES if "224s" not in key else 124 * MIB)
@@ -83,8 +83,8 @@ def test_most_speeds_meet_their_targets() -> None:
     assert sum(error <= DECODE_AFTER for error in errors(later, "after")) >= 35
 
 
-def test_the_rows_of_batches_and_the_digest_are_what_the_pages_say() -> None:
-    """A check of the data alone: rows that are replaced by another run's have to meet the targets too."""
+def test_rows_of_batches_and_the_digest_match_the_docs() -> None:
+    """Checks the data only: rows replaced by those of another run must meet the targets, too."""
     batch, digest = read([FOLDER], "batch"), read([FOLDER], "digest")
     native = batch["one digest / native, tuned"]["tok_s"]
     assert native >= 1.8 * batch["one digest / -np 1"]["tok_s"]

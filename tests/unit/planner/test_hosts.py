@@ -1,4 +1,4 @@
-"""Plans over several hosts: every layer somewhere, every ledger within its host, and what the network adds."""
+"""Plans over several hosts: placement of all layers, ledgers, and network terms."""
 
 from dataclasses import replace
 from functools import cache
@@ -56,7 +56,7 @@ def linked(speed: Speed) -> float:
 
 
 def check(plan: HostsPlan) -> None:
-    """What holds for every plan over hosts."""
+    """Assert invariants of plans over hosts."""
     covered = [share.first + index for share in plan.shares for index in range(share.count)]
     if plan.settings.engine != "vllm":
         assert covered == list(range(plan.profile.layers))
@@ -72,7 +72,7 @@ def check(plan: HostsPlan) -> None:
         assert speed.tok_s == pytest.approx(speed.sequences / sum(term.seconds for term in speed.terms))
 
 
-def test_a_model_that_one_host_cannot_hold_lies_on_two() -> None:
+def test_a_model_too_large_for_one_host_is_placed_on_two() -> None:
     plan = over(MIXTURE, fleet(box(48), box(48)))
     check(plan)
     assert plan.fits
@@ -82,7 +82,7 @@ def test_a_model_that_one_host_cannot_hold_lies_on_two() -> None:
     assert weights == plan.profile.bytes
 
 
-def test_the_output_stays_with_the_head_whose_gpu_comes_last() -> None:
+def test_the_head_host_with_a_gpu_comes_last_and_has_the_output() -> None:
     plan = over(MIXTURE, fleet(box(8, 32), box(64)))
     check(plan)
     assert [share.host.name for share in plan.shares] == ["h1", "h0"]
@@ -104,21 +104,21 @@ def test_a_faster_worker_gets_the_layers() -> None:
     assert counts["h1"] > counts["h0"] == 1
 
 
-def test_what_all_hosts_together_cannot_hold_is_said_by_tier() -> None:
+def test_shortfalls_of_all_hosts_are_listed_by_tier() -> None:
     plan = over("kimi-k2.5:Q4_K_S", fleet(box(64), box(64)))
     assert not plan.fits
     assert {lack.tier.partition("/")[0] for lack in plan.shortfalls} <= {"h0", "h1"}
     assert all(lack.missing_bytes > 0 for lack in plan.shortfalls)
 
 
-def test_layers_go_where_they_are_asked_for() -> None:
+def test_requested_layers_are_placed_as_requested() -> None:
     plan = over(DENSE, fleet(box(64), box(64), box(64)), layers=(20, 30, 30))
     check(plan)
     assert [(share.first, share.count) for share in plan.shares] == [(0, 20), (20, 30), (50, 30)]
 
 
 @pytest.mark.parametrize("layers", [(80,), (40, 41), (0, 80), (90, -10)])
-def test_layers_that_do_not_add_up_are_refused(layers: tuple[int, ...]) -> None:
+def test_layers_with_a_wrong_sum_are_refused(layers: tuple[int, ...]) -> None:
     with pytest.raises(UsageError):
         over(DENSE, fleet(box(64), box(64)), layers=layers)
 
@@ -132,7 +132,7 @@ def test_layers_that_do_not_add_up_are_refused(layers: tuple[int, ...]) -> None:
         ({"engine": "vllm"}, "GPUs"),
     ],
 )
-def test_what_cannot_be_planned_over_hosts_is_refused(goal: dict[str, Any], said: str) -> None:
+def test_unsupported_goals_over_hosts_are_refused(goal: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         over(DENSE, fleet(box(64), box(64)), **goal)
 
@@ -142,16 +142,16 @@ def test_a_worker_keeps_neither_output_nor_embeddings() -> None:
     worker = plan.workers[0]
     assert not any(tensor.layer is None for tensor in worker.part.tensors)
     assert {tensor.layer for tensor in worker.part.tensors} == set(range(40))
-    # no logits there: its buffer is far smaller than that of the head
+    # without logits, its buffer is far smaller than that of the head host
     assert worker.ledger.of("dram", "compute") < plan.head.ledger.of("dram", "compute")
     assert worker.ledger.of("dram", "repack") == 0
     largest = max(tensor.bytes for tensor in worker.part.tensors)
     assert worker.ledger.total("dram", "load_peak") == worker.ledger.total("dram", "after_load") + largest
-    # it keeps graphs until there are 1024 of them
+    # the server caches up to 1024 graphs
     assert worker.ledger.total("dram") - worker.ledger.total("dram", "after_load") == 1024 * 663 * 43 * 40
 
 
-def test_experts_beyond_a_workers_gpu_stay_with_its_processors_and_cost_hops() -> None:
+def test_experts_beyond_a_workers_gpu_stay_on_its_cpu_and_cost_hops() -> None:
     plan = over(MIXTURE, fleet(box(24, 12), box(64, 12)))
     check(plan)
     worker = plan.workers[0]
@@ -189,7 +189,7 @@ def test_loading_sends_every_workers_weights() -> None:
     assert any("network" in note and format_bytes(sent) in note for note in slow.notes)
 
 
-def test_an_unknown_rate_gives_no_forecast_and_says_why() -> None:
+def test_an_unknown_rate_gives_a_note_and_no_forecast() -> None:
     blind = replace(box(64), dram=Dram(total_bytes=64 * GIB))
     plan = over(DENSE, fleet(box(64), blind), layers=(40, 40))
     assert plan.forecast.decode == ()
@@ -199,7 +199,7 @@ def test_an_unknown_rate_gives_no_forecast_and_says_why() -> None:
 @pytest.mark.parametrize(
     ("layers", "stages", "expected"), [(61, 2, [31, 30]), (80, 4, [20] * 4), (62, 4, [15, 16, 16, 15]), (5, 1, [5])]
 )
-def test_vllm_deals_layers_out_evenly(layers: int, stages: int, expected: list[int]) -> None:
+def test_vllm_divides_layers_evenly(layers: int, stages: int, expected: list[int]) -> None:
     assert stage_layers(layers, stages) == expected
 
 
@@ -228,12 +228,12 @@ def test_vllm_sums_over_the_network_where_a_layer_spans_hosts() -> None:
 
 
 @pytest.mark.parametrize(("tensor", "pipeline"), [(3, None), (8, None), (2, 3), (4, 2)])
-def test_vllm_refuses_what_does_not_divide(tensor: int, pipeline: int | None) -> None:
+def test_vllm_refuses_parallelism_that_does_not_divide(tensor: int, pipeline: int | None) -> None:
     with pytest.raises(UsageError):
         over(DENSE, fleet(box(256, 80, 80), box(256, 80, 80)), engine="vllm", tensor_parallel=tensor, pipeline=pipeline)
 
 
-def test_one_host_sums_nothing_over_the_network() -> None:
+def test_one_host_needs_no_all_reduce() -> None:
     assert reduce_terms(LINK, embedding=8192, layers=80, tokens=1, hosts=1) == []
 
 
@@ -242,7 +242,7 @@ def test_one_host_sums_nothing_over_the_network() -> None:
     context=st.sampled_from([1024, 8192]),
 )
 @settings(max_examples=8, deadline=None)
-def test_every_plan_over_hosts_holds_together(sizes: list[tuple[int, list[int]]], context: int) -> None:
+def test_every_plan_over_hosts_is_consistent(sizes: list[tuple[int, list[int]]], context: int) -> None:
     check(over(DENSE, fleet(*(box(dram, *cards) for dram, cards in sizes)), context=context))
 
 

@@ -1,4 +1,4 @@
-"""Fleets: hosts named with commas or in a file, and the link between them."""
+"""Fleets from lists of names and from files, and their network link."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def test_a_link_is_a_bandwidth_and_a_round_trip(text: str, gb_s: float, round_tr
 
 
 @pytest.mark.parametrize("text", ["", "25Gbit", "25Gbit:", ":50us", "fast:50us", "0Gbit:50us", "25Gbit:50", "25:50us"])
-def test_what_is_no_link_is_refused_with_an_example(text: str) -> None:
+def test_a_wrong_link_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(UsageError) as refused:
         parse_link(text)
     assert refused.value.hint
@@ -56,11 +56,11 @@ def test_hosts_with_commas_are_a_fleet_and_the_first_is_its_head() -> None:
     assert fleet.link.one_way_s == pytest.approx(25e-6)
 
 
-def test_one_machine_is_no_fleet() -> None:
+def test_one_machine_is_not_a_fleet() -> None:
     assert fleet_of("epyc-9175f", None) is None
 
 
-def test_a_fleet_file_says_where_hosts_are(tmp_path: Path) -> None:
+def test_a_fleet_file_has_addresses_of_hosts(tmp_path: Path) -> None:
     path = tmp_path / "fleet.toml"
     path.write_text(FILE, encoding="utf-8")
     fleet = fleet_of(str(path), None)
@@ -113,7 +113,7 @@ def test_hosts_and_link_belong_together(named: str, link: str | None) -> None:
         fleet_of(named, link)
 
 
-def test_a_fleet_file_without_a_link_wants_one(tmp_path: Path) -> None:
+def test_a_fleet_file_without_a_link_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "fleet.toml"
     path.write_text(FILE.partition("[link]")[0], encoding="utf-8")
     with pytest.raises(ConfigError, match=r"\[link\]"):

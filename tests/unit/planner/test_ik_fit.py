@@ -1,4 +1,4 @@
-"""ik_llama.cpp's own `--fit`: sizes as its log prints them, and the division they lead to."""
+"""ik_llama.cpp's `--fit`: its estimates in the log, and the resulting placement."""
 
 import pytest
 from hypothesis import given
@@ -56,7 +56,7 @@ def test_margins_for_each_card_move_layers_too() -> None:
 def test_the_same_margin_promises_too_much_since_the_compute_buffer_is_not_counted() -> None:
     asked = fit_sizes(KIMI, settings(102400, 256, "q6_0"), options=IK_SPRING_2026)
     found = own_fit(asked, CARDS, [3072 * MIB], options=IK_SPRING_2026)
-    assert [len(held) for held in found.experts[:7]] == [2] * 7  # 18 GiB, and 9.5 GiB of buffer are still to come
+    assert [len(held) for held in found.experts[:7]] == [2] * 7  # 18 GiB, plus 9.5 GiB of buffer later
 
 
 def test_too_little_for_even_the_attention() -> None:
@@ -90,7 +90,7 @@ layer_bytes = st.integers(1, 400).map(lambda n: n * 64 * MIB)
     st.integers(0, 4096),
     st.booleans(),
 )
-def test_whatever_it_does_it_stays_in_order_and_in_its_memory(
+def test_own_fit_keeps_the_order_of_layers_and_the_memory_limits(
     layers: list[tuple[int, float]], free_gib: list[int], margin_mib: int, counts: bool
 ) -> None:
     sizes = FitSizes(

@@ -1,4 +1,4 @@
-"""Compute buffers of ik_llama.cpp against those that people published from its log, in MiB."""
+"""Compute buffers of ik_llama.cpp against published logs, in MiB."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from tokenmill.planner.compute_graph.ik_memory import ik_compute_bytes, ik_cpu_c
 from tokenmill.planner.compute_graph.ik_options import IK_2025, IkOptions
 from tokenmill.units import MIB
 
-PAGE = 0.02  # MiB; the last card's output ids come in earlier than drawn
+PAGE = 0.02  # MiB; the last GPU receives its output ids earlier than in the graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ def test_without_a_gpu() -> None:
     assert asked / MIB == pytest.approx(1383.76, abs=PAGE)
 
 
-def test_minimax_with_experts_that_travel() -> None:
+def test_minimax_with_experts_copied_to_the_gpu() -> None:
     """`-ub 2048 -c 65536`, experts in host memory: 1990 MiB (loftllc.dev, February 2026)."""
     profile, every = minimax_m2("IQ5_K"), range(62)
     asked = ik_compute_bytes(profile, settings(65536, 2048, "f16"), every, head=True, first=True, staged=every)
@@ -152,7 +152,7 @@ def test_minimax_with_experts_that_travel() -> None:
 
 
 def test_glm_on_the_host() -> None:
-    """The mask is in 16 bits since autumn 2025 (ik#893); its GPU's buffer depends on a mix nobody published."""
+    """The mask is in 16 bits since autumn 2025 (ik#893); the GPU's buffer depends on an unpublished mix."""
     asked = ik_host_compute_bytes(model("glm-4.5:Q8_0"), settings(65536, 4096, "iq4_nl"))
     assert asked / MIB == pytest.approx(592.05, abs=PAGE)
 

@@ -1,4 +1,4 @@
-"""Cache, derived weights, runtime and growth of ik_llama.cpp, and eight RTX 3090 as they were reported."""
+"""Cache, derived weights, runtime and growth of ik_llama.cpp, and a published report on eight RTX 3090."""
 
 from dataclasses import replace
 
@@ -145,7 +145,7 @@ def test_eight_cards_at_90k() -> None:
     assert 13 <= predicted[7] <= 14
 
 
-def test_where_the_cards_ran_full() -> None:
+def test_gpus_that_ran_out_of_memory() -> None:
     """The last card crashed "around 32 K" in the first run; about 90 K was the ceiling of the second."""
     limit = RTX_3090_BYTES - DRIVER_BYTES
     asked = settings(102400, 256, "q6_0")

@@ -1,4 +1,4 @@
-"""Cells and bytes of llama.cpp's caches; integration tests hold them against the real one."""
+"""Cells and bytes of llama.cpp's caches; integration tests compare them with llama.cpp."""
 
 import pytest
 from hypothesis import given
@@ -51,7 +51,7 @@ def test_the_latent_cache_of_the_seeds() -> None:
     assert q8_0 == 16384 * 61 * 576 // 32 * 34
 
 
-def test_windows_keep_less_unless_told_otherwise() -> None:
+def test_windows_keep_less_unless_full_windows_are_set() -> None:
     gpt_oss = profile("gpt-oss-120b:MXFP4")
     small, full = kv_bytes(gpt_oss, KvContext(8192)), kv_bytes(gpt_oss, KvContext(8192, full_windows=True))
     assert (small[0], small[1]) == (768 * 512 * 4, 8192 * 512 * 4)

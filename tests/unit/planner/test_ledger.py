@@ -1,4 +1,4 @@
-"""The ledger against what engines printed: an H200 with a slice of Kimi, and the reports of the first users."""
+"""The ledger against output of engines: a slice of Kimi on an H200, and reports of the first users."""
 
 from dataclasses import replace
 
@@ -76,7 +76,7 @@ def cpu_ledger(model: str, context: int, engine: DialectName, *, repack: bool = 
 
 
 @pytest.mark.parametrize(("model", "context", "kv_mib"), [("Q4_K_S", 16384, 1098 + 976), ("Q4_K_M", 32768, 4148)])
-def test_seed_llama_cpp_that_stores_k_and_v(model: str, context: int, kv_mib: int) -> None:
+def test_llama_cpp_2025_stores_k_and_v(model: str, context: int, kv_mib: int) -> None:
     found = cpu_ledger(f"kimi-k2.5:{model}", context, "llama.cpp-2025")
     assert found.of("dram", "kv") == kv_mib * MIB
     assert round(found.of("dram", "compute") / MIB) == 348
@@ -94,11 +94,11 @@ def test_seed_prompt_cache_state() -> None:
     assert profile.cache_bytes(1260, latent_v=True) / MIB == pytest.approx(159.5, abs=0.05)
 
 
-def test_today_a_latent_cache_is_k_alone() -> None:
+def test_current_latent_caches_store_only_k() -> None:
     assert cpu_ledger("kimi-k2.5:Q4_K_S", 16384, "llama.cpp").of("dram", "kv") == 1098 * MIB
 
 
-def test_few_layers_stand_for_all() -> None:
+def test_typical_layers_give_the_buffer_of_all_layers() -> None:
     """The replay over typical layers gives the size of the whole graph."""
     for name in ("kimi-k2.5:Q4_K_S", "llama-4-maverick:Q4_K_M", "gpt-oss-120b:MXFP4_MOE", "glm-4.5:Q4_K_M"):
         profile = read(name)

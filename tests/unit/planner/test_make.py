@@ -1,4 +1,4 @@
-"""Whole plans: what fits, what does not, and why."""
+"""Whole plans: placement, shortfalls and suggested changes."""
 
 from dataclasses import replace
 from typing import Any
@@ -33,7 +33,7 @@ def box(dram_gib: int, *vram_gib: float, **more: Any) -> Machine:
 
 
 def check(found: Plan) -> None:
-    """What holds for every plan."""
+    """Assert invariants of plans."""
     assert len(found.placement.homes) == len(found.profile.tensors)
     assert len(found.placement.layers) == found.profile.layers
     known = {tier.name for tier in found.machine.tiers()}
@@ -41,7 +41,7 @@ def check(found: Plan) -> None:
     weights = sum(row.bytes for row in found.ledger.full_context if row.item == "weights")
     idle = sum(tensor.bytes for tensor in found.profile.of(TensorClass.MTP))
     tied = sum(t.bytes for t in found.profile.of(TensorClass.EMBEDDING)) if found.profile.tied_output else 0
-    assert found.profile.bytes - idle <= weights <= 1.01 * found.profile.bytes + tied  # an engine may derive some
+    assert found.profile.bytes - idle <= weights <= 1.01 * found.profile.bytes + tied  # engines may derive weights
     for tier in found.machine.tiers():
         if found.fits:
             assert found.ledger.total(tier.name) <= (tier.capacity_bytes or 0)
@@ -75,7 +75,7 @@ def test_plans_that_fit(model: str, machine: str, goal: dict[str, Any]) -> None:
     assert found.decisions
 
 
-def test_no_card_is_a_gigabyte_fuller_than_the_others() -> None:
+def test_gpus_are_equally_full_within_a_gigabyte() -> None:
     found = plan(
         "kimi-k2.5:Q4_X", "epyc-7532-8x3090", context=102400, engine="ik_llama", cache_type_k="q6_0", ubatch=256
     )
@@ -148,7 +148,7 @@ def test_reserved_memory_and_cores() -> None:
     assert not plan("kimi-k2.5:Q4_K_S", "epyc-9175f", cpu_only=True, reserve_ram_bytes=300 * GIB).fits
 
 
-def test_what_does_not_fit_says_what_would() -> None:
+def test_a_plan_that_does_not_fit_suggests_changes() -> None:
     profile = read("kimi-k2.5:Q4_K_M")
     smaller = [("Q4_K_S", read("kimi-k2.5:Q4_K_S")), ("Q2_K", read("kimi-k2.5:Q2_K"))]
     found = make(box(512), profile, Goal(context=32768), alternatives=smaller)
@@ -160,7 +160,7 @@ def test_what_does_not_fit_says_what_would() -> None:
     assert [change.what for change in found.changes] == ["quantisation Q2_K"]
 
 
-def test_a_shorter_context_is_offered_when_that_is_all_it_takes() -> None:
+def test_small_changes_are_suggested_if_they_suffice() -> None:
     found = plan("qwen3-32b:Q4_K_M", box(28), context=32768, repack=False, cache_type_k="f16")
     assert not found.fits
     assert len(found.changes) == 3
@@ -168,7 +168,7 @@ def test_a_shorter_context_is_offered_when_that_is_all_it_takes() -> None:
     assert [change.cost for change in found.changes] == sorted(change.cost for change in found.changes)
 
 
-def test_experts_go_to_persistent_memory_before_giving_up() -> None:
+def test_experts_that_exceed_dram_go_to_persistent_memory() -> None:
     pmem = Pmem("app-direct", 6, 768 * GIB, namespaces=(PmemNamespace("ns0", "fsdax", 700 * GIB),))
     found = plan("kimi-k2.5:Q4_K_S", box(256, 24, pmem=pmem), context=16384)
     check(found)
@@ -181,13 +181,13 @@ def test_disk_only_where_allowed() -> None:
     assert not plan("kimi-k2.5:Q4_K_S", machine).fits
 
 
-def test_too_long_a_context_is_refused() -> None:
+def test_a_context_beyond_training_is_refused() -> None:
     with pytest.raises(UsageError, match="262144") as refused:
         plan("kimi-k2.5:Q4_K_S", "epyc-9175f", context=1_000_000)
     assert refused.value.hint == "--context 262144"
 
 
-def test_vllm_is_read_the_other_way_round() -> None:
+def test_vllm_plans_compute_the_kv_tokens_that_fit() -> None:
     found = plan("llama-4-scout:nvfp4", "epyc-9175f", engine="vllm", context=110_000, gpu_memory_utilization=0.88)
     assert found.fits
     assert found.ledger.of("gpu0", "weights") / GIB == pytest.approx(63.5, rel=0.01)
@@ -199,19 +199,21 @@ def test_vllm_is_read_the_other_way_round() -> None:
     assert any("--context" in change.what or "--cache-type fp8" in change.what for change in too_long.changes)
 
 
-def test_vllm_without_gpus_takes_what_the_context_needs() -> None:
+def test_vllm_without_gpus_needs_memory_for_the_context() -> None:
     found = plan("qwen3-32b:BF16", box(512), engine="vllm", context=10_000, sequences=3)
     assert found.fits
     assert set(found.placement.homes) == {"dram"}
     per_token = sum(layer.bytes_per_token("f16", "f16") for layer in found.profile.cache)
-    assert found.ledger.of("dram", "kv") == round(per_token * 32 * (3 * 313 + 1))  # whole blocks, and vLLM's own
+    assert found.ledger.of("dram", "kv") == round(
+        per_token * 32 * (3 * 313 + 1)
+    )  # whole blocks, and one that vLLM reserves
     assert not plan("qwen3-32b:BF16", box(64), engine="vllm", context=10_000).fits
     with pytest.raises(UsageError) as refused:
         plan("qwen3-32b:BF16", box(512), engine="vllm", tensor_parallel=2)
     assert refused.value.hint == "--tensor-parallel 1"
 
 
-def test_two_copies_are_not_made_where_one_fits() -> None:
+def test_only_one_copy_of_weights_is_kept_if_two_do_not_fit() -> None:
     found = plan("kimi-k2.5:Q4_K_S", "epyc-9175f", cpu_only=True)
     assert (found.settings.mmap, found.settings.repack) == (False, True)
     assert found.ledger.of("dram", "repack") == 0

@@ -1,6 +1,6 @@
-"""Decoding where the experts are copied to: when the forecast says that it pays, and what a plan and a tuning make of it.
+"""Decoding with offloaded experts: when it pays according to the forecast, and how plans and tuning use it.
 
-The machine is an H200 with 16 slow cores, as it was measured; an EPYC with twelve memory channels is the other kind.
+The machine is an H200 with 16 slow cores, as measured; for comparison, an EPYC with twelve memory channels.
 """
 
 from dataclasses import replace
@@ -55,15 +55,15 @@ def hybrid(sequences: int | None = None, *, mmap: bool = False, context: int = 1
         (224, True, 256),
     ],
 )
-def test_the_threshold_stays_where_copying_pays(sequences: int, mmap: bool, rows: int | None) -> None:
+def test_the_threshold_is_kept_if_offloading_pays(sequences: int, mmap: bool, rows: int | None) -> None:
     plan = hybrid()
     settings = replace(plan.settings, sequences=sequences, mmap=mmap)
     assert choose_min_batch(plan.machine, plan.profile, settings, plan.placement) == rows
     assert choose_min_batch(plan.machine, plan.profile, settings, plan.placement, 96) == 96, "a requested value is kept"
 
 
-def test_fewer_rows_than_pay_stay_with_the_processors() -> None:
-    """With twice the cores, copying pays later, and the threshold lies where both are as fast."""
+def test_batches_too_small_for_offloading_stay_on_the_cpu() -> None:
+    """With twice the cores, offloading pays from more rows on, and the threshold is where both are equally fast."""
     plan = hybrid()
     cpu = replace(plan.machine.cpu, cores=48)
     wide = replace(plan.machine, cpu=cpu)
@@ -81,7 +81,7 @@ def test_fewer_rows_than_pay_stay_with_the_processors() -> None:
     assert above.gpu_tok_s >= above.cpu_tok_s
 
 
-def test_nothing_is_known_of_a_machine_without_figures() -> None:
+def test_machines_without_bandwidths_have_no_comparison() -> None:
     plan = hybrid()
     bare = replace(plan.machine, measured=None, dram=replace(plan.machine.dram, nominal_gb_s=None))
     settings = replace(plan.settings, sequences=224)
@@ -89,7 +89,7 @@ def test_nothing_is_known_of_a_machine_without_figures() -> None:
     assert choose_min_batch(bare, plan.profile, settings, plan.placement) == 256
 
 
-def test_a_plan_says_that_the_gpu_decodes_and_why() -> None:
+def test_a_plan_reports_that_decoding_is_offloaded() -> None:
     goal = replace(goal_for(Goal(context=1024, sequences=224, mmap=False, repack=False)), gpu_margin_bytes=130 << 30)
     plan = make(h200(), slice_profile(), goal)
     assert effective_min_batch(plan.profile, plan.settings, plan.placement) == 32
@@ -100,8 +100,8 @@ def test_a_plan_says_that_the_gpu_decodes_and_why() -> None:
     assert not [each for each in few.decisions if each.name == "decoding"]
 
 
-def test_what_was_measured_agrees() -> None:
-    """The card was faster with 64 and 224 sequences than the processors with 16, and so the forecast has it."""
+def test_predictions_agree_with_measurements() -> None:
+    """In measurement and forecast, the GPU with 64 and 224 sequences is faster than the CPU with 16."""
     rows = read_rows([FOLDER], "speed")
     tok_s = {
         count: rows[f"experts on the CPU / 15t {count}s ub512 d512"]["measured"]["decode"] for count in (16, 64, 224)
@@ -115,7 +115,7 @@ def test_what_was_measured_agrees() -> None:
         assert found.gpu_tok_s == pytest.approx(tok_s[count], rel=0.15)
 
 
-def test_a_tuning_looks_at_many_sequences_only_where_it_may_pay() -> None:
+def test_tuning_tries_many_sequences_only_if_offloading_may_pay() -> None:
     plan = hybrid()
     space = space_for(plan, AIM, cores=16, max_sequences=224)
     assert space.sequences[-len(MANY) :] == MANY
@@ -127,8 +127,8 @@ def test_a_tuning_looks_at_many_sequences_only_where_it_may_pay() -> None:
     assert max(space_for(fast, AIM, cores=16, max_sequences=224).sequences) <= max(SEQUENCES)
 
 
-def test_a_tuning_finds_the_many() -> None:
-    """On a surface as the forecast has it, where 24 sequences are better than 32 and 224 best."""
+def test_tuning_finds_many_sequences() -> None:
+    """By the forecast, 24 sequences are better than 32, and 224 are best."""
     plan = hybrid()
     space, says = space_for(plan, AIM, cores=16, max_sequences=224), forecaster(plan, AIM)
     search = Search(space, AIM, start_for(plan, space), forecast=says, max_trials=18)
@@ -145,7 +145,7 @@ def test_a_plan_that_has_many_is_tuned_without_gaps() -> None:
     assert space.sequences == (*SEQUENCES, *MANY)
 
 
-def test_a_model_with_windows_has_fewer_lanes() -> None:
+def test_a_model_with_windows_has_fewer_slots() -> None:
     """Its cells need two ids each: see the native engine's contexts."""
     assert max_slots(model("gpt-oss-120b:MXFP4_MOE")) == 123
     assert sequences_for(123, 4) == 127
@@ -154,7 +154,7 @@ def test_a_model_with_windows_has_fewer_lanes() -> None:
 
 
 def test_other_engines_tiles_and_draws_were_not_measured() -> None:
-    """Nine sequences on a card are no slower than eight, and nothing is said of drawing."""
+    """Nine sequences on a GPU are not slower than eight, and there is no term for sampling."""
     plan = hybrid()
     on_card = placed(h200(), plan.profile, list(range(plan.profile.layers)))
     engines: tuple[DialectName, ...] = ("ik_llama", "vllm")

@@ -1,4 +1,4 @@
-"""The offload threshold that a plan sets is the one that its forecast goes by."""
+"""A plan's forecast uses the offload threshold that the plan sets."""
 
 from dataclasses import replace
 
@@ -45,7 +45,7 @@ def test_rows_by_sequences(sequences: int, asked: int | None, rows: int | None, 
     assert effective_min_batch(plan.profile, set_so, plan.placement) == in_force
 
 
-def test_nothing_is_set_where_nothing_moves() -> None:
+def test_the_variable_is_unset_without_offloading() -> None:
     for plan in (
         make(find("epyc-9175f"), model(KIMI), Goal(context=4096, sequences=32, cpu_only=True, offload_min_batch=64)),
         make(find("h200-1x"), model("gpt-oss-120b:MXFP4_MOE"), Goal(context=4096, sequences=32)),
@@ -55,20 +55,20 @@ def test_nothing_is_set_where_nothing_moves() -> None:
         assert effective_min_batch(plan.profile, plan.settings, plan.placement) is None
 
 
-def test_a_plan_of_many_sequences_forecasts_no_cliff_that_it_has_moved() -> None:
+def test_a_plan_with_a_raised_threshold_forecasts_no_cliff() -> None:
     few, many = hybrid(16), hybrid(32)
     assert (few.settings.offload_min_batch, many.settings.offload_min_batch) == (None, 128)
     at = {speed.sequences: speed for speed in many.forecast.decode if speed.depth == 0}
     assert not any(streamed(at[count]) for count in (16, 32, 64))
     assert at[32].tok_s > at[16].tok_s
     assert not any("OFFLOAD" in note for note in many.forecast.notes)
-    # an engine that is started for sixteen would fall off it with 32
+    # an engine started for 16 sequences would offload with 32
     before = {speed.sequences: speed for speed in few.forecast.decode if speed.depth == 0}
     assert streamed(before[32])
     assert any("from 32 sequences" in note for note in few.forecast.notes)
 
 
-def test_a_placement_that_is_given_is_run_with_the_environment_of_whoever_gives_it() -> None:
+def test_a_given_placement_keeps_the_callers_environment() -> None:
     own = hybrid(32)
     given = make(own.machine, own.profile, own.goal, placement=own.placement)
     assert given.settings.offload_min_batch is None
@@ -77,7 +77,7 @@ def test_a_placement_that_is_given_is_run_with_the_environment_of_whoever_gives_
     assert asked.settings == own.settings
 
 
-def test_a_threshold_that_was_asked_for_is_the_one_that_counts() -> None:
+def test_a_requested_threshold_applies() -> None:
     plan = hybrid(12, rows=64)
     given = (plan.machine, plan.profile, plan.settings, plan.placement)
     assert [streamed(decode_speed(*given, depth=0, sequences=count)) for count in (32, 63, 64)] == [False, False, True]

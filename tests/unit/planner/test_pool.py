@@ -1,4 +1,4 @@
-"""What CUDA's pool grows to, by the largest operation of a micro-batch."""
+"""Size of CUDA's scratch pool, by the largest operation of a micro-batch."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Which weights are rewritten for vector instructions; integration tests ask the wheel's own llama.cpp."""
+"""Weights that are repacked for vector instructions; integration tests compare them with the wheel's llama.cpp."""
 
 import pytest
 

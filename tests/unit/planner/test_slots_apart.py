@@ -1,4 +1,4 @@
-"""llama-server's slots have caches of their own; the native engine's sequences share one."""
+"""llama-server's slots have separate caches; sequences of the native engine share one."""
 
 from dataclasses import replace
 
@@ -34,7 +34,7 @@ def of(plan: Plan, item: Item) -> int:
         (replace(NATIVE, unified=False), False),
     ],
 )
-def test_who_shares(goal: Goal, unified: bool) -> None:
+def test_which_sequences_share_a_cache(goal: Goal, unified: bool) -> None:
     plan = planned(goal)
     assert plan.settings.unified is unified
     assert context_of(plan.settings).unified is unified

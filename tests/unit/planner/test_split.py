@@ -1,4 +1,4 @@
-"""The division of layers over cards: against brute force, and what must always hold."""
+"""Division of layers over GPUs: comparison with brute force, and invariants."""
 
 from itertools import combinations, pairwise
 
@@ -34,7 +34,7 @@ def used(found: CardSplit, layers: list[Layer], card: int, cost: Overhead) -> in
 
 
 def most_experts(layers: list[Layer], capacities: list[int], cost: Overhead, first: int) -> int | None:
-    """Try every way to cut layers[first:] into one run per card, and every set of experts in each run."""
+    """Try all divisions of layers[first:] into one run per GPU, with all sets of experts in each run."""
     count, best = len(layers), None
     for cuts in combinations(range(count - first + len(capacities) - 1), len(capacities) - 1):
         bounds = [first, *(first + cut - index for index, cut in enumerate(cuts)), count]
@@ -70,14 +70,14 @@ def test_as_good_as_brute_force(layers: list[Layer], capacities: list[int]) -> N
     cost = overhead()
     found = split(layers, capacities, cost)
     for first in range(found.first):
-        assert most_experts(layers, capacities, cost, first) is None  # no smaller share of the processors is possible
+        assert most_experts(layers, capacities, cost, first) is None  # fewer CPU layers are impossible
     if found.first < len(layers):
         assert found.expert_layers == most_experts(layers, capacities, cost, found.first)
 
 
 @settings(max_examples=200, deadline=None)
 @given(models, cards)
-def test_nothing_lost_nothing_twice_never_over(layers: list[Layer], capacities: list[int]) -> None:
+def test_every_layer_is_placed_once_and_within_capacity(layers: list[Layer], capacities: list[int]) -> None:
     cost = overhead()
     found = split(layers, capacities, cost)
     runs = [range(share.start, share.stop) for share in found.shares]
@@ -110,7 +110,7 @@ def test_eight_equal_cards_are_equally_full() -> None:
     assert max(sizes) - min(sizes) < GIB
 
 
-def test_the_least_free_card_is_as_free_as_can_be() -> None:
+def test_the_fullest_gpu_has_the_largest_possible_margin() -> None:
     layers = [Layer(100 * MIB, GIB)] * 10
     found = split(layers, [6 * GIB, 6 * GIB], overhead(staging=0))
     assert found.expert_layers == 10
@@ -119,7 +119,7 @@ def test_the_least_free_card_is_as_free_as_can_be() -> None:
 
 
 @pytest.mark.parametrize("capacities", [[0], [50 * MIB], [0, 0, 0]])
-def test_cards_that_hold_nothing_leave_all_to_the_processors(capacities: list[int]) -> None:
+def test_gpus_without_memory_leave_all_layers_to_the_cpu(capacities: list[int]) -> None:
     found = split([Layer(100 * MIB, GIB)] * 4, capacities, overhead())
     assert found.first == 4
     assert found.expert_layers == 0
