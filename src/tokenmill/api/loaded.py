@@ -318,8 +318,8 @@ def _messages(messages: str | Messages) -> list[dict[str, Any]]:
 def _engine_folder(state: Path) -> Iterator[Path]:
     """A path that names the engine of one `load`: the first of `loaded/0`, `loaded/1`, ... that no other load uses.
 
-    A lock reserves it, which the kernel releases when this process dies. The names are used again, so that the state
-    folder does not fill with the logs of engines that are gone.
+    A lock reserves it, which the kernel releases when this process dies. Names are reused, so that the
+    state folder does not fill with logs of old engines.
     """
     home = state / "loaded"
     home.mkdir(parents=True, exist_ok=True)

@@ -320,8 +320,8 @@ def _place(planned: EnginePlan) -> PointScope:
 def _space(planned: EnginePlan, aim: Aim, sequences: int | None) -> Space:
     plan = planned.plan
     native = planned.config.kind == "native"
-    most = min(_MAX_SEQUENCES, max_slots(plan.profile)) if native else _MAX_SEQUENCES
-    space = space_for(plan, aim, cores=_cores(plan), max_sequences=sequences or most)
+    limit = min(_MAX_SEQUENCES, max_slots(plan.profile)) if native else _MAX_SEQUENCES
+    space = space_for(plan, aim, cores=_cores(plan), max_sequences=sequences or limit)
     return space if native else thinned(plan, space)
 
 

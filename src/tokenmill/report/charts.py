@@ -68,13 +68,13 @@ def line_chart(curve: ChartCurve, width: int) -> Markup:
     lines = [line for line in curve.lines if line.dots]
     high = max(max(dot.high or dot.y for dot in line.dots) for line in lines)
     ticks = nice_ticks(high * 1.04)
-    room = 10.0 if narrow else 16.0 + _BOLD * max(text_width(line.name) for line in lines)
+    right = 10.0 if narrow else 16.0 + _BOLD * max(text_width(line.name) for line in lines)
     top = 30.0 + (_LINE_GAP * len(lines) if narrow else 0.0) + (14.0 if curve.knee is not None else 0.0)
     left = 12.0 + max(text_width(tick_text(tick)) for tick in ticks)
     height = (238.0 if narrow else 262.0) + (top - 30.0)
     xs = sorted({dot.x for line in lines for dot in line.dots} | {trial.x for trial in curve.lost})
     frame = Frame(
-        width, height, _x_scale(curve, xs, left + 10.0, width - room - 8.0), Scale(0.0, ticks[-1], height - 42.0, top)
+        width, height, _x_scale(curve, xs, left + 10.0, width - right - 8.0), Scale(0.0, ticks[-1], height - 42.0, top)
     )
     under = sorted(lines, key=lambda line: line.origin.kind == "measured")  # measured lines are drawn on top
     parts = [

@@ -38,15 +38,15 @@ class Axis:
     value: Value
     doubling: bool = False
 
-    def x(self, dials: TrialSettings, depth: int) -> float:
+    def x(self, settings: TrialSettings, depth: int) -> float:
         """The value of the setting in a measurement."""
-        return float(depth if self.varied == "depth" else getattr(dials, self.varied))
+        return float(depth if self.varied == "depth" else getattr(settings, self.varied))
 
-    def fixed(self, dials: TrialSettings) -> TrialSettings:
-        """The settings that are equal along a curve. The maximum context is none of them: it does not affect speeds."""
+    def fixed(self, settings: TrialSettings) -> TrialSettings:
+        """The settings that are equal along a curve; the maximum context may differ, as it does not affect speeds."""
         if self.varied in ("threads", "threads_batch"):
-            return replace(dials, context=0, threads=0, threads_batch=0)
-        return replace(dials, context=0, sequences=0 if self.varied == "sequences" else dials.sequences)
+            return replace(settings, context=0, threads=0, threads_batch=0)
+        return replace(settings, context=0, sequences=0 if self.varied == "sequences" else settings.sequences)
 
 
 BY_THREADS = Axis(
@@ -170,20 +170,23 @@ def dots(pairs: Iterable[tuple[float, float]]) -> tuple[Dot, ...]:
     )
 
 
-def settings_text(dials: TrialSettings) -> str:
+def settings_text(settings: TrialSettings) -> str:
     """Settings as text, without those at their default."""
     parts = [
-        number_of(dials.threads, "thread") if dials.threads else "",
-        f"{dials.threads_batch} for prefill" if dials.threads_batch not in (0, dials.threads) else "",
-        number_of(dials.sequences, "sequence") if dials.sequences else "",
-        f"ubatch {dials.ubatch}",
-        f"context {dials.context}" if dials.context else "",
+        number_of(settings.threads, "thread") if settings.threads else "",
+        f"{settings.threads_batch} for prefill" if settings.threads_batch not in (0, settings.threads) else "",
+        number_of(settings.sequences, "sequence") if settings.sequences else "",
+        f"ubatch {settings.ubatch}",
+        f"context {settings.context}" if settings.context else "",
     ]
-    cache = {dials.cache_type_k, dials.cache_type_v}
+    cache = {settings.cache_type_k, settings.cache_type_v}
     parts += [f"cache {'/'.join(sorted(cache))}" if cache != {"f16"} else ""]
-    parts += ["" if dials.flash_attention else "no flash attention", "" if dials.mmap else "no mmap"]
-    parts += ["" if dials.repack else "no repack", "" if dials.placement == "plan" else f"placement {dials.placement}"]
-    parts += [f"offload from {dials.offload_min_batch} rows" if dials.offload_min_batch else ""]
+    parts += ["" if settings.flash_attention else "no flash attention", "" if settings.mmap else "no mmap"]
+    parts += [
+        "" if settings.repack else "no repack",
+        "" if settings.placement == "plan" else f"placement {settings.placement}",
+    ]
+    parts += [f"offload from {settings.offload_min_batch} rows" if settings.offload_min_batch else ""]
     return ", ".join(part for part in parts if part)
 
 

@@ -46,22 +46,22 @@ def line_words(curve: ChartCurve, line: Series) -> str:
     return f"{name}{curve.unit} by {curve.x_name}; {line.origin.words}"
 
 
-def settings_rows(dials: TrialSettings) -> Rows:
+def settings_rows(settings: TrialSettings) -> Rows:
     """An operating point's settings."""
     rows = [
-        ("threads", f"{dials.threads} for decode, {dials.threads_batch} for prefill"),
-        ("concurrent sequences", str(dials.sequences)),
-        ("context", f"{dials.context:,} tokens per sequence"),
-        ("micro-batch", f"{dials.ubatch} tokens"),
+        ("threads", f"{settings.threads} for decode, {settings.threads_batch} for prefill"),
+        ("concurrent sequences", str(settings.sequences)),
+        ("context", f"{settings.context:,} tokens per sequence"),
+        ("micro-batch", f"{settings.ubatch} tokens"),
         (
             "cache",
-            f"K {dials.cache_type_k}, V {dials.cache_type_v}, "
-            f"flash attention {'on' if dials.flash_attention else 'off'}",
+            f"K {settings.cache_type_k}, V {settings.cache_type_v}, "
+            f"flash attention {'on' if settings.flash_attention else 'off'}",
         ),
-        ("loading", f"mmap {'on' if dials.mmap else 'off'}, repack {'on' if dials.repack else 'off'}"),
+        ("loading", f"mmap {'on' if settings.mmap else 'off'}, repack {'on' if settings.repack else 'off'}"),
     ]
-    if dials.offload_min_batch is not None:
-        rows.append(("offload", f"prefill on the GPU from {dials.offload_min_batch} rows"))
+    if settings.offload_min_batch is not None:
+        rows.append(("offload", f"prefill on the GPU from {settings.offload_min_batch} rows"))
     return rows
 
 
@@ -94,18 +94,18 @@ def front_rows(point: OperatingPoint) -> list[tuple[str, ...]]:
     shown: list[tuple[str, ...]] = []
     for trial in point.front:
         found = throughput(trial.figures)
-        dials = trial.dials
+        settings = trial.dials
         figures = trial.figures
         shown.append(
             (
-                str(dials.threads),
-                str(dials.sequences),
-                str(dials.ubatch),
-                f"{dials.context:,}",
+                str(settings.threads),
+                str(settings.sequences),
+                str(settings.ubatch),
+                f"{settings.context:,}",
                 figure_text(found[1]) if found else "",
                 "" if figures.first_token_s is None else f"{figures.first_token_s:.2f}",
                 "" if figures.joules_per_token is None else f"{figures.joules_per_token:.2f}",
-                "chosen" if dials == point.dials else "",
+                "chosen" if settings == point.dials else "",
             )
         )
     return shown
@@ -217,8 +217,8 @@ def in_common(found: Sequence[FigureComparison]) -> tuple[str, str, bool]:
 
 def without(words: str, shared: str) -> str:
     """Settings as text, without the shared ones."""
-    gone = set(shared.split(", "))
-    return ", ".join(part for part in words.split(", ") if part not in gone)
+    common = set(shared.split(", "))
+    return ", ".join(part for part in words.split(", ") if part not in common)
 
 
 def _measured(point: OperatingPoint) -> str:

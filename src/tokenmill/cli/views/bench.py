@@ -55,17 +55,17 @@ def render(bench: Bench, price: Price | None) -> list[RenderableType]:
 
 def _title(bench: Bench) -> Table:
     place = bench.place
-    dials = bench.dials
+    settings = bench.dials
     rows = {
         "model": place.model,
         "machine": place.machine,
         "engine": f"{place.engine}, {place.build}",
         "measured": bench.when,
     }
-    if dials is not None:
+    if settings is not None:
         rows["settings"] = (
-            f"threads {dials.threads} ({dials.threads_batch} in prefill), ubatch {dials.ubatch}, "
-            f"{dials.sequences} x {dials.context} tokens, cache {dials.cache_type_k}/{dials.cache_type_v}"
+            f"threads {settings.threads} ({settings.threads_batch} in prefill), ubatch {settings.ubatch}, "
+            f"{settings.sequences} x {settings.context} tokens, cache {settings.cache_type_k}/{settings.cache_type_v}"
         )
     return facts(rows)
 

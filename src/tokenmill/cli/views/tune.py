@@ -15,10 +15,10 @@ _FRONT_ROWS = 8
 
 def outcome_shown(point: OperatingPoint, reason: str) -> list[RenderableType]:
     """The operating point, its speeds and trade-offs, and the Pareto front."""
-    dials = point.dials
+    settings = point.dials
     figures = point.figures
     rows = {
-        "settings": settings_words(dials, whole=True),
+        "settings": settings_words(settings, whole=True),
         "measured": figures_words(figures, whole=True),
         "knee": point.knee,
         "trade-off": "\n".join(point.given_up) or "none",
@@ -47,9 +47,15 @@ def _front(point: OperatingPoint) -> Table:
         table.add_column(name, justify="right" if name not in ("cache", "") else "left")
     shown = sorted(point.front, key=lambda trial: -(trial.figures.jobs_tok_s or trial.figures.decode_tok_s or 0.0))
     for trial in shown[:_FRONT_ROWS]:
-        dials = trial.dials
+        settings = trial.dials
         figures = trial.figures
-        cells = [str(dials.sequences), str(dials.threads), str(dials.ubatch), str(dials.context), dials.cache_type_k]
+        cells = [
+            str(settings.sequences),
+            str(settings.threads),
+            str(settings.ubatch),
+            str(settings.context),
+            settings.cache_type_k,
+        ]
         cells += [
             number_words(figures.jobs_tok_s),
             number_words(figures.decode_tok_s),
@@ -59,7 +65,7 @@ def _front(point: OperatingPoint) -> Table:
             cells.append("" if figures.first_token_s is None else short_seconds(figures.first_token_s))
         if energy:
             cells.append(number_words(figures.joules_per_token))
-        table.add_row(*cells, "<" if dials == point.dials else "")
+        table.add_row(*cells, "<" if settings == point.dials else "")
     if len(point.front) > _FRONT_ROWS:
         table.caption = f"and {len(point.front) - _FRONT_ROWS} more; --json prints all of them"
     return table
