@@ -35,7 +35,7 @@ def outcome_shown(point: OperatingPoint, reason: str) -> list[RenderableType]:
 def _front(point: OperatingPoint) -> Table:
     """The trials on the Pareto front; the operating point is marked."""
     table = Table(
-        title="Pareto front: no trial is better than these in every figure",
+        title="Pareto front, speeds in tok/s: no trial is better than these in every figure",
         title_justify="left",
         box=None,
         pad_edge=False,
@@ -43,7 +43,7 @@ def _front(point: OperatingPoint) -> Table:
     energy = any(trial.figures.joules_per_token is not None for trial in point.front)
     first = any(trial.figures.first_token_s is not None for trial in point.front)
     columns = ["seqs", "threads", "ubatch", "context", "cache", "batch", "decode", "prefill"]
-    for name in (*columns, *(["first"] if first else []), *(["J/token"] if energy else []), ""):
+    for name in (*columns, *(["TTFT"] if first else []), *(["J/token"] if energy else []), ""):
         table.add_column(name, justify="right" if name not in ("cache", "") else "left")
     shown = sorted(point.front, key=lambda trial: -(trial.figures.jobs_tok_s or trial.figures.decode_tok_s or 0.0))
     for trial in shown[:_FRONT_ROWS]:
