@@ -108,7 +108,7 @@ def test_limits_of_a_key(tmp_path: Path) -> None:
         assert 60 <= int(refused.headers["retry-after"]) <= 120  # 12 tokens of 5 a minute: 7 in debt
 
 
-def test_a_full_queue_is_said(tmp_path: Path) -> None:
+def test_a_full_queue_is_refused(tmp_path: Path) -> None:
     with faked(tmp_path, in_order=True, slots=1, queue=1) as (gateway, engine):
         first = in_background(lambda: ask(gateway, "gated 1"))
         at_work(gateway, engine, 1)
@@ -142,7 +142,7 @@ def test_interactive_before_batch(tmp_path: Path) -> None:
         assert engine.seen.streams == ["gated first", "urgent", "patient"]
 
 
-def test_who_leaves_the_queue_takes_nobodys_place(tmp_path: Path) -> None:
+def test_a_client_that_leaves_the_queue_frees_its_place(tmp_path: Path) -> None:
     with faked(tmp_path, in_order=True, slots=1) as (gateway, engine):
         gate = gateway.state.backends[0].gate
         first = in_background(lambda: ask(gateway, "gated first"))

@@ -78,14 +78,14 @@ def test_the_key_that_is_wrong_is_named(both: Both) -> None:
     assert patient.post(f"{both[0].url}/v1/chat/completions", json=messages).json()["error"]["param"] == "messages"
 
 
-def test_what_is_not_there(both: Both) -> None:
+def test_unknown_paths_and_methods(both: Both) -> None:
     assert patient.get(f"{both[0].url}/v1/nothing").json()["error"]["message"] == "/v1/nothing does not exist"
     assert patient.get(f"{both[0].url}/v1/completions").status_code == 405
     assert both[0].lines[-2]["route"] == "other"
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_leaving_before_the_first_token_frees_the_lane(both: Both, stream: bool) -> None:
+def test_leaving_before_the_first_token_frees_the_slot(both: Both, stream: bool) -> None:
     gateway, engine = both
     data = json.dumps({"prompt": "slow", "stream": stream}).encode()
     connection = connected(gateway, post_bytes(data))

@@ -126,7 +126,7 @@ def test_a_batch_ends_when_its_time_is_over(tmp_path: Path, clock: Clock) -> Non
         assert events(gateway, batch.id)[-1] == "expired"
 
 
-def test_results_are_kept_as_long_as_was_said(tmp_path: Path, clock: Clock) -> None:
+def test_results_are_kept_for_their_lifetime(tmp_path: Path, clock: Clock) -> None:
     with faked(tmp_path) as (gateway, _):
         client = gateway.client()
         kept = {"anchor": "created_at", "seconds": 3600}
@@ -272,7 +272,7 @@ def test_jobs_that_were_removed_are_stored_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("clock")
-def test_who_sees_what(tmp_path: Path) -> None:
+def test_visibility_by_key(tmp_path: Path) -> None:
     secrets = {name: keys.add(tmp_path, name) for name in ("eva", "adam")}
     with faked(tmp_path) as (gateway, _):
         eva, adam = (gateway.client(secrets[name]) for name in ("eva", "adam"))

@@ -152,7 +152,7 @@ def test_lists_go_on_after_a_part(gateway: Served) -> None:
         assert client.files.delete(file).deleted
 
 
-def test_cancelling_keeps_what_is_answered(gateway: Served) -> None:
+def test_cancelling_keeps_finished_answers(gateway: Served) -> None:
     client = gateway.client()
     quick = chat_line("quick", "Say quick.", max_tokens=1, priority=9)
     slow = [chat_line(f"slow{n}", f"Tell a story of {n} mills.", max_tokens=400, ignore_eos=True) for n in range(24)]
@@ -203,7 +203,7 @@ def test_a_bad_file_is_refused_with_reasons(gateway: Served, lines: list[str], c
     assert client.files.delete(batch.input_file_id).deleted  # nothing needs it any more
 
 
-def test_what_is_wrong_with_a_request(gateway: Served) -> None:
+def test_invalid_requests(gateway: Served) -> None:
     client = gateway.client()
     file = uploaded(client, chat_line("a", "x"))
     with pytest.raises(openai.BadRequestError) as caught:

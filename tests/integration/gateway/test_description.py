@@ -33,7 +33,7 @@ def test_every_route_is_described_and_every_description_is_served(tmp_path: Path
         assert named <= set(document["components"]["schemas"])
 
 
-def test_a_bug_is_answered_and_told(
+def test_a_bug_gets_an_error_response_and_is_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def broken(_request: Request) -> Response:

@@ -93,7 +93,7 @@ def test_streams_as_well(chain: Chain, behaves: str) -> None:
     assert answer.content == WHOLE_STREAM + DONE
 
 
-def test_nobody_else_goes_on_with_a_stream(chain: Chain) -> None:
+def test_a_started_stream_is_not_continued_by_another_backend(chain: Chain) -> None:
     chain.first.behaves = "half"
     answer = chain.ask(stream=True)
     assert answer.headers["x-tokenmill-engine"] == "first"
@@ -101,7 +101,7 @@ def test_nobody_else_goes_on_with_a_stream(chain: Chain) -> None:
     assert not chain.second.asked
 
 
-def test_what_the_request_did_wrong_is_nobody_elses(chain: Chain) -> None:
+def test_an_invalid_request_is_not_tried_elsewhere(chain: Chain) -> None:
     chain.first.behaves = "refuses"
     assert chain.ask().status_code == 400
     assert not chain.second.asked

@@ -47,7 +47,7 @@ def chats(server: FaultyServer, name: str) -> int:
     return sum(name.encode() in body for _, body in server.asked)
 
 
-def test_what_is_left_goes_to_the_next(tmp_path: Path) -> None:
+def test_remaining_jobs_go_to_the_next_backend(tmp_path: Path) -> None:
     with (
         faulty() as first,
         faulty() as second,

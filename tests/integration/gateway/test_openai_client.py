@@ -216,7 +216,7 @@ def test_a_tool_that_must_be_called(gateway: Served, stream: bool) -> None:
     assert reason == "tool_calls"
 
 
-def test_tools_that_the_template_cannot_show_are_said_not_to_be(gateway: Served) -> None:
+def test_tools_that_the_template_cannot_show_are_reported(gateway: Served) -> None:
     asked = {"model": "smollm2", "messages": user("Rome?"), "max_tokens": 1}
     raw = gateway.client().chat.completions.with_raw_response
     assert raw.create(**asked, tools=TOOLS).headers["x-tokenmill-not-told"] == "tools"
@@ -247,14 +247,14 @@ def test_models(gateway: Served) -> None:
     assert caught.value.code == "model_not_found"
 
 
-def test_embeddings_are_said_to_be_missing(gateway: Served) -> None:
+def test_embeddings_are_not_supported(gateway: Served) -> None:
     with pytest.raises(openai.APIStatusError) as caught:
         gateway.client().embeddings.create(model="smollm2", input="Hi.")
     assert caught.value.status_code == 501
     assert caught.value.code == "embeddings_not_supported"
 
 
-def test_what_is_unknown_is_refused_by_name(gateway: Served) -> None:
+def test_unknown_keys_are_refused_by_name(gateway: Served) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         gateway.client().chat.completions.create(model="smollm2", messages=user("Hi."), extra_body={"temprature": 1})
     assert caught.value.param == "temprature"
@@ -282,7 +282,7 @@ def test_many_at_once(gateway: Served) -> None:
     assert {line["lane"] for line in gateway.lines[-8:]} == {"interactive", "batch"}
 
 
-def test_leaving_frees_the_lane(gateway: Served) -> None:
+def test_leaving_frees_the_slot(gateway: Served) -> None:
     stream = gateway.client().completions.create(
         model="smollm2", prompt="Once", max_tokens=900, stream=True, extra_body={"ignore_eos": True}
     )

@@ -91,7 +91,7 @@ def say(one: Opened, words: str) -> None:
     one.page.locator("#send").click()
 
 
-def test_a_batch_a_chat_beside_it_and_a_death(browser: Browser, gateway: Served, jobs: Path) -> None:
+def test_a_batch_a_concurrent_chat_and_a_death(browser: Browser, gateway: Served, jobs: Path) -> None:
     with opened(browser, gateway.url) as one:
         page = one.page
         ready(one)
@@ -201,7 +201,7 @@ def test_a_wrong_key_is_asked_for_again(browser: Browser, tmp_path: Path) -> Non
         expect(one.page.locator("#key-wrong")).to_be_visible()
 
 
-def test_a_gateway_that_goes_away_is_told_of(browser: Browser, tmp_path: Path) -> None:
+def test_a_gateway_that_stops_is_reported(browser: Browser, tmp_path: Path) -> None:
     with talking(tmp_path) as (gateway, engine), opened(browser, gateway.url) as one:
         ready(one)
         say(one, "slow")

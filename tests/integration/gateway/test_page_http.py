@@ -119,7 +119,7 @@ def test_no_more_pages_than_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             assert next(coming)[0] == "history"
 
 
-def test_a_death_is_told_before_the_next_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_death_is_reported_before_the_next_poll(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(monitor, "POLL_S", 3600.0)  # only what wakes it can be seen in time
     lives: list[FakeEngine] = []
 
@@ -176,7 +176,7 @@ def test_misses_and_errors_are_shown_with_their_reasons(tmp_path: Path) -> None:
         assert [(one["status"], one["code"]) for one in now["errors"]] == [(404, "model_not_found")]
 
 
-def test_a_batch_that_finds_nothing_of_its_heads_says_why(tmp_path: Path) -> None:
+def test_a_batch_with_cache_misses_reports_the_reason(tmp_path: Path) -> None:
     bodies = [{"model": "fake", "prompt": f"{'what all of them share ' * 60}{number}"} for number in range(4)]
     lines = [
         {"custom_id": str(at), "method": "POST", "url": "/v1/completions", "body": body}

@@ -89,7 +89,7 @@ def test_nothing_listens() -> None:
     run(scene)
 
 
-def test_who_does_not_read_holds_the_server_up() -> None:
+def test_a_slow_consumer_pauses_the_server() -> None:
     """A large body waits at the server, not here."""
     size = 64 * 1024 * 1024
     written = 0

@@ -29,7 +29,7 @@ def test_what_runs_may_end_and_nothing_new_is_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_after_the_grace_the_rest_is_told(tmp_path: Path, stream: bool) -> None:
+def test_after_the_grace_period_the_rest_gets_an_error(tmp_path: Path, stream: bool) -> None:
     with faked(tmp_path, grace_s=0.1) as (gateway, engine):
         engine.steady_tokens = ENDLESS
         thread, box = in_background(lambda: ask(gateway, "steady", stream=stream))

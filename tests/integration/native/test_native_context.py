@@ -67,7 +67,7 @@ def test_rows_of_one_batch_do_not_see_each_other(context: LlamaContext) -> None:
     assert not same(wanted[0], wanted[1])
 
 
-def test_a_shared_head_takes_no_cells_and_gives_the_same(context: LlamaContext) -> None:
+def test_a_shared_prefix_takes_no_cells_and_gives_the_same(context: LlamaContext) -> None:
     head, tails = words(300, 1), [words(5, seed) for seed in (2, 3, 4)]
     wanted = [fresh(context, head + tail) for tail in tails]
     assert context.decode([Work(0, head[:250], 0, False)]) is Decoded.OK
@@ -111,7 +111,7 @@ def test_the_probe_tries_it(context: LlamaContext) -> None:
     assert [context.length(number) for number in range(SMALL.sequences)] == [0] * SMALL.sequences
 
 
-def test_logits_that_nobody_asked_for(context: LlamaContext) -> None:
+def test_logits_that_were_not_requested(context: LlamaContext) -> None:
     context.decode([Work(0, [5, 6], 0)])
     assert context.logits(1).shape == (context.model.vocab.n_tokens,)
     for place in (0, 2, -1):
@@ -146,7 +146,7 @@ def test_threads_change_between_batches(context: LlamaContext) -> None:
     assert same(fresh(context, words(20)), want)
 
 
-def test_buffers_are_told_by_device(context: LlamaContext) -> None:
+def test_buffers_by_device(context: LlamaContext) -> None:
     buffers = context.buffers()
     cache = 2 * 2 * 512 * 2 * 32 * 2  # layers x K and V x cells x heads x elements x bytes
     assert sum(buffer.context_bytes for buffer in buffers) == cache
@@ -184,7 +184,7 @@ def test_logits_take_a_row_for_each_id_and_not_for_each_token(model: LlamaModel)
 # ---- sliding attention
 
 
-def test_a_head_keeps_cells_that_slid_out_of_its_window(tmp_path: Path) -> None:
+def test_a_prefix_keeps_cells_that_slid_out_of_its_window(tmp_path: Path) -> None:
     """The cells before a kept prefix become free and a longer prompt comes: it must not use the prefix's cells."""
     with opened(windowed(tmp_path / "odd.gguf"), replace(SMALL, sequences=3)) as context:
         assert context.can_cut_and_share() == (True, None)
@@ -237,7 +237,7 @@ def test_a_recurrent_model_runs_whole_sequences(tmp_path: Path) -> None:
 # ---- saved prefixes
 
 
-def test_a_saved_head_comes_back_in_another_context(model: LlamaModel, tmp_path: Path) -> None:
+def test_a_saved_prefix_comes_back_in_another_context(model: LlamaModel, tmp_path: Path) -> None:
     head, tail, path = words(150, 1), words(4, 2), tmp_path / "digest.head"
     context = LlamaContext(model, SMALL)
     want = fresh(context, head + tail)
@@ -263,7 +263,7 @@ def test_a_saved_head_comes_back_in_another_context(model: LlamaModel, tmp_path:
     other.close()
 
 
-def test_a_head_is_only_restored_where_it_belongs(model: LlamaModel, tmp_path: Path) -> None:
+def test_a_prefix_is_only_restored_where_it_belongs(model: LlamaModel, tmp_path: Path) -> None:
     path = tmp_path / "x.head"
     context = LlamaContext(model, SMALL)
     context.decode([Work(0, words(50), 0, False)])
@@ -283,7 +283,7 @@ def test_a_head_is_only_restored_where_it_belongs(model: LlamaModel, tmp_path: P
         other.close()
 
 
-def test_a_full_cache_leaves_a_saved_head_for_later(model: LlamaModel, tmp_path: Path) -> None:
+def test_a_full_cache_leaves_a_saved_prefix_for_later(model: LlamaModel, tmp_path: Path) -> None:
     path = tmp_path / "x.head"
     context = LlamaContext(model, SMALL)
     context.decode([Work(0, words(100), 0, False)])

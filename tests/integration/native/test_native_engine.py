@@ -45,7 +45,7 @@ def test_pieces_make_the_answer_and_a_second_request_computes_only_its_own_words
     run(work)
 
 
-def test_a_cold_head_shared_by_eight_is_computed_once(smollm2_path: Path, tmp_path: Path) -> None:
+def test_a_cold_prefix_shared_by_eight_is_computed_once(smollm2_path: Path, tmp_path: Path) -> None:
     async def work() -> None:
         plan = plan_for(smollm2_path, context=2048, sequences=8)
         async with native(smollm2_path, tmp_path, plan=plan) as engine:
@@ -212,7 +212,7 @@ def test_threads_and_contexts_change_under_running_work(smollm2_path: Path, tmp_
     run(work)
 
 
-def test_a_pinned_head_survives_a_restart_and_a_foreign_file_is_refused(tmp_path: Path) -> None:
+def test_a_pinned_prefix_survives_a_restart_and_a_foreign_file_is_refused(tmp_path: Path) -> None:
     model = write_moe(tmp_path)
     head = tmp_path / "digest.head"
 

@@ -54,7 +54,7 @@ def test_killed_workers_are_noticed_and_another_goes_on(smollm2_path: Path, tmp_
     run(work)
 
 
-def test_a_step_that_does_not_end_and_a_silent_worker_are_told_of_and_killed_at_their_limit(
+def test_an_endless_step_and_a_silent_worker_are_reported_and_killed_at_their_limit(
     smollm2_path: Path, tmp_path: Path
 ) -> None:
     limited = EngineConfig(step_limit_s=5.0)

@@ -32,7 +32,7 @@ for attempt in range(24):
 """
 
 
-def test_what_was_said_before_it_closed_arrives_even_if_a_beat_is_due(tmp_path: Path) -> None:
+def test_messages_before_the_close_arrive_even_if_a_heartbeat_is_due(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT, tmp_path], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["arrived"] * 24
 

@@ -35,7 +35,7 @@ def drawn(sampler: Sampler, logits: list[Logits]) -> list[int]:
     return [sampler.choose(each) for each in logits]
 
 
-def test_what_runs_beside_it_changes_no_draw(model: LlamaModel, logits: list[Logits]) -> None:
+def test_other_sequences_do_not_change_samples(model: LlamaModel, logits: list[Logits]) -> None:
     alone = drawn(Sampler(model.vocab, HOT), logits)
     one = Sampler(model.vocab, HOT)
     beside = [Sampler(model.vocab, Sampling(temperature=1.0, seed=seed)) for seed in (42, 7, 8)]

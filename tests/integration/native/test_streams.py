@@ -79,7 +79,7 @@ def test_streams_compute_what_one_cache_computes(pair: tuple[LlamaContext, Llama
     assert [pair[1].length(lane) for lane in range(LANES)] == [42, 56, 32, 261]
 
 
-def test_a_stream_begins_with_a_copy_of_anothers_head(pair: tuple[LlamaContext, LlamaContext]) -> None:
+def test_a_stream_begins_with_a_copy_of_anothers_prefix(pair: tuple[LlamaContext, LlamaContext]) -> None:
     """Though both have gone on since, and the one that is copied to held something else."""
     together, streams = pair
     head, tail = words(50, 1), words(20, 2)
@@ -101,7 +101,7 @@ def test_streams_take_no_more_memory(pair: tuple[LlamaContext, LlamaContext]) ->
     assert pair[1].cells == TOGETHER.cells
 
 
-def test_a_lane_is_full_when_its_own_cells_are(pair: tuple[LlamaContext, LlamaContext]) -> None:
+def test_a_slot_is_full_when_its_own_cells_are(pair: tuple[LlamaContext, LlamaContext]) -> None:
     streams = pair[1]
     for start in range(0, 512, 128):
         computed(streams, [Work(1, words(128, start), start)])

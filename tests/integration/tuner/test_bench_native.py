@@ -74,7 +74,7 @@ def test_every_part_on_the_served_path(moe: Path, tmp_path: Path) -> None:
     assert all(speed.figures.decode_tok_s is not None for speed in kept)
 
 
-def test_a_soak_fills_one_sequence_and_then_all_lanes(moe: Path, tmp_path: Path) -> None:
+def test_a_soak_fills_one_sequence_and_then_all_slots(moe: Path, tmp_path: Path) -> None:
     plan = plan_for(moe, context=256, sequences=2, ubatch=64)
     told: list[SoakStep] = []
 

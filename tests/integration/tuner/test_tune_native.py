@@ -86,7 +86,7 @@ def test_all_dials_that_do_not_move_weights_are_turned_in_one_load(moe: Path, tm
     assert len(load_history.read(tmp_path)) == 1, "the load is in the machine's history"
 
 
-def test_a_head_is_computed_once_in_a_trial_and_again_in_the_next(moe: Path, tmp_path: Path) -> None:
+def test_a_prefix_is_computed_once_in_a_trial_and_again_in_the_next(moe: Path, tmp_path: Path) -> None:
     async def work() -> None:
         async with bed(moe, tmp_path) as on:
             heads = []

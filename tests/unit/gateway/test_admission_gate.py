@@ -128,7 +128,7 @@ def test_a_queue_of_none_still_lets_work_be_done() -> None:
     run(work)
 
 
-def test_an_engine_that_does_not_say_how_many_lanes_it_has() -> None:
+def test_an_engine_with_an_unknown_number_of_slots() -> None:
     async def work() -> None:
         gate = AdmissionGates(queue=0).open("url", slots=None, interactive_first=False)
         async with gate.enter("interactive"), gate.enter("batch"):

@@ -77,7 +77,7 @@ def test_files_that_are_something_else(tmp_path: Path, content: bytes, code: str
     assert str(tmp_path) not in error.message
 
 
-def test_not_every_bad_line_is_told(tmp_path: Path) -> None:
+def test_the_number_of_reported_lines_is_limited(tmp_path: Path) -> None:
     assert len(checked(tmp_path, *["{"] * 300).errors) == MAX_ERRORS
 
 

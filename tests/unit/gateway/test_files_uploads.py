@@ -121,7 +121,7 @@ def test_bad_headers(tmp_path: Path, headers: dict[str, str], status: int) -> No
     assert caught.value.answer_status == status
 
 
-def test_who_stops_sending(tmp_path: Path) -> None:
+def test_a_client_that_stops_sending(tmp_path: Path) -> None:
     with pytest.raises(GatewayFault) as caught:
         send(FILE, tmp_path / "f", hangs=True)
     assert (caught.value.answer_status, caught.value.code) == (408, "body_timeout")

@@ -26,7 +26,7 @@ def test_a_key_is_kept_as_its_hash(tmp_path: Path) -> None:
         assert Keys(tmp_path).find(wrong) is None
 
 
-def test_two_are_told_apart_and_one_can_go(tmp_path: Path) -> None:
+def test_two_keys_are_distinguished_and_one_is_revoked(tmp_path: Path) -> None:
     first, second = keys.add(tmp_path, "a"), keys.add(tmp_path, "b")
     with pytest.raises(UsageError) as caught:
         keys.add(tmp_path, "a")
@@ -54,7 +54,9 @@ def test_limits_are_at_least_one() -> None:
     assert caught.value.code == "invalid_limit"
 
 
-def test_changes_are_seen_and_damage_lets_nobody_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changes_are_reloaded_and_a_damaged_file_admits_no_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now_s = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now_s)
     kept = Keys(tmp_path)

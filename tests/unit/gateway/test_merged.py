@@ -58,7 +58,7 @@ def test_the_first_error_ends_all(error: Exception) -> None:
     asyncio.run(work())
 
 
-def test_nobody_runs_ahead_of_who_reads() -> None:
+def test_streams_wait_for_a_slow_consumer() -> None:
     async def work() -> None:
         sources = [Source(10**9), Source(10**9)]
         async with asyncio.timeout(20), merged([source.stream() for source in sources]) as events:

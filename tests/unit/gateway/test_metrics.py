@@ -64,7 +64,7 @@ def test_names_follow_the_rules(tmp_path: Path) -> None:
         assert not any(sample.name.endswith("_created") for sample in family.samples)
 
 
-def test_the_grafana_dashboard_asks_only_for_what_is_there(tmp_path: Path) -> None:
+def test_the_grafana_dashboard_uses_existing_metrics(tmp_path: Path) -> None:
     text = scraped(tmp_path)
     there = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
     there |= {f"{name}_{part}" for name in there for part in ("bucket", "sum", "count")}
@@ -88,7 +88,7 @@ def test_the_grafana_panels_do_not_overlap() -> None:
         taken |= cells
 
 
-def test_what_is_recorded_is_counted(tmp_path: Path) -> None:
+def test_recorded_events_are_counted(tmp_path: Path) -> None:
     usage = Usage(100, 11, 60)
 
     def tell(metrics: Metrics) -> None:

@@ -64,7 +64,7 @@ def test_a_body_without_a_model_gets_one() -> None:
 
 
 @pytest.mark.parametrize(("lane", "priority"), [("interactive", 0), ("batch", 1)])
-def test_the_lane_as_vllm_has_it(lane: PriorityClass, priority: int) -> None:
+def test_priority_is_passed_to_vllm(lane: PriorityClass, priority: int) -> None:
     body = {"model": "m", "messages": HELLO}
     made = sent(body, HttpApi("vllm", "m", priorities=True), lane=lane)
     assert made is not None
@@ -91,7 +91,7 @@ def test_what_the_engine_protocol_must_say(body: dict[str, Any], api: HttpApi) -
     assert sent({"model": "m"} | body, api) is None
 
 
-def test_headers_of_the_connection_stay_behind() -> None:
+def test_connection_headers_are_removed() -> None:
     given_ = [
         (b"content-type", b"application/json"),
         (b"connection", b"keep-alive, X-Odd"),

@@ -89,7 +89,7 @@ def test_streams() -> None:
         ({"messages": []}, "messages"),
     ],
 )
-def test_what_is_wrong_is_named(more: dict[str, Any], param: str) -> None:
+def test_errors_name_the_key(more: dict[str, Any], param: str) -> None:
     with pytest.raises((GatewayFault, RequestRefused)) as caught:
         chat(**more)
     assert param_of(caught.value) == param

@@ -97,7 +97,7 @@ def test_further_keywords(schema: Any, good: str, bad: str) -> None:
         {"items": 5},
     ],
 )
-def test_what_is_not_enforced_is_refused(schema: Any) -> None:
+def test_unsupported_keywords_are_refused(schema: Any) -> None:
     with pytest.raises(RequestRefused) as caught:
         compiled(schema=json.dumps(schema))
     assert caught.value.code == "invalid_request"
@@ -140,7 +140,7 @@ def test_what_no_document_satisfies_is_refused(schema: Any) -> None:
         '{"type": "' + "x" * MOST_SCHEMA_BYTES + '"}',
     ],
 )
-def test_what_is_not_a_schema_is_refused(text: str) -> None:
+def test_invalid_schemas_are_refused(text: str) -> None:
     with pytest.raises(RequestRefused) as caught:
         compiled(schema=text)
     assert caught.value.code == "invalid_request"

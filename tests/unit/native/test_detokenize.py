@@ -83,7 +83,7 @@ def test_only_the_beginning_of_a_stop_is_held_back(parts: list[str], stops: list
         (["abc"], [""], ["abc"]),
     ],
 )
-def test_what_is_shown_when(parts: list[str], stops: list[str], shown: list[str]) -> None:
+def test_when_text_is_released(parts: list[str], stops: list[str], shown: list[str]) -> None:
     made = Stops(stops)
     assert [made.add(part)[0] for part in parts] == shown
 

@@ -121,7 +121,7 @@ def test_references_to_tokens() -> None:
         "%llguidance {}\nstart: missing",
     ],
 )
-def test_what_is_not_a_grammar_is_refused(grammar: str) -> None:
+def test_invalid_grammars_are_refused(grammar: str) -> None:
     with pytest.raises(RequestRefused) as caught:
         compiled(grammar=grammar)
     assert caught.value.code == "invalid_request"

@@ -17,7 +17,7 @@ def test_a_sequence_reads_its_prompt_and_then_answers() -> None:
     assert harness.schedule.running_sequences() == [RunningSequence(1, "batch", "answer", 20, 20, 0, 1)]
 
 
-def test_the_oldest_comes_first_and_reuse_is_told() -> None:
+def test_the_oldest_comes_first_and_reuse_is_reported() -> None:
     harness = SchedulerHarness(200, slots=2, interactive_slots=1, budget=32)
     harness.submit("first", HEAD, answer_tokens=9)
     harness.step()

@@ -83,5 +83,5 @@ def test_the_largest_are_the_first_of_a_stable_sort(data: st.DataObject) -> None
 @pytest.mark.parametrize(
     ("slots", "ids"), [(1, 53), (64, 116), (76, 127), (123, 127), (124, 176), (192, 244), (224, 255), (251, 255)]
 )
-def test_ids_for_what_runs_and_for_heads_that_are_kept(slots: int, ids: int) -> None:
+def test_ids_for_what_runs_and_for_prefixes_that_are_kept(slots: int, ids: int) -> None:
     assert sequences_for(slots, 4) == ids

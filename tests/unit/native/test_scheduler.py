@@ -32,7 +32,7 @@ def test_a_prompt_is_computed_in_chunks_and_then_decoded_token_by_token() -> Non
     assert shape(harness.step()) == []
 
 
-def test_who_claims_first() -> None:
+def test_order_of_claims() -> None:
     """Decodes before prefills, interactive before batch, then by arrival."""
     harness = SchedulerHarness(400, slots=4, interactive_slots=4, budget=10)
     harness.submit("batch decode", [1], 99)
@@ -69,7 +69,7 @@ def test_where_they_do_not_mix_prompts_come_before_answers() -> None:
     assert shape(harness.step()) == [("chat", 1, True), ("fourth", 2, False)]  # a quarter of a micro-batch
 
 
-def test_where_they_do_not_mix_an_answer_is_not_held_up_by_who_comes_later() -> None:
+def test_without_mixed_steps_later_prompts_do_not_delay_an_answer() -> None:
     harness = SchedulerHarness(400, slots=3, interactive_slots=0, budget=8)
     harness.schedule.mixes = False
     harness.submit("long", [1] * 4, 5)
@@ -122,7 +122,7 @@ def test_a_job_whose_token_has_not_come_is_left_out() -> None:
     assert (work.tokens.tolist(), work.position, work.logits) == ([7], 2, True)
 
 
-def test_lanes_bound_batch_jobs_and_interactive_ones_go_beyond() -> None:
+def test_slots_bound_batch_jobs_and_interactive_ones_go_beyond() -> None:
     harness = SchedulerHarness(400, slots=2, interactive_slots=1, budget=64)
     for number in range(4):
         harness.submit(number, [number, 1], answer_tokens=50)
@@ -139,7 +139,7 @@ def test_lanes_bound_batch_jobs_and_interactive_ones_go_beyond() -> None:
     assert ids(harness.step()) == [11, 0, 1, 2, 3], "nobody is sent away for it"
 
 
-def test_an_interactive_job_may_use_a_free_lane_too() -> None:
+def test_an_interactive_job_may_use_a_free_slot_too() -> None:
     harness = SchedulerHarness(400, slots=2, interactive_slots=1)
     for number in range(4):
         harness.submit(number, [number, 1], 50, "interactive")
@@ -157,7 +157,7 @@ def test_interactive_jobs_enter_before_batch_jobs() -> None:
 
 @pytest.mark.parametrize("budget", [8, 16, 64, 512])
 @pytest.mark.parametrize("slots", [1, 3, 8])
-def test_a_cold_head_is_computed_once(budget: int, slots: int) -> None:
+def test_a_cold_prefix_is_computed_once(budget: int, slots: int) -> None:
     harness = SchedulerHarness(400, slots=slots, budget=budget)
     for number in range(8):
         harness.submit(number, [*DIGEST, number, number, number], answer_tokens=4)
@@ -167,7 +167,7 @@ def test_a_cold_head_is_computed_once(budget: int, slots: int) -> None:
     assert [harness.done[number].spent.reused for number in range(8)] == [0] + [30] * 7  # type: ignore[union-attr]
 
 
-def test_those_who_wait_for_a_head_hold_no_lane() -> None:
+def test_jobs_that_wait_for_a_prefix_hold_no_slot() -> None:
     harness = SchedulerHarness(400, slots=2, budget=10)
     harness.submit(0, [*DIGEST, 0], 50)
     harness.submit(1, [*DIGEST, 1], 50)
@@ -180,7 +180,7 @@ def test_those_who_wait_for_a_head_hold_no_lane() -> None:
     assert harness.jobs[1].first_step is None
 
 
-def test_who_came_first_claims_first_even_if_he_had_to_wait() -> None:
+def test_the_first_job_claims_first_even_after_waiting() -> None:
     harness = SchedulerHarness(400, slots=3, budget=10)
     harness.submit(0, [*DIGEST[:10], 0], 50)
     harness.submit(1, [*DIGEST[:10], *range(1, 10)], 50)
@@ -221,7 +221,7 @@ def test_looking_ahead_has_a_bound(waiting: int, running: int) -> None:
 
 
 @pytest.mark.parametrize(("steps", "reused"), [(1, 10), (2, 20)])
-def test_if_the_leader_is_cancelled_a_follower_goes_on_with_what_is_there(steps: int, reused: int) -> None:
+def test_if_the_leader_is_cancelled_a_follower_continues_from_its_cells(steps: int, reused: int) -> None:
     harness = SchedulerHarness(400, slots=2, budget=10)
     harness.submit(0, [*DIGEST, 0])
     harness.submit(1, [*DIGEST, 1])
@@ -234,7 +234,7 @@ def test_if_the_leader_is_cancelled_a_follower_goes_on_with_what_is_there(steps:
     assert harness.schedule.totals.prompt_tokens_computed == 30 + 2
 
 
-def test_an_interactive_job_lends_its_haste_to_the_batch_job_that_computes_its_head() -> None:
+def test_a_batch_job_inherits_the_priority_of_an_interactive_one_that_needs_its_prefix() -> None:
     harness = SchedulerHarness(400, slots=3, interactive_slots=3, budget=10)
     harness.submit("other", [7] * 40)
     harness.submit("leader", [*DIGEST, 0])
@@ -277,7 +277,7 @@ def test_what_others_have_promised_is_not_promised_again() -> None:
     assert (harness.cache.used, harness.schedule.totals.running) == (4, 1)
 
 
-def test_without_an_id_nobody_enters() -> None:
+def test_without_a_free_id_no_job_enters() -> None:
     harness = SchedulerHarness(64, slots=2, sequences=1)
     harness.submit(0, [1, 1], answer_tokens=2)
     harness.submit(1, [2, 2], answer_tokens=2)

@@ -96,7 +96,7 @@ def test_among_interactive_jobs_the_youngest_yields() -> None:
     assert not any(job.cut_short for job in harness.done.values())
 
 
-def test_idle_heads_go_before_anybody_yields() -> None:
+def test_idle_prefixes_are_evicted_before_a_job_is_preempted() -> None:
     harness = SchedulerHarness(64, slots=2, budget=64)
     harness.submit(0, [0] * 40)
     harness.run()
@@ -188,14 +188,14 @@ def test_cancelling_frees_cells_at_once(steps: int) -> None:
 
 
 @pytest.mark.parametrize(("priority", "kept"), [("batch", 10), ("interactive", 14)])
-def test_what_is_kept_unless_told(priority: str, kept: int) -> None:
+def test_what_is_kept_by_default(priority: str, kept: int) -> None:
     harness = SchedulerHarness(100)
     harness.submit(1, [1] * 10, 5, "batch" if priority == "batch" else "interactive")
     harness.run()
     assert harness.cache.used == kept, "the last token of an answer is never decoded"
 
 
-def test_what_is_kept_if_told() -> None:
+def test_what_is_kept_on_request() -> None:
     harness = SchedulerHarness(100)
     harness.submit(1, [1] * 10, 5, "interactive", "nothing")
     harness.submit(2, [2] * 10, 5, "batch", "all")
@@ -230,7 +230,7 @@ def test_prompts_that_cannot_be_computed_are_refused(length: int, cells: int, co
         harness.schedule.submit(1, [1], "batch")
 
 
-def test_without_a_slot_idle_heads_go_then_the_youngest_then_the_last_is_ended() -> None:
+def test_without_a_slot_idle_prefixes_go_then_the_youngest_then_the_last_is_ended() -> None:
     harness = SchedulerHarness(100, slots=3, budget=64)
     harness.submit(9, [9] * 10)
     harness.run()
@@ -251,7 +251,7 @@ def test_without_a_slot_idle_heads_go_then_the_youngest_then_the_last_is_ended()
     assert [job.cut_short for job in harness.done.values()].count(True) == 1
 
 
-def test_after_a_missing_slot_nobody_enters_until_somebody_leaves() -> None:
+def test_after_a_missing_slot_no_job_enters_until_one_ends() -> None:
     harness = SchedulerHarness(100, slots=3, budget=64)
     for number in range(3):
         harness.submit(number, [number] * 10, answer_tokens=4 + 20 * (number == 1))

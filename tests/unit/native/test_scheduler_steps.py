@@ -67,7 +67,7 @@ def test_a_step_is_one_micro_batch_unless_decodes_fill_it(decodes: int, budget: 
     assert tokens_of(step, "prompt") == tokens - decodes
 
 
-def test_beside_an_interactive_answer_batch_prompts_have_a_quarter_and_batch_answers_go_on() -> None:
+def test_during_an_interactive_answer_batch_prompts_have_a_quarter_and_batch_answers_continue() -> None:
     busy = Busy(prompt=400, answer=20)
     while not any(job.answer for job in busy.harness.jobs.values()):
         busy.step()
@@ -89,7 +89,7 @@ def test_when_the_last_interactive_job_ends_steps_are_whole_again() -> None:
     assert told == [(26, 16), (18, 16), (18, 16), (17, 16), (64, 64), (64, 64)]
 
 
-def test_a_batch_job_that_computes_an_interactive_ones_head_is_not_held_up() -> None:
+def test_a_batch_job_that_computes_an_interactive_ones_prefix_is_not_held_up() -> None:
     harness = SchedulerHarness(4000, slots=3, interactive_slots=1, budget=256, ubatch=UBATCH)
     for number in range(2):
         harness.submit(number, unlike(number, 1000))
@@ -105,7 +105,7 @@ def test_a_batch_job_that_computes_an_interactive_ones_head_is_not_held_up() -> 
     assert (tokens_of(step, "chat"), tokens_of(step, 0)) == (1, 16)
 
 
-def test_who_waits_for_a_lane_holds_nobody_up() -> None:
+def test_a_job_waiting_for_a_slot_delays_no_other() -> None:
     harness = SchedulerHarness(4000, slots=1, interactive_slots=0, budget=256, ubatch=UBATCH)
     harness.submit(0, unlike(0, 200))
     harness.step()
@@ -168,7 +168,7 @@ def test_the_first_token_comes_after_its_own_prompt_and_hardly_more(
     assert tokens <= prompt + steps * (slots + FLOOR) + SHARE
 
 
-def test_a_lane_is_free_for_the_next_one_in_the_step_after_a_cancellation() -> None:
+def test_a_slot_is_free_for_the_next_one_in_the_step_after_a_cancellation() -> None:
     busy = Busy(slots=1, prompt=10, answer=500)
     busy.step()
     for number, name in enumerate(("chat", "chat 2", "chat 3")):

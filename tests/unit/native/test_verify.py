@@ -39,7 +39,7 @@ def test_how_close_is_close_enough(item: str, predicted: int, projected: int, ag
     assert Comparison("host", item, predicted, projected).agrees is agrees  # type: ignore[arg-type]
 
 
-def test_difference_is_a_share_of_what_is_true() -> None:
+def test_difference_is_relative_to_the_real_value() -> None:
     assert Comparison("host", "kv", 110, 100).difference == pytest.approx(0.1)
     assert Comparison("host", "kv", 110, 0).difference is None
 
@@ -114,7 +114,7 @@ def test_plans_for_other_engines_are_refused() -> None:
         verify(plan, Path("kimi.gguf"))
 
 
-def test_a_program_beside_the_server_is_asked(tmp_path: Path) -> None:
+def test_the_program_next_to_the_server_is_run(tmp_path: Path) -> None:
     """llama-fit-params gets the plan's memory flags and none of the server's; its lines are compared device by device."""
     program = tmp_path / "llama-fit-params"
     program.write_text('#!/bin/sh\necho "$@" > "$0.argv"\nprintf "Host 10 2 64 \\n"\n')

@@ -31,7 +31,7 @@ POINT = OperatingPoint(
 )
 
 
-def test_everything_that_is_open_is_taken_and_told() -> None:
+def test_open_settings_are_filled_in_and_reported() -> None:
     laid = overlay(Goal(), POINT)
     goal = laid.goal
     assert (goal.threads, goal.threads_batch, goal.sequences, goal.ubatch, goal.context) == (13, 16, 12, 1024, 8192)
@@ -59,7 +59,7 @@ SAID: list[tuple[str, Any]] = [
 
 
 @given(st.sets(st.sampled_from(range(len(SAID)))))
-def test_what_the_user_said_is_never_changed(chosen: set[int]) -> None:
+def test_specified_settings_are_never_changed(chosen: set[int]) -> None:
     said = dict(SAID[number] for number in chosen)
     laid = overlay(replace(Goal(), **said), POINT)
     assert {name: getattr(laid.goal, name) for name in said} == said
@@ -68,7 +68,7 @@ def test_what_the_user_said_is_never_changed(chosen: set[int]) -> None:
     assert changed.isdisjoint(said)
 
 
-def test_figures_are_told_only_where_the_point_as_a_whole_is_in_force() -> None:
+def test_figures_are_reported_only_if_the_whole_point_applies() -> None:
     laid = overlay(Goal(threads=4), POINT)
     assert laid.words is not None
     assert "measured" not in laid.words
@@ -189,7 +189,7 @@ def test_what_needs_a_load_is_taken_where_it_was_tried_both_ways() -> None:
     assert overlay(Goal(), point).goal.repack is None
 
 
-def test_nothing_is_told_where_everything_was_said() -> None:
+def test_nothing_is_reported_if_every_setting_is_specified() -> None:
     said = {name: value for name, value in SAID if name != "context"}
     laid = overlay(replace(Goal(context=4096), **said), POINT)
     assert (laid.words, laid.decisions, laid.why_not) == (None, (), None)

@@ -254,7 +254,7 @@ def test_sequences_are_written_together_behind_prompts_that_are_there() -> None:
     run(scene)
 
 
-def test_a_servers_lanes_are_used_up_to_what_it_has() -> None:
+def test_up_to_all_slots_of_a_server_are_used() -> None:
     async def scene() -> None:
         rows, note = await by_sequences(rig_of(PrefixEngine(slots=2)), None, prompt=32, tokens=6, keep=same)
         assert [row.sequences for row in rows] == [1, 2]
@@ -311,7 +311,7 @@ def test_prices(text: str, per_kwh: float, currency: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "cheap", "-1", "0.3/MWh", "0.3.1"])
-def test_what_is_no_price(text: str) -> None:
+def test_invalid_prices(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_price(text)
     assert caught.value.code == "invalid_price"
@@ -344,7 +344,7 @@ def test_prefill_and_decode_are_metered_apart() -> None:
     run(scene)
 
 
-def test_counters_that_cannot_be_read_are_said_once_and_nothing_is_asked() -> None:
+def test_unreadable_counters_are_reported_once_without_requests() -> None:
     async def scene() -> None:
         engine = PrefixEngine()
         found = await energy(rig_of(engine), prompt=100, tokens=4, meter=Joulemeter(Joules(why_not="root alone")))

@@ -83,7 +83,7 @@ def test_markdown_keeps_its_cells_apart() -> None:
     assert {line.count(" | ") for line in lines if "N_KV" in line or "1024 | 12.500" in line} == {10}
 
 
-def test_markdown_says_what_the_terminal_says_beside_the_tables() -> None:
+def test_markdown_has_the_sentences_of_the_terminal() -> None:
     text = as_markdown(replace(BENCH, notes=("a word",)), Price(0.30, "EUR"))
     assert "1,259 of 1,260 tokens saved" in text
     assert "159.3 MiB saved to a file, 157.4 MiB predicted" in text
@@ -123,7 +123,7 @@ def test_json_says_measured_and_keeps_runs() -> None:
     assert document(replace(BENCH, energy=Energy(why_not="x")), Price(0.30))["cost_per_million"] is None
 
 
-def test_the_forecast_stands_beside_what_was_measured_and_both_go_into_the_history() -> None:
+def test_forecast_and_measurement_are_stored_together() -> None:
     machine = find("epyc-9175f")
     plan = make(machine, read("kimi-k2.5:Q4_K_S"), Goal(context=16384, sequences=1, threads=13, cpu_only=True))
     row = predicted(plan, ROW)

@@ -51,11 +51,11 @@ def marks(*pairs: tuple[float, int]) -> list[TokenMark]:
         ([], None),
     ],
 )
-def test_the_rate_is_that_of_all_lanes_together(slots: Sequence[Sequence[TokenMark]], expected: float | None) -> None:
+def test_the_rate_is_that_of_all_slots_together(slots: Sequence[Sequence[TokenMark]], expected: float | None) -> None:
     assert rate(slots) == (None if expected is None else pytest.approx(expected))
 
 
-def test_a_lane_that_was_told_of_only_at_its_ends_gives_a_rough_rate() -> None:
+def test_a_slot_with_marks_only_at_its_ends_gives_a_rough_rate() -> None:
     slots = [marks((0.0, 1), (4.0, 41)), marks((1.0, 1), (5.0, 41))]
     assert rate(slots) is None
     assert rough_rate(slots) == pytest.approx(20.0)
@@ -119,7 +119,7 @@ def run(engine: Ticking, how: MeasureOptions, slots: int = 3, context: int = 409
     return asyncio.run(work())
 
 
-def test_a_trial_warms_up_computes_the_head_alone_and_keeps_all_lanes_busy() -> None:
+def test_a_trial_warms_up_computes_the_prefix_alone_and_keeps_all_slots_busy() -> None:
     engine = Ticking()
     prefix_s, found = run(engine, MeasureOptions(seconds=0.05))
     assert prefix_s == 0.5
@@ -150,7 +150,7 @@ def test_interactive_requests_are_sent_only_where_they_are_asked_for() -> None:
     assert engine.running == 0
 
 
-def test_slots_that_share_nothing_get_the_head_first() -> None:
+def test_slots_that_share_nothing_get_the_prefix_first() -> None:
     alone = replace(CAPABILITIES, shares_prefixes=False)
     engine = Ticking(capabilities=alone)
     run(engine, MeasureOptions(seconds=0.05))
@@ -158,7 +158,7 @@ def test_slots_that_share_nothing_get_the_head_first() -> None:
     assert [each.max_tokens for each in again] == [1, 1, 1]
 
 
-def test_a_death_in_a_wave_is_told_at_once_and_leaves_nothing_running() -> None:
+def test_a_death_in_a_wave_is_raised_immediately_and_leaves_nothing_running() -> None:
     engine = Ticking(dies_after=5)
     with pytest.raises(EngineDied):
         run(engine, MeasureOptions(seconds=5.0))
@@ -213,6 +213,6 @@ def test_drawn_work_is_the_same_for_the_same_numbers_and_new_for_each_trial() ->
 
 
 @given(st.integers(1, 64), st.sampled_from((64, 128, 512, 2048)))
-def test_lanes_write_long_enough_to_meet(slots: int, ubatch: int) -> None:
+def test_slots_decode_long_enough_to_overlap(slots: int, ubatch: int) -> None:
     prompts = slots * AIM.tail_tokens / ubatch
     assert WORK.wave_tokens(slots, ubatch) >= prompts + AIM.output_tokens

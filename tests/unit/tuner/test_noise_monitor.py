@@ -56,7 +56,7 @@ QUIET: list[tuple[dict[int, CpuUsage], dict[int, CpuUsage]]] = [
 
 
 @pytest.mark.parametrize(("before", "after"), QUIET)
-def test_what_is_no_disturbance(before: dict[int, CpuUsage], after: dict[int, CpuUsage]) -> None:
+def test_load_that_is_not_a_disturbance(before: dict[int, CpuUsage], after: dict[int, CpuUsage]) -> None:
     assert judged(before, after) is None
 
 

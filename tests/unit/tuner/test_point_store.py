@@ -40,7 +40,7 @@ POINT = OperatingPoint(
 )
 
 
-def test_trials_count_for_every_aim_and_are_told_from_those_made_for_it(tmp_path: Path) -> None:
+def test_trials_count_for_every_aim_and_know_their_own(tmp_path: Path) -> None:
     keep_trial(tmp_path, PLACE, "work", TRIAL, Aim("cores", within=0.1))
     keep_trial(tmp_path, PLACE, "work", TRIAL, Aim("cores", within=0.2))
     assert trials_of(tmp_path, PLACE, "work", Aim()) == (TRIAL, TRIAL)
@@ -70,7 +70,7 @@ def test_a_point_comes_back_as_it_was(tmp_path: Path) -> None:
         (replace(PLACE, model="Other", model_id="d" * 64), None),
     ],
 )
-def test_a_point_of_another_place_does_not_hold_and_the_reason_is_told(
+def test_a_point_of_another_scope_does_not_apply_and_the_reason_is_given(
     tmp_path: Path, place: PointScope, words: str | None
 ) -> None:
     save_point(tmp_path, POINT)
@@ -112,7 +112,7 @@ def test_for_latency_only_trials_count_that_measured_it(tmp_path: Path) -> None:
     assert trials_of(tmp_path, PLACE, "drawn", Aim("latency", first_token_s=1.0)) == (timed, crashed)
 
 
-def test_measured_speeds_are_kept_beside_what_was_predicted(tmp_path: Path) -> None:
+def test_measured_speeds_are_stored_with_predictions(tmp_path: Path) -> None:
     speed = SpeedRecord(
         "2026-11-15T01:02:03+00:00",
         "mill",

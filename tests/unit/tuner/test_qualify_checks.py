@@ -163,7 +163,7 @@ def test_forgotten_quotes_and_semicolons_are_named() -> None:
     assert f"; good enough for {USES['needle']}" in verdict(list(checks.values()))
 
 
-def test_an_answer_that_changes_when_repeated_fails_and_one_beside_others_is_told() -> None:
+def test_answers_that_change_when_repeated_fail_and_changes_in_a_batch_are_reported() -> None:
     count = iter(range(1000))
     moody = run(repeated(Ruled(lambda prompt: f"answer {next(count)}"), quick=True, tell=silent))
     assert (moody.score, moody.good) == (0.0, False)
@@ -195,7 +195,7 @@ def test_a_refused_question_is_a_failure_with_its_reason() -> None:
     assert found.failures[0].why == "refused: 1,200 tokens do not fit"
 
 
-def test_other_tasks_use_the_lanes_there_are() -> None:
+def test_other_tasks_use_all_slots() -> None:
     engine = Ruled(sound)
     run(structured(engine, quick=False, tell=silent))
     assert engine.most_at_once == 2
@@ -232,7 +232,7 @@ def test_a_chronicle_is_the_same_every_time_and_does_not_repeat_itself() -> None
 
 
 @pytest.mark.parametrize("depth", [256, 1000, 1024, 4096, 16384, 131072])
-def test_room_is_made_for_what_is_asked(depth: int) -> None:
+def test_context_for_a_depth(depth: int) -> None:
     assert fitting((depth,), room_for(depth)) == (depth,)
     assert room_for(depth) <= depth * 1.08 + 512
 

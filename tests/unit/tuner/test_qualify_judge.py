@@ -99,5 +99,5 @@ def test_no_answer_breaks_a_judge(answer: str) -> None:
         st.none() | st.booleans() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
     )
 )
-def test_json_of_another_shape_is_told(value: object) -> None:
+def test_json_of_another_shape_is_reported(value: object) -> None:
     assert is_json(json.dumps({"name": value}), SHAPE) is not None

@@ -135,7 +135,7 @@ def test_one_start_serves_every_width() -> None:
     assert starter.widths == [16, 16]
 
 
-def test_what_is_too_wide_is_started_as_it_was_asked_for() -> None:
+def test_settings_without_memory_for_more_slots_are_started_as_requested() -> None:
     starter = FakeStarter(most=8)
     asyncio.run(rig(starter).ready(DIALS))
     assert starter.widths == [16, 4]

@@ -62,7 +62,7 @@ def test_all_of_it_filled() -> None:
     assert re.findall(r"[\d.]+ [KMG]iB", verdict.reason) == ["2.0 GiB", "512.0 MiB"]
 
 
-def test_memory_that_cannot_be_watched_is_said() -> None:
+def test_unreadable_memory() -> None:
     steps = [SoakStep(32768, 1, (), 100.0, 10.0)]
     assert judge([replace(steps[0], depth=4096)], LIMIT).should_continue
     verdict = judge(steps, LIMIT)
@@ -100,7 +100,7 @@ def test_growth_is_the_larger_of_lately_and_overall(used: list[int | None], expe
     assert growth(steps, "dram") == (None if expected is None else pytest.approx(expected))
 
 
-def test_growth_from_what_is_free_where_the_engines_share_is_unknown() -> None:
+def test_growth_from_free_memory_if_the_engines_use_is_unknown() -> None:
     assert growth([step(1000, None, 5000), step(2000, None, 3000)], "dram") == 2.0
 
 

@@ -27,7 +27,7 @@ def best_of_all(space: Space, surface: Surface, aim: Aim) -> Standing:
     return found
 
 
-def test_begins_with_the_start_and_repeats_a_question_until_it_is_told() -> None:
+def test_begins_with_the_start_and_repeats_it_until_its_result() -> None:
     space, surface = RECORDED["experts on cpu"]
     search = Search(space, Aim(), START)
     assert search.ask() == START
@@ -38,7 +38,7 @@ def test_begins_with_the_start_and_repeats_a_question_until_it_is_told() -> None
     assert search.best() is not None
 
 
-def test_start_beside_the_grid_is_moved_onto_it() -> None:
+def test_start_outside_the_grid_is_moved_onto_it() -> None:
     space, _ = RECORDED["experts on cpu"]
     asked = Search(space, Aim(), TrialSettings(3, 5, 100, 4096, 100)).ask()
     assert asked is not None
@@ -219,7 +219,7 @@ def test_remaining_ends_at_nothing() -> None:
     assert search.remaining() == 0
 
 
-def test_what_is_near_the_best_is_measured_again() -> None:
+def test_settings_near_the_best_are_repeated() -> None:
     surface = MadeUp()
     ran = run(surface.space, surface, surface.start(), noise=0.02)
     assert ran.best is not None
@@ -334,7 +334,7 @@ def test_least_energy() -> None:
 
 
 @pytest.mark.parametrize("aim", [Aim("energy"), Aim("latency", first_token_s=1.0)])
-def test_figures_that_nobody_measured_are_not_compared(aim: Aim) -> None:
+def test_missing_figures_are_not_compared(aim: Aim) -> None:
     surface = MadeUp()
     ran = run(surface.space, surface, surface.start(), aim)
     assert ran.best is not None

@@ -198,7 +198,7 @@ def test_all_counts_the_combinations(space: Space) -> None:
         placement=st.sampled_from(("plan", "other")),
     ),
 )
-def test_nearest_is_in_the_space_and_keeps_what_is(space: Space, dials: TrialSettings) -> None:
+def test_nearest_is_in_the_space_and_keeps_valid_settings(space: Space, dials: TrialSettings) -> None:
     near = space.nearest(dials)
     roomy = space.most((near.cache_type_k, near.cache_type_v), near.context) >= space.sequences[0]
     assert space.holds(near) == (roomy and space.ubatch[0] <= near.context)

@@ -45,7 +45,7 @@ def by_threads() -> list[Trial]:
     ]
 
 
-def test_cliff_is_told_with_its_possible_reason_only_where_experts_lie_on_the_host() -> None:
+def test_cliff_has_a_possible_reason_only_with_experts_on_the_host() -> None:
     cliff = "beyond 16 sequences tok/s falls from 91 to 19.2 at 32"
     trials = by_sequences("h200-experts-on-cpu")
     assert decided(trials, host=True).knee.startswith(f"{cliff}: possibly because llama.cpp computes 32 rows and more")

@@ -42,7 +42,7 @@ def render(source: str, given_chat: Chat | None = None, **more: Any) -> str:
         ("  {% if true %}\n{{ messages[0].content }}\n  {% endif %}\nend\n", "hi\nend"),
     ],
 )
-def test_what_a_template_is_told(source: str, expected: str) -> None:
+def test_arguments_of_a_template(source: str, expected: str) -> None:
     assert render(source) == expected
 
 

@@ -46,7 +46,7 @@ def test_common_beginnings(left: list[int], right: list[int], offset: int, limit
         ([1, 2, 3, 4], [9, 2, 3, 4], 0),
     ],
 )
-def test_the_longest_cached_head_is_copied(cached: list[int], asked: list[int], ready: int) -> None:
+def test_the_longest_cached_prefix_is_copied(cached: list[int], asked: list[int], ready: int) -> None:
     grown = Grown()
     grown.leave(cached)
     assert grown.cache.look(asked) == Match(ready, ready)
@@ -64,7 +64,7 @@ def test_tokens_may_be_any_sequence() -> None:
     assert grown.cache.look(array("q", [1, 2, 3, 4])).ready == 3
 
 
-def test_a_shared_head_is_stored_once() -> None:
+def test_a_shared_prefix_is_stored_once() -> None:
     grown = Grown()
     for tail in range(6):
         grown.open([*DIGEST, tail, tail])
@@ -111,7 +111,7 @@ def test_a_promise_ends_with_its_sequence_and_what_was_filled_may_stay(keep: Kee
 
 
 @pytest.mark.parametrize(("keep", "kept"), [("nothing", 0), ("prompt", 20), ("all", 23)])
-def test_what_is_kept_of_a_finished_sequence(keep: KeepPolicy, kept: int) -> None:
+def test_cached_part_of_a_finished_sequence(keep: KeepPolicy, kept: int) -> None:
     grown = Grown()
     grown.leave(DIGEST, keep, answer=(1, 2, 3))
     assert grown.cached([*DIGEST, 1, 2, 3]) == grown.cache.used == kept
@@ -205,7 +205,7 @@ def test_what_says_that_it_mutates_nothing_mutates_nothing(read: Callable[[Prefi
 
 
 @pytest.mark.parametrize("length", [16_384, 131_072])
-def test_a_long_head_is_found_and_taken_at_memory_speed(length: int) -> None:
+def test_a_long_prefix_is_found_and_taken_at_memory_speed(length: int) -> None:
     """The best of several tries: it is 0.1 ms at 16 K, and a loop over the tokens would be 1 ms and more."""
     cache = PrefixCache(NoCells(), total_cells=4 * length, sequences=64, shares=True)
     head = array("i", range(length))

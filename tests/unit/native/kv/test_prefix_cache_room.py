@@ -27,7 +27,7 @@ def test_the_end_of_a_sequence_is_a_use_too() -> None:
     assert (grown.cached([1] * 10), grown.cached([2] * 10)) == (10, 5)
 
 
-def test_tails_go_before_their_heads() -> None:
+def test_tails_go_before_their_prefixes() -> None:
     grown = Grown(cells=30)
     grown.leave([*DIGEST, 1, 1, 1, 1], "all")
     grown.leave([*DIGEST, 2, 2, 2, 2], "all")
@@ -48,7 +48,7 @@ def test_tails_go_before_their_heads() -> None:
         (1024, 1024, 0),
     ],
 )
-def test_a_long_head_is_trimmed_from_its_end(cells: int, count: int, kept: int) -> None:
+def test_a_long_prefix_is_trimmed_from_its_end(cells: int, count: int, kept: int) -> None:
     grown = Grown(cells=cells)
     tokens = list(range(1000))
     grown.leave(tokens)
@@ -118,7 +118,7 @@ def test_a_prompt_fits_around_what_is_locked_or_pinned() -> None:
 
 @pytest.mark.parametrize("when", ["before", "while", "after"])
 @pytest.mark.parametrize("keep", ["nothing", "prompt", "all"])
-def test_a_pinned_head_is_never_evicted(when: str, keep: KeepPolicy) -> None:
+def test_a_pinned_prefix_is_never_evicted(when: str, keep: KeepPolicy) -> None:
     grown = Grown(cells=30)
     if when == "before":
         grown.cache.pin(DIGEST)
@@ -136,7 +136,7 @@ def test_a_pinned_head_is_never_evicted(when: str, keep: KeepPolicy) -> None:
     assert grown.cache.room(30)
 
 
-def test_a_pin_holds_what_is_there_of_it() -> None:
+def test_a_pin_keeps_the_cached_part() -> None:
     grown = Grown(cells=30)
     grown.cache.pin(DIGEST)
     sequence = grown.open([*DIGEST, 1], compute=12)
@@ -178,7 +178,7 @@ def test_where_ids_are_short_the_oldest_keeper_goes() -> None:
     assert grown.cache.evicted == 10
 
 
-def test_a_new_sequence_takes_the_place_of_the_keeper_of_its_own_head() -> None:
+def test_a_new_sequence_takes_the_place_of_the_keeper_of_its_own_prefix() -> None:
     grown = Grown(sequences=1)
     grown.leave([*DIGEST, 1, 1])
     sequence = grown.open([*DIGEST, 2])
@@ -200,7 +200,7 @@ def test_no_id_is_had_from_running_or_pinned_sequences() -> None:
     assert grown.cache.open([1] * 6) is None
 
 
-def test_a_keeper_of_a_pinned_head_is_not_shortened_by_taking_its_place() -> None:
+def test_a_keeper_of_a_pinned_prefix_is_not_shortened_by_taking_its_place() -> None:
     grown = Grown(sequences=1)
     grown.cache.pin(DIGEST)
     grown.leave(DIGEST)
@@ -208,7 +208,7 @@ def test_a_keeper_of_a_pinned_head_is_not_shortened_by_taking_its_place() -> Non
     assert grown.cached(DIGEST) == 20
 
 
-def test_letting_a_keeper_go_for_its_id_does_not_lose_the_head() -> None:
+def test_letting_a_keeper_go_for_its_id_does_not_lose_the_prefix() -> None:
     grown = Grown(sequences=2)
     grown.leave(DIGEST, "all")
     first = grown.cache.open([*DIGEST, 1, 1])
@@ -222,7 +222,7 @@ def test_letting_a_keeper_go_for_its_id_does_not_lose_the_head() -> None:
     assert grown.cached([*DIGEST, 2, 2]) == 22
 
 
-def test_a_pinned_head_with_another_holder_needs_no_keeper() -> None:
+def test_a_pinned_prefix_with_another_holder_needs_no_keeper() -> None:
     grown = Grown(sequences=2)
     grown.cache.pin([1] * 5)
     grown.leave([1] * 5)
@@ -241,7 +241,7 @@ def test_a_keeper_above_another_is_let_go() -> None:
     assert grown.cached(DIGEST) == 20
 
 
-def test_a_restored_head_is_as_good_as_a_computed_one() -> None:
+def test_a_restored_prefix_is_as_good_as_a_computed_one() -> None:
     grown = Grown()
     sequence = grown.cache.take()
     assert sequence is not None
@@ -256,7 +256,7 @@ def test_a_restored_head_is_as_good_as_a_computed_one() -> None:
 
 
 @pytest.mark.parametrize("there", [[*DIGEST, 5, 5], DIGEST])
-def test_what_is_there_already_is_not_stored_twice(there: list[int]) -> None:
+def test_cached_tokens_are_not_stored_twice(there: list[int]) -> None:
     grown = Grown(sequences=2)
     grown.leave(there)
     sequence = grown.cache.take() or 0
@@ -266,7 +266,7 @@ def test_what_is_there_already_is_not_stored_twice(there: list[int]) -> None:
     assert grown.cache.take() is not None
 
 
-def test_a_restored_head_beside_a_part_of_itself() -> None:
+def test_a_restored_prefix_with_a_cached_part_of_it() -> None:
     grown = Grown(cells=50)
     first = grown.open(DIGEST[:10])
     sequence = grown.cache.take() or 0
@@ -289,7 +289,7 @@ def test_an_id_that_was_not_loaded_comes_back() -> None:
     assert grown.cache.open([1]) == Opened(0, 0)
 
 
-def test_the_holder_of_a_head() -> None:
+def test_the_holder_of_a_prefix() -> None:
     grown = Grown()
     assert grown.cache.find(DIGEST) is None
     first = grown.open([*DIGEST, 1])

@@ -114,7 +114,7 @@ def test_a_sequence_that_came_no_further_than_the_fork_keeps_it() -> None:
     assert grown.cache.used == 20 + 1 + 1, "beside the tail of the earlier fork"
 
 
-def test_a_head_is_kept_though_a_running_sequence_holds_it_too() -> None:
+def test_a_prefix_is_kept_though_a_running_sequence_holds_it_too() -> None:
     grown = Grown()
     first, second = grown.open(DIGEST), grown.open([*DIGEST, 1])
     grown.cache.close(first, "prompt")
@@ -141,7 +141,7 @@ def test_a_running_tail_beyond_the_split_stays() -> None:
     assert grown.cache.used == 22 + 2
 
 
-def test_a_head_that_was_shared_outlives_a_fork_before_it() -> None:
+def test_a_shared_prefix_stays_after_a_fork_before_it() -> None:
     grown = Grown()
     inner = [*DIGEST, *range(8)]
     grown.leave([*inner, 1])
@@ -232,7 +232,7 @@ def test_what_is_left_of_a_paused_sequence_is_taken_over_as_well() -> None:
     assert grown.cache.open([*DIGEST, 1, 1, 1]) == Opened(sequence, 15)
 
 
-def test_a_paused_sequence_that_nobody_comes_back_for() -> None:
+def test_a_paused_sequence_that_is_not_resumed() -> None:
     grown = Grown()
     first, second = grown.open([*DIGEST, 1]), grown.open([*DIGEST, 2])
     grown.cache.forget([*DIGEST, 1])

@@ -22,7 +22,7 @@ FACTS = ModelMetadata("a model", "llama", 1, 1, 4096, None, shares=True, why_not
 
 
 @given(st.integers(1, 300), st.integers(1, 5000), st.integers(1, 100_000))
-def test_no_lane_has_less_and_all_have_no_more(slots: int, context: int, cells: int) -> None:
+def test_cells_are_divided_between_slots(slots: int, context: int, cells: int) -> None:
     together = replace(TOGETHER, cells=cells, context=context)
     try:
         made = apart(together, slots)
@@ -40,7 +40,7 @@ def test_no_lane_has_less_and_all_have_no_more(slots: int, context: int, cells: 
     assert replace(made, streams=False, sequences=60, cells=cells) == together
 
 
-def test_none_is_no_number_of_lanes() -> None:
+def test_zero_slots_are_refused() -> None:
     with pytest.raises(UsageError, match="got 0"):
         apart(TOGETHER, 0)
 
@@ -52,7 +52,7 @@ def test_none_is_no_number_of_lanes() -> None:
         (replace(FACTS, shares=False, why_not="a recurrent state cannot be cut"), "a recurrent state cannot be cut"),
     ],
 )
-def test_models_with_another_memory_are_refused_and_told_why(facts: ModelMetadata, why: str) -> None:
+def test_models_with_another_memory_are_refused_with_the_reason(facts: ModelMetadata, why: str) -> None:
     check_streams(FACTS)
     with pytest.raises(EngineError, match=why):
         check_streams(facts)
@@ -110,7 +110,7 @@ PROMPTS = st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=12), min_siz
 
 
 @given(PROMPTS, st.integers(1, 3), st.randoms(use_true_random=False))
-def test_a_lane_goes_on_with_the_most_that_it_or_another_has_of_its_prompt(
+def test_a_slot_continues_with_the_longest_prefix_of_its_own_or_another(
     prompts: list[list[int]], slots: int, chance: Random
 ) -> None:
     """Sequences end at any time and after any progress, and a new one starts with its own tokens only."""
@@ -173,7 +173,7 @@ def test_what_a_copy_must_save_grows_with_the_stream() -> None:
     ]
 
 
-def test_every_lane_is_filled_though_prompts_take_all_of_it() -> None:
+def test_every_slot_is_filled_though_prompts_take_all_of_it() -> None:
     harness = SchedulerHarness(
         4 * 64, slots=4, interactive_slots=0, budget=64, context=64, sequences=4, shares=False, streams=True
     )
@@ -184,7 +184,7 @@ def test_every_lane_is_filled_though_prompts_take_all_of_it() -> None:
     assert len(harness.step().work) == 4
 
 
-def test_the_head_of_all_is_computed_once_and_copied() -> None:
+def test_the_prefix_of_all_is_computed_once_and_copied() -> None:
     harness = SchedulerHarness(
         4 * 64, slots=4, interactive_slots=0, budget=16, context=64, sequences=4, shares=False, streams=True
     )
@@ -197,7 +197,7 @@ def test_the_head_of_all_is_computed_once_and_copied() -> None:
     assert len(harness.cells.copies) == 3  # to the other slots; later jobs reuse the prefix of their slot
 
 
-def test_what_lanes_left_is_gone_with_the_context() -> None:
+def test_prefixes_of_slots_are_lost_with_the_context() -> None:
     cells = KvCells(40, 2, streams=True)
     cache = PrefixCache(cells, total_cells=40, sequences=2, shares=False, streams=True)
     for _ in range(2):

@@ -190,7 +190,7 @@ def test_no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     assert caught.value.hint == llama_library.INSTALL_HINT
 
 
-def test_differences_are_said_in_words() -> None:
+def test_differences_as_text() -> None:
     assert llama_library.differences({"a": 1, "b": 2.0, "c": True}, {"a": 1, "b": -1.0, "c": False, "d": 4}) == [
         "b is 2.0, not -1.0",
         "c is True, not False",

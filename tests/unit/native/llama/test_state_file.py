@@ -47,7 +47,7 @@ def test_saving_again_takes_the_place_of_the_former(path: Path) -> None:
         ({**MINE, "build": "9"}, "build None.*'9'"),
     ],
 )
-def test_the_head_of_something_else_is_refused(path: Path, mine: dict[str, str], told: str) -> None:
+def test_the_prefix_of_something_else_is_refused(path: Path, mine: dict[str, str], told: str) -> None:
     with pytest.raises(ForeignState, match=told), state_file.opened(path, mine):
         pass
 

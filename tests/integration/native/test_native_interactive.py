@@ -141,13 +141,13 @@ def test_the_first_token_comes_at_the_end_of_the_next_step_or_of_its_own_prompt(
     assert sum(context.tokens(step) for step in range(1, len(context.rows) + 1)) == 10 * (300 + 5) + tokens + 3
 
 
-def test_clients_are_told_once_a_step_just_before_it_is_computed(model: LlamaModel) -> None:
+def test_clients_get_one_message_per_step_before_it_is_computed(model: LlamaModel) -> None:
     batch = [order(BATCH_CLIENT, number, 40 + number, 6) for number in range(10)]
     context, told = run(model, batch, {})
     assert told.sent_before == [0, *range(len(context.rows))], "and when it had nothing to do"
 
 
-def test_pinned_heads_leave_an_id_to_work_with(model: LlamaModel) -> None:
+def test_pinned_prefixes_leave_an_id_to_work_with(model: LlamaModel) -> None:
     context = Watched(model, replace(SETTINGS, sequences=3))
     told = Told(context, 1)
     cache = PrefixCache(context, total_cells=context.cells, sequences=3, shares=True)
@@ -165,7 +165,7 @@ def test_pinned_heads_leave_an_id_to_work_with(model: LlamaModel) -> None:
 
 
 @pytest.mark.parametrize("number", [7, None])
-def test_a_cancelled_or_disconnected_request_frees_its_lane_within_a_step(
+def test_a_cancelled_or_disconnected_request_frees_its_slot_within_a_step(
     model: LlamaModel, number: int | None
 ) -> None:
     waiting = order(BATCH_CLIENT, 1, 20, 3)

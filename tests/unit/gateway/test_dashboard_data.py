@@ -105,7 +105,7 @@ def forests(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 
 @given(forests())
-def test_who_is_shown_has_its_ancestors_shown(heads: list[dict[str, Any]]) -> None:
+def test_shown_prefixes_have_their_ancestors_shown(heads: list[dict[str, Any]]) -> None:
     shown = _most_used(heads)
     assert len(shown) == len(heads) if len(heads) <= MAX_PREFIXES else 0 < len(shown) <= MAX_PREFIXES
     kept = [head["id"] for head in shown]

@@ -140,7 +140,7 @@ def test_a_disturbed_trial_keeps_its_figures_and_does_not_count() -> None:
     assert not found.counts
 
 
-def test_energy_is_told_for_a_token_or_why_not() -> None:
+def test_energy_per_token_or_the_reason_without() -> None:
     async def metered() -> Trial:
         on = TrialContext(plan(), FakeStand(), MeasureOptions(seconds=0.02), watch=None, meter=Steady)
         return await attempt(on, DIALS, work, 0)

@@ -26,7 +26,7 @@ def digests(tmp_path: Path) -> list[PinnedPrefix]:
     return [read_digest(tmp_path / "digest.md"), read_digest(tmp_path / "other.md")]
 
 
-def test_heads_are_computed_and_saved_once_and_read_back_at_the_next_start(
+def test_prefixes_are_computed_and_saved_once_and_read_back_at_the_next_start(
     smollm2_path: Path, tmp_path: Path, digests: list[PinnedPrefix]
 ) -> None:
     folder = tmp_path / "heads"
@@ -48,7 +48,7 @@ def test_heads_are_computed_and_saved_once_and_read_back_at_the_next_start(
     assert reused == again.prefixes[0].prompt_tokens
 
 
-def test_a_head_that_cannot_be_used_is_computed_again_and_one_too_long_leaves_the_engine_up(
+def test_a_prefix_that_cannot_be_used_is_computed_again_and_one_too_long_leaves_the_engine_up(
     smollm2_path: Path, tmp_path: Path, digests: list[PinnedPrefix]
 ) -> None:
     folder = tmp_path / "heads"

@@ -74,7 +74,7 @@ def test_depth_first_no_token_is_computed_twice(
 
 
 @pytest.mark.parametrize("slots", [1, 2, 4, 8])
-def test_nested_heads_that_are_longer_than_their_tails(slots: int) -> None:
+def test_nested_prefixes_that_are_longer_than_their_tails(slots: int) -> None:
     prompts = [
         [*TEMPLATE, *head(outer, 40), *head(10 + inner, 10), 10 + job]
         for outer in range(3)
