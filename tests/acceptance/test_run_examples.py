@@ -22,5 +22,5 @@ def test_every_line_can_be_run_and_shares_its_head() -> None:
     assert len(rows) == 36
     assert {each.state for each in rows} == {State.PENDING}
     assert len({each.identity for each in rows}) == 36
-    assert len({(each.place or b"")[:16] for each in rows}) == 1  # four chunks of the head
+    assert len({(each.place or b"")[:16] for each in rows}) == 1  # they share the first four chunks of the prefix
     assert run(["lint", str(JOBS / "notes.jsonl")]) == 0

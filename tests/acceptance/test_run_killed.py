@@ -45,10 +45,10 @@ def test_kill_9_of_the_runner_again_and_again_loses_nothing(home: Path, tmp_path
     written, kept = b"", dict[int, bytes]()
     for kill in range(KILLS):
         process = begun(home, source, "--output", output, "--store", store, "--engine", "night")
-        wanted = kill * 2  # while it submits, while it connects, while it works
+        wanted = kill * 2  # while it submits, while it connects, while jobs run
         while len(last_batch(store)[1]) < wanted and process.poll() is None:
             time.sleep(0.01)
-        time.sleep(chance.random() * 0.2)  # at any moment, not just behind a commit
+        time.sleep(chance.random() * 0.2)  # at any moment, not only after a commit
         process.kill()
         process.communicate()
         answers = last_batch(store)[1]
@@ -60,7 +60,7 @@ def test_kill_9_of_the_runner_again_and_again_loses_nothing(home: Path, tmp_path
         written = whole
     assert 0 < len(kept) < 12
     totals = ran_here(home, source, "--output", output, "--store", store, "--engine", "night")
-    assert totals["computed"] == 12 - len(kept)  # what was answered is not computed again
+    assert totals["computed"] == 12 - len(kept)
     assert totals["batch_totals"]["computed"] == 12
     assert output.read_bytes().startswith(written)
     assert names(output) == NAMES
@@ -81,7 +81,7 @@ def test_an_engine_of_its_own_dies_with_the_runner_and_lives_again_when_it_is_ki
     process.communicate()
     kept = len(last_batch(store)[1])
 
-    process = begun(tmp_path, *words, "--json")  # at once, while the engine of the first is still leaving
+    process = begun(tmp_path, *words, "--json")  # while the engine of the first run is still exiting
     try:
         until(lambda: len(last_batch(store)[1]) > kept)
         (second,) = registry.listed(state)
@@ -117,7 +117,7 @@ def test_a_job_in_flight_at_three_kills_of_the_engine_is_answered(smollm2_path: 
             until(works)
             killed.append(registry.listed(state)[0].engine.pid)
             os.kill(killed[-1], number)
-            until(lambda: last_batch(store)[0].running == 0)  # until the death has been noticed
+            until(lambda: last_batch(store)[0].running == 0)  # until the crash has been noticed
         out, said = process.communicate(timeout=LIMIT_S)
     finally:
         process.kill()
@@ -156,14 +156,14 @@ def test_a_second_interrupt_ends_it_at_once(smollm2_path: Path, tmp_path: Path) 
         while b"slots of" not in said:
             said += os.read(process.stderr.fileno(), 1 << 16)
         (record,) = registry.listed(state)
-        record.engine.send(signal.SIGSTOP)  # so that it does not leave when it is asked to
+        record.engine.send(signal.SIGSTOP)  # so that it does not react to a request to exit
         process.send_signal(signal.SIGINT)
         while b"stopping (SIGINT)" not in said:
             said += os.read(process.stderr.fileno(), 1 << 16)
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
         assert process.wait(LIMIT_S) == 130
-        assert record.engine.alive  # nobody waited for it
+        assert record.engine.alive  # the run did not wait for it
     finally:
         process.kill()
         process.communicate()
@@ -174,9 +174,9 @@ def test_a_second_interrupt_ends_it_at_once(smollm2_path: Path, tmp_path: Path) 
 def test_a_full_disk_is_told_and_the_same_command_goes_on(home: Path, smollm2_path: Path, tmp_path: Path) -> None:
     store = tmp_path / "batches"
     source, output = write(tmp_path / "jobs.jsonl", jobs(max_tokens=3)), tmp_path / "out.jsonl"
-    with Store(store) as opened:  # as the command will: then only answers are still to be written
+    with Store(store) as opened:  # as the command will, so that only answers remain to be written
         submit(opened, source, Submission(identity_of(smollm2_path), output=str(output)))
-    limit = 6 * PAGE_BYTES  # of a file: the log of a few transactions, however many answers each of them has
+    limit = 6 * PAGE_BYTES  # maximum file size: the log of a few transactions of any number of answers
     words = command("run", source, "--output", output, "--store", store)
     full = subprocess.run(
         words,
@@ -222,7 +222,7 @@ def _on_a_terminal(words: list[str], env: dict[str, str]) -> tuple[int, str]:
         while True:
             try:
                 data = os.read(ours, 1 << 16)
-            except OSError:  # the terminal's other end is closed
+            except OSError:  # the other end of the terminal is closed
                 break
             if not data:
                 break

@@ -1,4 +1,4 @@
-"""`tokenmill.run`, `submit` and `work` on the real engine: the durable batches of the command line, from Python."""
+"""`tokenmill.run`, `submit` and `work` with the real engine, and the batches that they share with the command line."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""`tokenmill.load` on a real model: requests, errors, threads, and what is left of an engine afterwards."""
+"""`tokenmill.load` with a real model: requests, errors, threads, and closing."""
 
 import asyncio
 import gc
@@ -99,7 +99,7 @@ def test_map_keeps_the_order_and_shares_prefixes(engine: tokenmill.Engine) -> No
 
 
 def test_map_answers_as_chat_does(smollm2_path: Path, config: Config) -> None:
-    """In one slot: what shares a micro-batch with a prompt can change its logits."""
+    """With one slot, because other prompts in the same micro-batch can change the logits."""
     prompts = ["Say hello.", "Name a colour.", "What is the capital of France?"]
     with tokenmill.load(smollm2_path, config=config, **{**SMALL, "sequences": 1}) as engine:
         chatted = [engine.chat(prompt, **GREEDY).text for prompt in prompts]

@@ -1,4 +1,4 @@
-"""What a script leaves behind that loads an engine and is interrupted, killed, or ends without closing it."""
+"""No process is left behind by a script that is interrupted, killed, or ends without closing its engine."""
 
 import json
 import os

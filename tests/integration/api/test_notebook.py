@@ -1,4 +1,4 @@
-"""The examples in a real notebook: a Jupyter kernel of its own, in which an event loop is already running."""
+"""The examples in a notebook, whose Jupyter kernel already runs an event loop."""
 
 import sys
 from pathlib import Path
@@ -55,7 +55,7 @@ def test_a_notebook_runs_from_top_to_bottom(notebook: Any) -> None:
     printed = "".join(output.text for output in load if output.get("name") == "stdout").splitlines()
     assert [line.isdigit() for line in printed[-2:]] == [True, True]
     assert len(printed) >= 3
-    assert "loading" in str(load)  # the progress bar: a widget, or text where there is no ipywidgets
+    assert "loading" in str(load)  # the progress bar: a widget, or text without ipywidgets
     assert "Warning" not in str(load)
     assert "2 of 2 jobs answered" in run[-1].data["text/plain"]
     assert run[-1].data["text/plain"].split()[-1] == "2)"

@@ -52,7 +52,9 @@ def test_a_plan_applies_the_point_and_the_same_call_measures_nothing_again(
     assert isinstance(point, tokenmill.OperatingPoint)
     assert len(point.trials) == 2
     assert point.figures.jobs_tok_s
-    assert (point.dials.threads, point.dials.context, point.dials.ubatch) == (1, 512, 128), "what is set is not varied"
+    assert (point.dials.threads, point.dials.context, point.dials.ubatch) == (1, 512, 128), (
+        "given settings are not varied"
+    )
     assert any("2 trials" in record.getMessage() for record in caplog.records)
     plan = tokenmill.plan("smollm2", config=config)
     assert (plan.settings.sequences, plan.settings.context) == (point.dials.sequences, 512)

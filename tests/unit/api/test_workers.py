@@ -1,4 +1,4 @@
-"""Which batches a worker takes while it works on others."""
+"""Batches that join a running worker."""
 
 import asyncio
 import logging
@@ -30,10 +30,10 @@ def test_a_batch_of_an_earlier_round_can_join_and_none_joins_twice(
         choice = EngineChoice("m", "m", EngineConfig(), tmp_path)
         setup = EngineSetup(choice, EngineOptions(), Config())
         runner = BatchWorker(store, setup, WorkOptions(), tmp_path, Stop(), stay=False)
-        before, at_work = (submitted(store, tmp_path / name, ["a"]) for name in ("before", "at work"))
-        runner.names = {each.id: each.name for each in (before, at_work)}
+        before, running = (submitted(store, tmp_path / name, ["a"]) for name in ("before", "running"))
+        runner.names = {each.id: each.name for each in (before, running)}
         joining = asyncio.Queue[Batch]()
-        watch = asyncio.create_task(runner.watch(joining, {at_work.id}))
+        watch = asyncio.create_task(runner.watch(joining, {running.id}))
         async with asyncio.timeout(60):
             first = await joining.get()
             later = submitted(store, tmp_path / "later", ["a"])
