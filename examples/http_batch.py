@@ -57,7 +57,7 @@ class _Gateway:
         self._patience_s = patience_s
 
     def batch(self, key: str, jobs: Path, window: str) -> dict[str, Any]:
-        """The running or completed batch with this key; submits the jobs if there is none."""
+        """The running or completed batch with this key; submits the jobs if no such batch exists."""
         found: list[dict[str, Any]] = self.get("/v1/batches", {f"metadata[{KEY}]": key, "limit": "1"}).json()["data"]
         if found and found[0]["status"] in FINAL - {"completed"}:
             found = []

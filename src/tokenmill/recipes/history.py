@@ -12,7 +12,7 @@ from tokenmill.jobs.models import Batch, JobId, State, Submission
 from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.recipes.runner import Answered, Line, line_bytes
 
-MAX_LINES = 100_000  # limit of lines looked up per stage; larger stages are sampled
+MAX_LINES = 100_000  # lines looked up per stage; larger stages are sampled
 MAX_ANSWERS = 400  # newest answers used for a mean
 MIN_ANSWERS = 8  # minimum for a stage; otherwise all answers of the model count
 _PAGE = 200
@@ -28,7 +28,7 @@ class Lengths:
 
 
 def settled_lines(reader: StoreReader, model_id: str, lines: Sequence[Line]) -> frozenset[int]:
-    """Indices of lines that need no more work.
+    """Indices of the lines that need no more work.
 
     A line is settled if any batch has an answer to its request. If the store has a batch of exactly these lines, its
     failed lines are settled, too.

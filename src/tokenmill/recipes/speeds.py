@@ -1,7 +1,7 @@
 """Speeds for an estimate: measured by tune or bench, measured by earlier recipes, or forecast by the plan.
 
-The speed of every stage is stored for the next estimate. It is kept apart from the history of benchmarks, because a
-recipe may run next to other programs, and its speed must not correct the forecasts of plans.
+The speed of every stage is stored for the next estimate, apart from the history of benchmarks: a recipe may run next to
+other programs, so its speed must not correct the forecasts of plans.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -155,7 +155,7 @@ class Gateway:
         )
 
     async def model_name(self, engine: GatewayEngine) -> str:
-        """The name by which clients select an engine's model; the engine's own name for it if there is none."""
+        """The name by which clients select an engine's model; the engine's own name for it if clients have no name."""
         models = (await self._json("GET", "/v1/models"))["data"]
         return next((str(one["id"]) for one in models if engine.name in one.get("engines", ())), engine.model)
 

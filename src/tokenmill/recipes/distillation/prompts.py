@@ -61,7 +61,7 @@ class DistillOptions:
 
     @property
     def effective_temperature(self) -> float:
-        """The temperature of lines that set none."""
+        """The temperature for lines that set none."""
         return self.temperature if self.temperature is not None else SAMPLING_TEMPERATURE if self.samples > 1 else 0.0
 
 
@@ -143,7 +143,7 @@ def seed_of(prompt: TeacherPrompt, sample: int, base: int) -> int:
 
 
 def check_prompts(prompts: DistillPrompts, ask: DistillOptions) -> int:
-    """Check every prompt and return the number of lines; raises UsageError for the first invalid prompt."""
+    """Check every prompt and count the lines; raises UsageError for the first invalid prompt."""
     count = 0
     for number, prompt in enumerate(prompts, 1):
         for line in bodies(prompt, ask):

@@ -134,7 +134,7 @@ def opened_by(body: Mapping[str, Any]) -> str:
 
 
 def templates_that_open(answers: Iterable[tuple[Line, Answered]]) -> frozenset[str]:
-    """Keys (`opened_by`) of lines whose template opens the reasoning, judged by the first answers."""
+    """Keys (`opened_by`) of the lines whose template opens the reasoning, judged by the first answers."""
     found: set[str] = set()
     with_text = ((line, answer.body) for line, answer in answers if answer.body)
     for line, body in islice(with_text, _SAMPLED_ANSWERS):

@@ -56,7 +56,7 @@ def _needed(target: int) -> int:
 
 
 def _lines(request: ExpandRequest, of_round: int) -> int:
-    """Number of lines until the target is likely reached, in whole parts as in the run."""
+    """Lines until the target is likely reached, in whole parts as in the run."""
     if not of_round:
         return 0
     if request.target is None:

@@ -31,7 +31,7 @@ class ExpandRequest:
     near: float = 0.8
     per_seed: int | None = None  # new examples per parent and round; None: one per variant
     target: int | None = None  # None: one round
-    rounds: int | None = None  # maximum; None: one, or as many as the target needs
+    rounds: int | None = None  # maximum; None: one, or unlimited with a target
     least_yield: float = MIN_YIELD  # minimum share of new rows per round, or per several small ones
     evolve: bool = False  # later rounds use the previous round's rows as parents
     keep_seeds: bool = False
@@ -54,7 +54,7 @@ class ExpandRequest:
 
 @dataclass(slots=True)
 class LineTally:
-    """Counts of lines by outcome."""
+    """Line counts by outcome."""
 
     made: int = 0  # lines with an outcome
     kept: int = 0

@@ -65,7 +65,7 @@ class ManifestEntry:
     cached_tokens: int | None = None
     completion_tokens: int | None = None
     finish_reason: str | None = None
-    code: str | None = None  # error code if there is no summary
+    code: str | None = None  # error code of a failed document
     message: str | None = None
 
     def matches(self, document_sha256: str, recipe: SummaryInputs) -> bool:
@@ -96,7 +96,7 @@ class Manifest:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read a folder's manifest; empty if there is none."""
+    """Read a folder's manifest; a missing file gives an empty one."""
     path = folder / MANIFEST
     try:
         lines = path.read_text(encoding="utf-8").split("\n")  # splitlines() would cut at U+2028, which a name may have

@@ -120,7 +120,7 @@ def _with_folders(name: str) -> list[str]:
 
 
 def nothing_to_do(request: SummarizeRequest, manifest: Manifest, model_id: str) -> Summarized | None:
-    """The result if there is no work; None: a runner is needed."""
+    """The result if no document has changed; None: a runner is needed."""
     changes = find_changes(request, manifest, model_id)
     if changes.of("to do") or (request.prune and changes.vanished):
         return None
