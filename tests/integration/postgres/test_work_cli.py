@@ -126,4 +126,4 @@ def test_the_commands_for_batches_take_a_server(
 
 def test_a_folder_is_for_one_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["work", "--store", str(tmp_path), "--model", "x.gguf"]) == 2
-    assert "only one process can work on the batches in a folder" in capsys.readouterr().err
+    assert "--store postgresql://" in capsys.readouterr().err

@@ -272,7 +272,7 @@ def _groups(
 
 
 def _after(item: Chunk | BadLine, stored: int) -> Chunk | BadLine | None:
-    """The part of a chunk after the stored lines; None if there is none."""
+    """The part of a chunk after the stored lines; None if all of it is stored."""
     if isinstance(item, BadLine):
         return item if item.number > stored else None
     known = stored + 1 - item.first

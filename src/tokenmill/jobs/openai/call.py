@@ -185,7 +185,7 @@ def _combine(endpoint: Endpoint, values: dict[str, Any]) -> None:
             raise RequestRefused("tool_choice: requires tools", param="tool_choice")
     elif isinstance(choice, dict) and all(tool["function"]["name"] != choice["function"]["name"] for tool in tools):
         name = shown(choice["function"]["name"])
-        raise RequestRefused(f"tool_choice: there is no tool named {name}", param="tool_choice")
+        raise RequestRefused(f"tool_choice: unknown tool {name}", param="tool_choice")
 
 
 def _or_absent(value: Any) -> Any:

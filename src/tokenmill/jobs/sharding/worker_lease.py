@@ -116,7 +116,7 @@ class Leased(Coordinator):
         return f"process {row[1]} on {row[0]}" if row else None
 
     def claim_output(self, batch: int) -> bool:
-        """Claim the output with an advisory lock, which is held until the connection closes."""
+        """Claim the output with an advisory lock, held until the connection closes."""
         if batch not in self._claims and self._database.one("claim", key=batch)[0]:
             self._claims.add(batch)
         return batch in self._claims

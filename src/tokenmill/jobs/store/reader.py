@@ -157,7 +157,7 @@ class StoreReader:
         return [*map(QueuedJob._make, self._database.all("due", before=before_s, now=self.now_s(), limit=limit))]
 
     def next_retry_s(self, batches: Sequence[int] | None = None) -> float | None:
-        """The time of the first pending retry, in some batches or in all; None if there is none."""
+        """The time of the first pending retry, in some batches or in all; None if no job waits for one."""
         if batches is None:
             rows = self._database.all("next_retry")
         else:
