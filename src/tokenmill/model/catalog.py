@@ -26,7 +26,7 @@ _NAME = re.compile(r"[\w.-]+(:[\w.-]+)?")
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class CatalogTokenizer:
     """The tokenizer: splitting rules, size and ids of special tokens."""
 
     pre: str  # llama.cpp's name for the splitting rules
@@ -56,7 +56,7 @@ class CatalogEntry:
     architecture: str
     sources: tuple[str, ...]
     keys: dict[str, Plain]  # without the architecture's prefix
-    words: Words
+    words: CatalogTokenizer
     listed: tuple[str, ...]  # quantisations shown in lists; all mixes of llama-quantize can be requested
     extras: architectures.Extras = field(default_factory=architectures.Extras)
     mixes: dict[str, Mix] = field(default_factory=dict)
@@ -182,7 +182,7 @@ def _file_type(mix: Mix) -> int:
     return quant_mix.FILE_TYPES[mix.base][0] if mix.file_type is None else mix.file_type
 
 
-def _words(words: Words) -> dict[str, Plain]:
+def _words(words: CatalogTokenizer) -> dict[str, Plain]:
     built = vocabulary.build(words.tokens, words.special)
     keys: dict[str, Plain] = {
         "tokenizer.ggml.model": "gpt2",

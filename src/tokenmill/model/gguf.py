@@ -316,23 +316,23 @@ def _sizes(
     for index, end in zip(order, ends, strict=False):
         name, shape, number, offset = entries[index]
         kind = BY_NUMBER.get(number)
-        room = end - offset
+        available = end - offset
         is_last = index == order[-1]
-        size = _known_bytes(kind, shape, name, file) if kind else max(room, prod(shape) // 16)
-        if kind and kind.ik and not is_last and not 0 <= room - size < alignment:
-            size = room
+        size = _known_bytes(kind, shape, name, file) if kind else max(available, prod(shape) // 16)
+        if kind and kind.ik and not is_last and not 0 <= available - size < alignment:
+            size = available
             guesses.append(f"the size of {kind.name} tensors is the distance to the next tensor in the file")
         elif kind is None:
             guesses.append(
                 f"tensor type {number} is unknown, so the size of its tensors is the distance to the next tensor"
             )
-        if size > room and offset + size > data_bytes:
+        if size > available and offset + size > data_bytes:
             missing = format_bytes(offset + size - data_bytes)
             raise CorruptModel(
                 f"{file} is truncated: tensor {name} needs {missing} more",
                 hint="the download is incomplete: download it again",
             )
-        if size > room or room <= 0:
+        if size > available or available <= 0:
             raise CorruptModel(f"{file}: tensor {name} overlaps the next one")
         tensors[index] = TensorEntry(name, shape, kind.name if kind else f"type {number}", number, offset, size)
     return tuple(tensor for tensor in tensors if tensor), tuple(dict.fromkeys(guesses))

@@ -33,7 +33,7 @@ def measure(
     Each rate takes about `seconds`; `progress` receives one line at the start of each. Raises `UsageError` for a wrong
     time and `ProbeError` for a missing path or too little free memory.
     """
-    tell = progress or (lambda _text: None)
+    report = progress or (lambda _text: None)
     if seconds <= 0:
         raise UsageError(f"cannot measure for {seconds:g} seconds", hint="use a time above zero; 3 is enough")
     disk = path or (Path(machine.disk.path) if machine.disk else None)
@@ -44,15 +44,15 @@ def measure(
     cores = usable_cores(machine)
     total_bytes = working_set_bytes(machine.cpu.l3_bytes, free_bytes(machine), thread_counts(len(cores)))
     if machine.pmem is not None and machine.pmem.mode in ("memory", "mixed"):
-        tell("dram: PMem is in Memory Mode; this measures its DRAM cache, and reads that miss the cache are slower")
+        report("dram: PMem is in Memory Mode; this measures its DRAM cache, and reads that miss the cache are slower")
     if (load := os.getloadavg()[0]) > len(cores) * BUSY_SHARE:
-        tell(f"this machine is busy (load {load:.1f} on {len(cores)} cores), so all figures will be too low")
-    tell(f"dram: reading and copying {format_bytes(total_bytes)} or more")
-    rates = measure_memory(cores, total_bytes, seconds, tell)
-    rates += _pmem(machine, cores, total_bytes, seconds, tell)
-    if disk is not None and (rate := measure_disk(disk, seconds, tell)) is not None:
+        report(f"this machine is busy (load {load:.1f} on {len(cores)} cores), so all figures will be too low")
+    report(f"dram: reading and copying {format_bytes(total_bytes)} or more")
+    rates = measure_memory(cores, total_bytes, seconds, report)
+    rates += _pmem(machine, cores, total_bytes, seconds, report)
+    if disk is not None and (rate := measure_disk(disk, seconds, report)) is not None:
         rates.append(rate)
-    rates += measure_gpus(machine, seconds, tell)
+    rates += measure_gpus(machine, seconds, report)
     return Measurements(when=datetime.now(UTC).isoformat(timespec="seconds"), rates=tuple(rates))
 
 
