@@ -158,7 +158,6 @@ def test_buffers_by_device(context: LlamaContext) -> None:
     ("settings", "told"),
     [
         (replace(SMALL, sequences=0), "0 sequences"),
-        (replace(SMALL, sequences=256), "256 sequences"),
         (replace(SMALL, cache_type_k="q6_0"), "no cache type q6_0"),
         (replace(SMALL, cache_type_v="q8_0", flash_attention=False), "quantized V cache"),
     ],
@@ -166,6 +165,12 @@ def test_buffers_by_device(context: LlamaContext) -> None:
 def test_contexts_that_cannot_be(model: LlamaModel, settings: ContextSettings, told: str) -> None:
     with pytest.raises(EngineError, match=told):
         LlamaContext(model, settings)
+
+
+def test_more_sequences_than_the_library_allows(model: LlamaModel) -> None:
+    most = model.library.max_sequences
+    with pytest.raises(EngineError, match=f"{most} sequences"):
+        LlamaContext(model, replace(SMALL, sequences=most))
 
 
 def test_logits_take_a_row_for_each_id_and_not_for_each_token(model: LlamaModel) -> None:

@@ -198,13 +198,18 @@ _LATENT = (
 """,
     ),
 )
+_PROCESSOR = (
+    # No AMX: with it, this version of llama.cpp crashes on Sapphire Rapids, and plans do not know its buffers.
+    ("#if defined(__AMX_INT8__) && defined(__AVX512VNNI__)\n", "#if 0 // AMX\n"),
+)
 CHANGES = {
+    "ggml/src/ggml-cpu/ggml-cpu.cpp": _PROCESSOR,
     "src/llama-batch.cpp": _BATCH,
     "src/llama-kv-cells.h": _CELLS,
     "src/llama-kv-cache.cpp": _MASK,
     "src/llama-graph.cpp": _LATENT,
 }
-"""Replacements by file where time or memory depends on the limit; results stay the same."""
+"""Replacements by file, besides the limit: most where time or memory depends on it. Results stay the same."""
 _KEPT = ("CMakeLists.txt", "LICENSE", "cmake", "common", "ggml", "include", "licenses", "scripts", "src", "vendor")
 _BACKENDS = ("ggml-cpu", "ggml-cuda", "ggml-blas")
 _SOURCE_HINT = f"--source takes {SDIST}, the folder it unpacks to, or the llama.cpp folder inside it"
