@@ -6,11 +6,10 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from tokenmill.model.profile import Profile
+from tokenmill.native.llama.library import WHEEL_MAX_SEQUENCES
 from tokenmill.native.llama.settings import ContextSettings, ModelSettings
 from tokenmill.planner.goal import Goal
 
-MAX_SEQUENCES = 127  # a cell distinguishes 256 ids, and some models need two per sequence
-MAX_SEQUENCES_UNWINDOWED = 255  # for models that need one id per sequence
 INTERACTIVE_SLOTS = 4  # slots in addition to the plan's, for interactive requests
 RETAINED_SEQUENCES = 48  # ids for cached prefixes that no running sequence uses
 
@@ -34,20 +33,29 @@ class WorkerConfig:
 WORKER_CONFIG = TypeAdapter(WorkerConfig)
 
 
-def goal_for(goal: Goal) -> Goal:
-    """Adapt a goal to this engine: full windows, and logits only for tokens that are sampled from."""
-    slots = goal.sequences or 1
-    return replace(goal, full_windows=True, unified=True, output_rows=sequences_for(slots, INTERACTIVE_SLOTS))
+def goal_for(goal: Goal, limit: int = WHEEL_MAX_SEQUENCES) -> Goal:
+    """Adapt a goal to this engine: full windows, and logits only for tokens that are sampled from.
+
+    `limit`: sequence ids that the library was compiled for.
+    """
+    rows = sequences_for(goal.sequences or 1, INTERACTIVE_SLOTS, limit)
+    return replace(goal, full_windows=True, unified=True, output_rows=rows)
 
 
-def max_slots(profile: Profile) -> int:
-    """Return the maximum number of batch slots of a model, in addition to the interactive ones."""
+def max_slots(profile: Profile, limit: int = WHEEL_MAX_SEQUENCES) -> int:
+    """Return the maximum number of batch slots of a model, in addition to the interactive ones.
+
+    `limit`: sequence ids that the library was compiled for. Models with sliding windows need two for each sequence.
+    """
     windowed = any(cache.span_tokens is not None for cache in profile.cache)
-    return (MAX_SEQUENCES if windowed else MAX_SEQUENCES_UNWINDOWED) - INTERACTIVE_SLOTS
+    return limit // (2 if windowed else 1) - 1 - INTERACTIVE_SLOTS
 
 
-def sequences_for(slots: int, interactive_slots: int) -> int:
-    """Return the number of sequence ids a context needs for running sequences and cached prefixes."""
+def sequences_for(slots: int, interactive_slots: int, limit: int = WHEEL_MAX_SEQUENCES) -> int:
+    """Return the number of sequence ids a context needs for running sequences and cached prefixes.
+
+    If it is not known whether the model needs two ids for each sequence, retained prefixes get only ids that both have.
+    """
     running = slots + interactive_slots
-    most = MAX_SEQUENCES if running <= MAX_SEQUENCES else MAX_SEQUENCES_UNWINDOWED
+    most = limit // 2 - 1 if running <= limit // 2 - 1 else limit - 1
     return max(running, min(most, running + RETAINED_SEQUENCES))

@@ -49,6 +49,8 @@ class Goal:
     output_rows: int | None = None  # rows of logits per micro-batch; None: every token of it (upper bound)
     gpu_memory_utilization: float = 0.9  # vLLM
     tensor_parallel: int = 1  # vLLM
+    total_cells: int | None = None  # KV cells of all sequences; None: the full context for each
+    shared_tokens: int = 0  # beginning that all sequences share, with `total_cells`
 
 
 OS_RESERVE_BYTES = 4 * GIB  # kernel, page tables of a mapped model, shells and services of an idle server

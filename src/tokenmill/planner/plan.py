@@ -49,11 +49,18 @@ class Settings:
     output_rows: int | None = None
     gpu_memory_utilization: float = 0.9
     tensor_parallel: int = 1
+    total_cells: int | None = None  # KV cells of all sequences; None: the full context for each
+    shared_tokens: int = 0  # beginning that all sequences share, with `total_cells`
 
     @property
     def cells(self) -> int:
         """KV cells of all sequences together."""
-        return self.context * self.sequences
+        return self.context * self.sequences if self.total_cells is None else self.total_cells
+
+    @property
+    def per_slot(self) -> bool:
+        """Whether each sequence has KV cells of its own."""
+        return not self.unified and self.sequences > 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ def choose_settings(
     threads, reason = _threads(machine, goal, with_gpu=with_gpu)
     if goal.threads is None:
         decisions.append(Decision("threads", str(threads), reason))
-    ubatch = min(goal.ubatch or 512, context, goal.batch or context)
+    ubatch = min(goal.ubatch or 512, goal.total_cells or context, goal.batch or goal.total_cells or context)
     settings = Settings(
         engine=goal.engine,
         context=context,
@@ -53,6 +53,8 @@ def choose_settings(
         output_rows=goal.output_rows,
         gpu_memory_utilization=goal.gpu_memory_utilization,
         tensor_parallel=goal.tensor_parallel,
+        total_cells=goal.total_cells,
+        shared_tokens=goal.shared_tokens,
     )
     return settings, tuple(decisions)
 

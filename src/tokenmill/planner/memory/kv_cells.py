@@ -31,12 +31,13 @@ class KvContext:
     flash_attention: bool = True
     unified: bool = True  # one cache for all sequences; --kv-unified
     full_windows: bool = False  # sliding windows keep the whole context; --swa-full
+    total: int | None = None  # tokens of all sequences together; None: the full number for each
     outputs: int | None = None  # tokens of a batch with logits; None: all; llama-server: one per sequence
 
     @property
     def size(self) -> int:
         """Tokens of all sequences together (n_ctx)."""
-        return self.tokens * self.sequences
+        return self.tokens * self.sequences if self.total is None else self.total
 
     @property
     def streams(self) -> int:
@@ -66,13 +67,17 @@ def context_of(settings: Settings, *, unified: bool = True, outputs: int | None 
         flash_attention=settings.flash_attention,
         unified=unified and settings.unified,
         full_windows=settings.full_windows,
+        total=settings.total_cells,
         outputs=settings.output_rows if outputs is None else outputs,
     )
 
 
-def cells(context: int, sequences: int, ubatch: int, span: int | None, unified: bool) -> int:
-    """Cells per stream in one layer; `context` is that of one sequence, `span` that of a sliding window."""
-    together = _padded(context * sequences)
+def cells(context: int, sequences: int, ubatch: int, span: int | None, unified: bool, total: int | None = None) -> int:
+    """Cells per stream in one layer; `context` is that of one sequence, `span` that of a sliding window.
+
+    `total`: cells of all sequences, if they do not have the full context each.
+    """
+    together = _padded(context * sequences if total is None else total)
     full = together if unified else _padded(together // sequences)
     if span is None:
         return full
@@ -123,7 +128,7 @@ def _layer_bytes(layer: LayerCache, context: KvContext, widest_v: int) -> int:
 
 def _layer_cells(layer: LayerCache, context: KvContext) -> int:
     span = None if context.full_windows else layer.span_tokens
-    return cells(context.tokens, context.sequences, context.largest_ubatch, span, context.unified)
+    return cells(context.tokens, context.sequences, context.largest_ubatch, span, context.unified, context.total)
 
 
 def _row_bytes(cache_type: str, elements: int) -> int:

@@ -6,9 +6,10 @@ arithmetic adds to it are separate terms, so that the largest term shows which u
 
 import math
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tokenmill.planner.compute_graph.engines import TRAITS
+from tokenmill.planner.memory.kv_cells import PAD
 from tokenmill.planner.plan import Settings, Term
 from tokenmill.planner.speed.devices import CardRates, Devices, Processors
 from tokenmill.planner.speed.rates import RateConstants
@@ -28,6 +29,7 @@ class ForecastStep:
     caches: int  # number of distinct sequences
     streams: bool  # host weights are copied to the GPUs and computed there
     prefill: bool = False
+    shares_reads: bool = False  # all tokens attend to the same cells, which are read once
 
 
 class Missing(Exception):
@@ -176,7 +178,9 @@ def _attention(
     cells = step.attended if cache.span_tokens is None else min(step.attended, cache.span_tokens)
     traits = TRAITS[settings.engine]
     each = cache.bytes_per_token(settings.cache_type_k, settings.cache_type_v, latent_v=traits.stores_latent_v)
-    count = group.layers * step.caches * (each * cells + 2 * cache.state_bytes)
+    count = group.layers * (
+        each * cells * (1 if step.shares_reads else step.caches) + 2 * cache.state_bytes * step.caches
+    )
     expands = step.prefill and traits.ik is not None
     flops = group.layers * (group.flops_expanded if expands else group.flops) * cells * step.tokens
     if group.device == PROCESSORS:
@@ -240,7 +244,19 @@ def decode_terms(
     threshold = offload_threshold(work, settings, min_batch)
     streams = threshold is not None and sequences >= threshold
     step = ForecastStep(tokens=sequences, attended=depth, caches=sequences, streams=streams)
+    if settings.total_cells is not None:
+        step = replace(step, attended=scanned_cells(settings, depth), shares_reads=not settings.per_slot)
     return step_terms(step, work, devices, devices.decode, settings, rates)
+
+
+def scanned_cells(settings: Settings, depth: int) -> int:
+    """KV cells that the attention of one token scans in a wide batch, when every sequence has `depth` tokens.
+
+    In a unified cache these are the cells of all sequences, with the shared beginning once.
+    """
+    if settings.per_slot:
+        return -(-depth // PAD) * PAD
+    return settings.shared_tokens + settings.sequences * max(0, depth - settings.shared_tokens)
 
 
 def prefill_terms(
