@@ -211,7 +211,7 @@ def test_a_window_is_restored_or_not_saved(tmp_path: Path) -> None:
         head, tail = words(30, 1), words(4, 2)
         wanted = [fresh(context, head[:part] + tail) for part in (12, 30)]
         context.decode([Work(0, words(60, 5), 0, False)])
-        with pytest.raises(EngineError, match="layers of this model see 32 tokens"):
+        with pytest.raises(EngineError, match="32 tokens"):
             context.save_sequence(0, tmp_path / "long.head", words(60, 5), IDENTITY)
         context.decode([Work(1, head, 0, False)])
         context.save_sequence(1, tmp_path / "short.head", head, IDENTITY)
@@ -273,9 +273,9 @@ def test_a_prefix_is_only_restored_where_it_belongs(model: LlamaModel, tmp_path:
     context = LlamaContext(model, SMALL)
     context.decode([Work(0, words(50), 0, False)])
     context.save_sequence(0, path, words(50), IDENTITY)
-    with pytest.raises(EngineError, match="does not have 51 tokens"):
+    with pytest.raises(EngineError, match="51 tokens"):
         context.save_sequence(0, path, words(51), IDENTITY)
-    with pytest.raises(ForeignState, match="model 'm1', here 'm2'"):
+    with pytest.raises(ForeignState, match="model 'm1'.*'m2'"):
         context.restore_sequence(1, path, {"model": "m2"})
     context.close()
     for settings, told in (

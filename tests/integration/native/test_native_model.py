@@ -58,9 +58,9 @@ def test_a_load_can_be_stopped(library: Library, smollm2_path: Path) -> None:
 
 def test_an_error_of_the_progress_ends_the_load(library: Library, smollm2_path: Path) -> None:
     def progress(_share: float) -> bool:
-        raise EngineError("nobody is waiting any more")
+        raise EngineError("the load was cancelled")
 
-    with pytest.raises(EngineError, match="nobody is waiting"):
+    with pytest.raises(EngineError, match="the load was cancelled"):
         LlamaModel.load(library, smollm2_path, ModelSettings(), progress)
 
 
@@ -111,7 +111,7 @@ def test_a_file_that_is_none(library: Library, tmp_path: Path, content: bytes, t
 def test_an_unknown_architecture(library: Library, tmp_path: Path) -> None:
     path = windowed(tmp_path / "new.gguf")
     path.write_bytes(path.read_bytes().replace(b"cohere2", b"cohere9"))
-    with pytest.raises(EngineError, match="unknown model architecture: 'cohere9'") as caught:
+    with pytest.raises(EngineError, match="'cohere9'") as caught:
         LlamaModel.load(library, path, ModelSettings())
     assert "newer" in (caught.value.hint or "")
 
@@ -119,7 +119,7 @@ def test_an_unknown_architecture(library: Library, tmp_path: Path) -> None:
 def test_no_file_and_no_such_device(library: Library, tmp_path: Path, moe: Path) -> None:
     with pytest.raises(EngineError, match="no model file"):
         LlamaModel.load(library, tmp_path / "none.gguf", ModelSettings())
-    with pytest.raises(EngineError, match="has no GPU3"):
+    with pytest.raises(EngineError, match="GPU3"):
         LlamaModel.load(library, moe, ModelSettings(overrides=(("exps", "GPU3"),)))
 
 

@@ -193,21 +193,21 @@ def test_there_and_back_again(smollm2_path: Path, tmp_path: Path) -> None:
 def test_refusals_change_nothing(moe_path: Path, tmp_path: Path) -> None:
     async def work() -> None:
         async with native(moe_path, tmp_path, plan=plan_for(moe_path, context=512, sequences=2)) as engine:
-            with pytest.raises(UsageError, match="3 slots with 512 cells each") as refused:
+            with pytest.raises(UsageError, match="3 slots .* 512 cells") as refused:
                 await engine.set_context(streams=True, lanes=3)
             assert refused.value.hint == "use 2 slots, or a shorter context"
             assert engine.runtime.kv_layout == "unified"
             assert engine.capabilities.shares_prefixes
             await engine.set_context(streams=True)
-            with pytest.raises(UsageError, match="3 slots do not fit"):
+            with pytest.raises(UsageError, match="3 slots"):
                 await engine.set_slots(3)
-            with pytest.raises(EngineError, match="prefixes cannot be cached: every slot has cells of its own"):
+            with pytest.raises(EngineError, match="prefixes cannot be cached"):
                 await engine.pin_prefix("river bread")
             with pytest.raises(EngineError, match="prefixes cannot be cached"):
                 await engine.save_prefix("river bread", tmp_path / "some.head")
             with pytest.raises(EngineError, match="prefixes cannot be cached"):
                 await engine.restore_prefix(tmp_path / "some.head")
-            with pytest.raises(TooLong, match="513 tokens and the context 512"):
+            with pytest.raises(TooLong, match="513 .* 512"):
                 await answer(engine, Request(tuple(words(513, 1)), GREEDY, max_tokens=1))
             full = await answer(engine, Request(tuple(words(505, 1)), GREEDY, max_tokens=50, ignore_eos=True))
             assert full.finish_reason == "length"
@@ -223,7 +223,7 @@ def test_models_that_cannot_say_why_and_go_on(tmp_path: Path) -> None:
     async def work() -> None:
         path = windowed(tmp_path / "w.gguf")
         async with native(path, tmp_path, plan=plan_for(path, context=256, sequences=2)) as engine:
-            with pytest.raises(EngineError, match="cannot have a KV cache per slot: some of its layers"):
+            with pytest.raises(EngineError, match="KV cache per slot"):
                 await engine.set_context(streams=True)
             assert (await answer(engine, Request((3, 4, 5), GREEDY, max_tokens=2))).usage.prompt_tokens == 3
 
