@@ -199,7 +199,7 @@ def test_forgetting_that_was_cut_off_is_finished_later(tmp_path: Path, address: 
     with Store(address) as store:
         batch = submitted(store, tmp_path / "j", ["a", "b"])
         with store._database.writing(durable=True):
-            store._database.run("doom", batch=batch.id)
+            store._database.run("mark_removed", batch=batch.id)
             store._database.run("forget_jobs", first=JobId.of(batch.id, 0), last=JobId.of(batch.id, 1))
     with Store(address) as store:
         assert store.batches() == []

@@ -76,7 +76,7 @@ def test_what_is_not_ours_by_now_is_not_changed(server: PostgresAddress, tmp_pat
         assert one.record_crash([jobs[2]], broke, retry_at_s=0.0) == ()
         one.release(jobs[3:])
         assert asked(server, "SELECT DISTINCT state, attempts, deaths FROM jobs") == [(1, 1, 0)]
-        for query in ("fail", "retry_later", "died", "release"):
+        for query in ("fail", "retry_later", "record_crash", "release"):
             values: dict[str, Any] = {"code": "c", "message": "m", "not_before": 0.0, "most": 2}
             with database_of(one).writing(durable=False):
                 found = database_of(one).run(query, job=jobs[0], runner=one._coordinator.id, **values)

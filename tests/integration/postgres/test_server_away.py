@@ -36,7 +36,7 @@ def test_a_host_that_sleeps_in_its_turn_is_not_waited_for(
 
         def sleep_in_turn() -> None:
             with database_of(asleep).writing(durable=False):
-                database_of(asleep).run("turn", key=-1)
+                database_of(asleep).run("lock", key=-1)
                 # Returns when the server has ended this one.
                 taken.append(len(view.window([batch.id], again=True, limit=5)))
 

@@ -54,7 +54,7 @@ HOT = {
     "answer_job": "USING INTEGER PRIMARY KEY (rowid=?)",
     "fail": "USING INTEGER PRIMARY KEY (rowid=?)",
     "retry_later": "USING INTEGER PRIMARY KEY (rowid=?)",
-    "died": "USING INTEGER PRIMARY KEY (rowid=?)",
+    "record_crash": "USING INTEGER PRIMARY KEY (rowid=?)",
     "release": "USING INTEGER PRIMARY KEY (rowid=?)",
     "results": "USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)",
     "failures": "USING INDEX jobs_failed (batch=? AND id>?)",

@@ -59,7 +59,7 @@ class LeasedShards:
     def contexts(self, batch: int) -> list[int | None]:
         """Context sizes of all workers in the table; lost workers have been removed from it."""
         model_id = None if self._spec is None else self._spec.model_id
-        others = [each for each in self._database.all("means") if each[0] != self._runner and each[1] == model_id]
+        others = [each for each in self._database.all("worker_specs") if each[0] != self._runner and each[1] == model_id]
         found = [context for *_, context, batches in others if batches is None or batch in batches]
         return [self.own.context_tokens, *found]
 
@@ -81,15 +81,15 @@ class LeasedShards:
 
         def unregister() -> None:
             with self._database.writing(durable=False):
-                self._database.run("sign", runner=self._runner, lanes=None, jobs=0, jobs_s=None, behind=None)
-                self._database.run("drop_stretches", runner=self._runner)
+                self._database.run("register_worker", runner=self._runner, lanes=None, jobs=0, jobs_s=None, behind=None)
+                self._database.run("drop_shards", runner=self._runner)
 
         self._database.transaction(unregister)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
         with self._database.writing(durable=False):
-            self._database.run("turn", key=_LOCK)
+            self._database.run("lock", key=_LOCK)
             self._coordinator.extend_lease()
             self._load()
             before = {number: each.shard for number, each in self._rows.items()}
@@ -100,7 +100,7 @@ class LeasedShards:
     def _load(self) -> None:
         """Read the other workers, and the changes that they made to this worker's shards."""
         others = dict[int, WorkerShards]()
-        for number, slots, jobs, jobs_per_s, *last_job in self._database.all("signed_in"):
+        for number, slots, jobs, jobs_per_s, *last_job in self._database.all("registered_workers"):
             if number == self._runner:
                 self.own.jobs = jobs
             else:
@@ -108,7 +108,7 @@ class LeasedShards:
                 others[number] = WorkerShards(str(number), slots, last_job=last, jobs=jobs, jobs_per_s=jobs_per_s)
         rows = dict[int, AssignedShard]()
         self.own.assigned = []
-        for number, runner, *ends, jobs, prefetched in self._database.all("stretches"):
+        for number, runner, *ends, jobs, prefetched in self._database.all("shards"):
             shard = Shard((*ends[:4],), (*ends[4:],), jobs)
             assigned = (self._rows.get(number) if runner == self._runner else None) or AssignedShard(
                 shard, prefetched=prefetched
@@ -127,20 +127,20 @@ class LeasedShards:
         left = {id(each) for worker in self.workers for each in worker.assigned}
         for number, each in list(self._rows.items()):
             if id(each) not in left:
-                self._database.run("drop_stretch", stretch=number)
+                self._database.run("drop_shard", shard=number)
                 del self._rows[number]
             elif each.shard != before[number]:
                 last = _columns("last", each.shard.last)
-                self._database.run("shorten_stretch", stretch=number, jobs=each.shard.jobs, **last)
+                self._database.run("shorten_shard", shard=number, jobs=each.shard.jobs, **last)
         written = {id(each) for each in self._rows.values()}
         for each in self.own.assigned:
             if id(each) not in written:
                 ends = _columns("first", each.shard.first) | _columns("last", each.shard.last)
                 values = {"runner": self._runner, "jobs": each.shard.jobs, "ahead": each.prefetched}
-                self._rows[self._database.run("add_stretch", **values, **ends).fetchone()[0]] = each
+                self._rows[self._database.run("add_shard", **values, **ends).fetchone()[0]] = each
         for worker in self.workers[1:]:
             if worker.jobs != jobs[worker.name]:
-                self._database.run("owe", runner=int(worker.name), jobs=worker.jobs)
+                self._database.run("set_assigned_jobs", runner=int(worker.name), jobs=worker.jobs)
         self._register()
 
     def _join(self) -> None:
@@ -154,12 +154,12 @@ class LeasedShards:
         own = self.own
         last_job = own.last_job.id if own.last_job is not None else None
         self._database.run(
-            "sign", runner=self._runner, lanes=own.slots, jobs=own.jobs, jobs_s=own.jobs_per_s, behind=last_job
+            "register_worker", runner=self._runner, lanes=own.slots, jobs=own.jobs, jobs_s=own.jobs_per_s, behind=last_job
         )
         if (spec := self._spec) is not None:
             batches = None if spec.batches is None else list(spec.batches)
             values = {"runner": self._runner, "model_id": spec.model_id, "batches": batches}
-            self._database.run("able", room=own.context_tokens, **values)
+            self._database.run("set_worker_spec", room=own.context_tokens, **values)
 
 
 def _columns(end: str, position: SortKey) -> dict[str, Any]:

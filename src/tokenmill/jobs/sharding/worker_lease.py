@@ -93,7 +93,7 @@ class Leased(Coordinator):
         if not self._database.run("claim_identity", key=key).fetchone()[0]:
             return True
         # Queried after the lock is acquired, so that the previous holder's writes are visible.
-        return self._database.run("at_work", identity=identity).fetchone() is not None
+        return self._database.run("identity_running", identity=identity).fetchone() is not None
 
     def cancelled(self, jobs: Collection[int]) -> set[int]:
         """Batches of these jobs that another process has cancelled."""
@@ -101,7 +101,7 @@ class Leased(Coordinator):
 
     def claim_storing(self, batch: int) -> None:
         """Claim the storing of a batch's lines, unless another process has."""
-        if self._database.run("take_up", batch=batch, runner=self.id).rowcount == 0:
+        if self._database.run("claim_storing", batch=batch, runner=self.id).rowcount == 0:
             if self._database.run("batch", batch=batch).fetchone() is None:
                 raise LinesLost(
                     "this batch is missing in the store: it was removed, or lost by the server",
@@ -129,7 +129,7 @@ class Leased(Coordinator):
         """Release jobs and claims without counting an attempt; if the server is unavailable, the lease expires."""
         self._left.set()  # from now on no transaction renews the lease
         with suppress(ConnectionLost), self._database.writing(durable=False):
-            self._database.run("hand_back", runner=self.id, kept=[])
+            self._database.run("release_jobs", runner=self.id, kept=[])
             self._database.run("drop_runner", runner=self.id)
             self._database.run("unclaim")
 
@@ -144,11 +144,11 @@ class Leased(Coordinator):
                 if runner != self.id and _has_ended(pid, ticks):
                     self._database.run("drop_runner", runner=runner)
             self._database.run("drop_expired")
-            self._database.run("lost", most=MAX_CRASHES, code=LOST, message="in flight when its worker was lost")
+            self._database.run("recover_lost", most=MAX_CRASHES, code=LOST, message="in flight when its worker was lost")
 
     def _fold(self) -> None:
         with self._database.writing(durable=False):
-            if self._database.run("try_turn", key=_FOLD).fetchone()[0]:
+            if self._database.run("try_lock", key=_FOLD).fetchone()[0]:
                 self._database.run("fold_counts")
                 self._database.run("fold_totals")
 
@@ -158,7 +158,7 @@ class Leased(Coordinator):
             raise self._output_lost
         with self._database.writing(durable=False):
             self.extend_lease()
-            self._database.run("hand_back", runner=self.id, kept=list(self._running()))
+            self._database.run("release_jobs", runner=self.id, kept=list(self._running()))
         for batch in self._claims:
             if not self._reclaim(batch):
                 self._output_lost = StoreInUse(

@@ -421,7 +421,7 @@ def _create_or_migrate(connection: Connection, server: PostgresAddress) -> None:
     if _version(connection, server) == VERSION:
         return
     with connection.transaction():
-        ask(connection, "set_up_turn", key=_SET_UP)
+        ask(connection, "lock_setup", key=_SET_UP)
         version = _version(connection, server)
         if version is None:
             if ask(connection, "schema_there").fetchone() == (None,):

@@ -197,7 +197,7 @@ class Store(StoreReader):
                     "runner": self._coordinator.id,
                     "not_before": retry_at_s,
                 }
-                if row := self._database.run("died", job=job, most=max_crashes, **values).fetchone():
+                if row := self._database.run("record_crash", job=job, most=max_crashes, **values).fetchone():
                     outcomes.append(JobOutcome(job, State(row[0])))
         return (*outcomes, *self._release_held(suspects))
 
@@ -224,7 +224,7 @@ class Store(StoreReader):
 
     def cancel_requests(self) -> list[int]:
         """Batches whose cancellation was requested, or that were cancelled by others while their jobs run here."""
-        asked = [row[0] for row in self._database.all("asked")]
+        asked = [row[0] for row in self._database.all("cancel_requests")]
         return [*asked, *(self._coordinator.cancelled(list(self._running)) - set(asked))]
 
     @_serialized
@@ -296,7 +296,7 @@ class Store(StoreReader):
         """Requeue jobs that ended processes left running, and finish interrupted removals of batches."""
         try:
             self._coordinator.recover()
-            for (batch,) in self._database.all("doomed"):
+            for (batch,) in self._database.all("removed_batches"):
                 self.submissions.forget(batch)
         except StoreError:
             with suppress(StoreError):

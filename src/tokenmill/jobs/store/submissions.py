@@ -188,7 +188,7 @@ class Submissions:
 
     def _forget(self, batch: int) -> None:
         with self._database.writing(durable=False):
-            self._database.run("doom", batch=batch)
+            self._database.run("mark_removed", batch=batch)
         last = self.last_line(batch)
         for first in range(0, last + 1, _FORGET_LINES):
             span = {"first": JobId.of(batch, first), "last": JobId.of(batch, first + _FORGET_LINES - 1)}

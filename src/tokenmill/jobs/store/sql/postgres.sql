@@ -12,7 +12,7 @@ SELECT version FROM tokenmill;
 -- name: schema_there
 SELECT current_schema();
 
--- name: set_up_turn
+-- name: lock_setup
 SELECT pg_advisory_xact_lock(:key);
 
 -- name: backend
@@ -105,7 +105,7 @@ UPDATE jobs SET state = 1, attempts = attempts + 1, not_before_s = NULL, runner 
 SELECT id FROM batches
 WHERE deadline_s <= :now AND EXISTS (SELECT 1 FROM jobs WHERE jobs.batch = batches.id AND state = 0);
 
--- name: doomed
+-- name: removed_batches
 SELECT id FROM batches WHERE sealed_s IS NULL AND key IS NULL AND reader NOT IN (SELECT id FROM runners);
 
 -- name: forget_batch
@@ -161,7 +161,7 @@ DELETE FROM runners WHERE id = :runner;
 -- name: drop_expired
 DELETE FROM runners WHERE id IN (SELECT id FROM runners WHERE lease_until < clock_timestamp() FOR UPDATE SKIP LOCKED);
 
--- name: lost
+-- name: recover_lost
 UPDATE jobs SET lost = lost + 1, deaths = deaths + CASE WHEN lost > 0 THEN 1 ELSE 0 END, code = :code, message = :message,
        attempts = CASE WHEN attempts > 0 THEN attempts - 1 ELSE 0 END,
        state = CASE WHEN lost > 0 AND deaths + 1 >= :most THEN 5 ELSE 0 END
@@ -175,7 +175,7 @@ WHERE batch = :batch AND state IN (3, 5) AND code <> 'invalid_line';
 UPDATE jobs SET state = 0, attempts = 0, deaths = 0, lost = 0, code = NULL, message = NULL, not_before_s = NULL
 WHERE id BETWEEN :first AND :last AND state = 4;
 
--- name: hand_back
+-- name: release_jobs
 UPDATE jobs SET state = 0, attempts = CASE WHEN attempts > 0 THEN attempts - 1 ELSE 0 END
 WHERE state = 1 AND runner = :runner AND NOT id = ANY (:kept);
 
@@ -187,7 +187,7 @@ WHERE id = :job AND (state = 0 OR state = 1 AND runner = :runner);
 UPDATE jobs SET state = 0, code = :code, message = :message, not_before_s = :not_before
 WHERE id = :job AND state = 1 AND runner = :runner;
 
--- name: died
+-- name: record_crash
 UPDATE jobs SET deaths = deaths + 1, state = CASE WHEN deaths + 1 >= :most THEN 5 ELSE 0 END,
        code = :code, message = :message, not_before_s = :not_before
 WHERE id = :job AND state = 1 AND runner = :runner RETURNING state;
@@ -202,10 +202,10 @@ SELECT DISTINCT batch FROM jobs WHERE id = ANY (:jobs) AND state = 4;
 -- name: claim_identity
 SELECT pg_try_advisory_xact_lock(:key);
 
--- name: at_work
+-- name: identity_running
 SELECT 1 FROM jobs WHERE identity = :identity AND state = 1;
 
--- name: take_up
+-- name: claim_storing
 UPDATE batches SET reader = :runner
 WHERE id = :batch AND (reader IS NULL OR reader = :runner OR reader NOT IN (SELECT id FROM runners));
 
@@ -223,43 +223,43 @@ WHERE locktype = 'advisory' AND classid = 'batches'::regclass::oid AND objid::bi
 -- name: unclaim
 SELECT pg_advisory_unlock_all();
 
--- name: try_turn
+-- name: try_lock
 SELECT pg_try_advisory_xact_lock('batches'::regclass::oid::int, :key);
 
--- name: turn
+-- name: lock
 SELECT pg_advisory_xact_lock('batches'::regclass::oid::int, :key);
 
--- name: sign
+-- name: register_worker
 UPDATE runners SET lanes = :lanes, jobs = :jobs, jobs_s = :jobs_s, behind = :behind WHERE id = :runner;
 
--- name: owe
+-- name: set_assigned_jobs
 UPDATE runners SET jobs = :jobs WHERE id = :runner;
 
--- name: signed_in
+-- name: registered_workers
 SELECT runners.id, lanes, runners.jobs, jobs_s,
        at.id, rank, place, prompt_bytes, max_tokens, deadline_s, attempts, deaths
 FROM runners LEFT JOIN jobs AS at ON at.id = behind WHERE lanes IS NOT NULL ORDER BY runners.id;
 
--- name: stretches
+-- name: shards
 SELECT id, runner, first_rank, first_batch, first_place, first_id, last_rank, last_batch, last_place, last_id, jobs, ahead
 FROM stretches ORDER BY id;
 
--- name: add_stretch
+-- name: add_shard
 INSERT INTO stretches (runner, first_rank, first_batch, first_place, first_id, last_rank, last_batch, last_place, last_id,
                        jobs, ahead)
 VALUES (:runner, :first_rank, :first_batch, :first_place, :first_id, :last_rank, :last_batch, :last_place, :last_id, :jobs,
         :ahead)
 RETURNING id;
 
--- name: shorten_stretch
+-- name: shorten_shard
 UPDATE stretches SET last_rank = :last_rank, last_batch = :last_batch, last_place = :last_place, last_id = :last_id,
                      jobs = :jobs
-WHERE id = :stretch;
+WHERE id = :shard;
 
--- name: drop_stretch
-DELETE FROM stretches WHERE id = :stretch;
+-- name: drop_shard
+DELETE FROM stretches WHERE id = :shard;
 
--- name: drop_stretches
+-- name: drop_shards
 DELETE FROM stretches WHERE runner = :runner;
 
 -- Pending jobs between two positions of a batch, both excluded, for many pairs in one query. Only the first column of a row
@@ -315,8 +315,8 @@ ORDER BY at, job.place, job.id;
 
 -- Which jobs workers can run, for `postgres_shards`.
 
--- name: able
+-- name: set_worker_spec
 UPDATE runners SET model_id = :model_id, room = :room, batches = :batches WHERE id = :runner;
 
--- name: means
+-- name: worker_specs
 SELECT id, model_id, room, batches FROM runners WHERE model_id IS NOT NULL;

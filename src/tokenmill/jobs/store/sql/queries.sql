@@ -60,7 +60,7 @@ UPDATE jobs SET rank = :rank WHERE id BETWEEN :first AND :last AND rank = :was A
 -- name: drop_key
 UPDATE batches SET key = NULL WHERE id = :batch;
 
--- name: doom
+-- name: mark_removed
 UPDATE batches SET key = NULL, sealed_s = NULL WHERE id = :batch;
 
 -- name: batches
@@ -84,7 +84,7 @@ SELECT id FROM batches WHERE name = :name;
 -- name: batch_by_key
 SELECT id FROM batches WHERE key = :key;
 
--- name: doomed
+-- name: removed_batches
 SELECT id FROM batches WHERE sealed_s IS NULL AND key IS NULL;
 
 -- name: counts
@@ -178,7 +178,7 @@ UPDATE jobs SET state = 3, code = :code, message = :message WHERE id = :job AND 
 -- name: retry_later
 UPDATE jobs SET state = 0, code = :code, message = :message, not_before_s = :not_before WHERE id = :job AND state = 1;
 
--- name: died
+-- name: record_crash
 UPDATE jobs SET deaths = deaths + 1, state = CASE WHEN deaths + 1 >= :most THEN 5 ELSE 0 END,
        code = :code, message = :message, not_before_s = :not_before
 WHERE id = :job AND state = 1 RETURNING state;
@@ -207,7 +207,7 @@ UPDATE batches SET cancelled_s = :now, asked_s = NULL WHERE id = :batch;
 -- name: ask_cancel
 UPDATE batches SET asked_s = :now WHERE id = :batch AND cancelled_s IS NULL;
 
--- name: asked
+-- name: cancel_requests
 SELECT id FROM batches WHERE asked_s IS NOT NULL;
 
 -- name: retry_failed
