@@ -25,7 +25,7 @@ from tokenmill.engine.engine import Answer, Identity, Piece, Usage
 from tokenmill.engine.engine import Request as EngineRequest
 from tokenmill.engine.tool_calls import ToolUse
 from tokenmill.errors import EngineError, RequestRefused, TokenmillError
-from tokenmill.gateway.backends.backend import Backend, Events, StartedStream, begin, worth_trying
+from tokenmill.gateway.backends.backend import Backend, Events, StartedStream, begin, candidates
 from tokenmill.gateway.http import openapi
 from tokenmill.gateway.http.client_connection import ClientLeft, cancel_on_disconnect
 from tokenmill.gateway.http.faults import Busy, GatewayFault
@@ -121,7 +121,7 @@ class _Attempts:
         """Answer the request; raises the error of the last backend if all of them fail."""
         chain = await self._chain(request)
         last: EngineError | Busy | None = None
-        for backend in worth_trying(chain):
+        for backend in candidates(chain):
             try:
                 await self._answer(backend, request)
             except (EngineError, Busy) as error:

@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tokenmill.errors import EngineError, RequestRefused
-from tokenmill.gateway.backends.backend import Backend, worth_trying
+from tokenmill.gateway.backends.backend import Backend, candidates
 from tokenmill.gateway.http.client_connection import ClientLeft, cancel_on_disconnect
 from tokenmill.gateway.http.faults import GatewayFault
 from tokenmill.gateway.http.openapi import INFERENCE, DocumentedAnswer, Operation, RouteGroup
@@ -68,7 +68,7 @@ def route_group(state: GatewayState) -> RouteGroup:
 
 async def _first(chain: tuple[Backend, ...] | Any, given: Mapping[str, Any]) -> tuple[Backend, dict[str, Any]]:
     last: EngineError | None = None
-    for backend in worth_trying(chain):
+    for backend in candidates(chain):
         if not backend.engine.capabilities.embeddings:
             continue
         try:

@@ -6,7 +6,7 @@ from starlette.routing import Route
 
 from tokenmill.errors import UnknownModel
 from tokenmill.gateway import schemas
-from tokenmill.gateway.backends.backend import ServedModel
+from tokenmill.gateway.backends.routing import ServedModel
 from tokenmill.gateway.http.openapi import NO_KEY, DocumentedAnswer, Operation, RouteGroup, path_parameter
 from tokenmill.gateway.state import GatewayState
 

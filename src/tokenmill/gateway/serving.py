@@ -30,7 +30,7 @@ from tokenmill.gateway.backends.admission import AdmissionGates
 from tokenmill.gateway.backends.backend import Backend
 from tokenmill.gateway.backends.late_server import LateServer
 from tokenmill.gateway.backends.managed import ManagedBackend
-from tokenmill.gateway.backends.routing import ConfiguredRoutes
+from tokenmill.gateway.backends.routing import Routes
 from tokenmill.gateway.http import keys
 from tokenmill.gateway.http.listening import Listener, allow_files, url_of
 from tokenmill.gateway.http.middleware import allowed_to_listen
@@ -211,7 +211,7 @@ def state_for(
         backends.append(backend)
         served.append((backend, tuple(dict.fromkeys((*one.names, identity.model, one.name)))))
     usual = keys.KeyLimits(settings.requests_at_once, settings.requests_per_minute, settings.tokens_per_minute)
-    routes = ConfiguredRoutes(config.routes, served, int(time.time()))
+    routes = Routes(config.routes, served, int(time.time()))
     state = GatewayState(
         config,
         config.state_path,

@@ -13,7 +13,8 @@ from typing import Any
 from tokenmill.config import Config
 from tokenmill.engine.pinned_prefixes import PrefixResult
 from tokenmill.gateway.backends.admission import AdmissionGates
-from tokenmill.gateway.backends.backend import Backend, Routes
+from tokenmill.gateway.backends.backend import Backend
+from tokenmill.gateway.backends.routing import Routes
 from tokenmill.gateway.http.keys import Keys
 from tokenmill.gateway.http.rate_limits import Limiter
 from tokenmill.gateway.monitoring.recorder import Recorders, RequestTally

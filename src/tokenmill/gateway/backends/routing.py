@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 
 from tokenmill.config import RouteEntry
 from tokenmill.errors import UnknownModel
-from tokenmill.gateway.backends.backend import Backend, ModelRoutes, ServedModel
+from tokenmill.gateway.backends.backend import Backend
 from tokenmill.gateway.monitoring.recorder import PriorityClass
 
 
@@ -102,7 +102,18 @@ def is_pattern(model: str) -> bool:
     return any(sign in model for sign in "*?[")
 
 
-class ConfiguredRoutes:
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model and its names."""
+
+    id: str
+    backends: tuple[str, ...]  # backends that serve it, in order of preference
+    created_s: int
+    context: int | None = None
+    aliases: tuple[str, ...] = ()
+
+
+class Routes:
     """Applies the configured routes to the backends."""
 
     def __init__(
@@ -111,7 +122,6 @@ class ConfiguredRoutes:
         """`served`: backends with the names of their models, the displayed one first."""
         self._rules = rules
         self._created_s = created_s
-        self._by_model = ModelRoutes(served, created_s)
         self._backends = {backend.name: backend for backend, _ in served}
         self._names = {backend.name: names for backend, names in served}
 
@@ -122,15 +132,22 @@ class ConfiguredRoutes:
 
     def models(self) -> Sequence[ServedModel]:
         """The served models, and the names that only routes define."""
-        models = list(self._by_model.models())
-        known = {name for model in models for name in (model.id, *model.aliases)}
+        models: dict[str, ServedModel] = {}
+        for backend, (name, *aliases) in self._names.items():
+            same = models.get(name, ServedModel(name, (), self._created_s))
+            models[name] = ServedModel(
+                name,
+                (*same.backends, backend),
+                self._created_s,
+                self._backends[backend].engine.identity.context,
+                tuple(dict.fromkeys((*same.aliases, *aliases))),
+            )
+        known = {name for model in models.values() for name in (model.id, *model.aliases)}
         for rule in self._rules:
-            if rule.model is None or is_pattern(rule.model) or rule.model in known:
-                continue
-            known.add(rule.model)
-            context = self._backends[rule.engines[0]].engine.identity.context
-            models.append(ServedModel(rule.model, rule.engines, self._created_s, context))
-        return tuple(models)
+            if rule.model is not None and not is_pattern(rule.model) and rule.model not in known:
+                context = self._backends[rule.engines[0]].engine.identity.context
+                models.setdefault(rule.model, ServedModel(rule.model, rule.engines, self._created_s, context))
+        return tuple(models.values())
 
     def choose(
         self, model: str | None, priority: PriorityClass, prompt_tokens: int | None, key: str | None
