@@ -2,14 +2,14 @@
 
 import asyncio
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from tokenmill.api.engines import EngineChoice, open_engine, plan_for
 from tokenmill.api.options import EngineOptions
-from tokenmill.api.planning import EnginePlan
+from tokenmill.api.planning import EnginePlan, ReadBatch
 from tokenmill.api.progress import OnProgress, ignore
 from tokenmill.api.slots import fit_slots
 from tokenmill.config import Config
@@ -30,11 +30,14 @@ class EngineSetup:
     config: Config
     planned: EnginePlan | None = None
 
-    def plan(self) -> "EngineSetup":
-        """This setup with a plan, if an engine has to be started; DoesNotFit if it does not fit."""
+    def plan(self, batch: ReadBatch | None = None) -> "EngineSetup":
+        """This setup with a plan, if an engine has to be started; DoesNotFit if it does not fit.
+
+        `batch` reads the lengths of the jobs, if they are the only ones that the engine is for.
+        """
         if self.planned is not None or not self.choice.starts:
             return self
-        return EngineSetup(self.choice, self.options, self.config, plan_for(self.choice, self.options, self.config))
+        return replace(self, planned=plan_for(self.choice, self.options, self.config, batch))
 
     @property
     def measures_slots(self) -> bool:
@@ -64,7 +67,8 @@ class BatchEngine:
         self.store = store
         self.folder = folder
         self.on_progress = on_progress
-        self._adapt_layout = adapt_layout and setup.planned is not None
+        planned = setup.planned
+        self._adapt_layout = adapt_layout and planned is not None and planned.plan.settings.total_cells is None
         self._point: SlotPoint | None = None
         self._stack = AsyncExitStack()
 

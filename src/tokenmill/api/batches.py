@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -25,6 +26,7 @@ from tokenmill.api.stopping import Stop, in_thread
 from tokenmill.api.stores import store_address, work_folder
 from tokenmill.api.summary import Summary
 from tokenmill.config import Config
+from tokenmill.jobs.batch_profile import batch_profile
 from tokenmill.jobs.ingest.background import Ingest
 from tokenmill.jobs.ingest.reschedule import Rescheduled
 from tokenmill.jobs.ingest.submit import FileSubmission, Hooks
@@ -35,6 +37,7 @@ from tokenmill.jobs.store.address import Address
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.worker.loop import work as work_on
 from tokenmill.jobs.worker.progress import RunReport
+from tokenmill.planner.regimes import BatchProfile
 from tokenmill.units import number_of
 
 _LOGGED_LINES = 100_000  # lines of a large file between two messages
@@ -140,7 +143,8 @@ def run_batch(request: BatchRequest, config: Config, stop: Stop, on_progress: On
         setup, submission, folder = _prepare(request, config, stack, cluster, stop, on_progress)
         known = submission.find()
         if cluster is None and (known is None or not known.finished):
-            setup = setup.plan()  # before the batch is stored, because other workers may then take its jobs
+            # before the batch is stored, because other workers may then take its jobs
+            setup = setup.plan(partial(_profile, submission, request))
         ingest = stack.enter_context(Ingest(submission, whole=cluster is not None))
         _log_submitted(ingest)
         report = None
@@ -160,6 +164,12 @@ def run_batch(request: BatchRequest, config: Config, stop: Stop, on_progress: On
             failed_by_code=submission.store.failures_by_code(batch.id),
             nodes=cluster.nodes() if cluster else (),
         )
+
+
+def _profile(submission: FileSubmission, request: BatchRequest) -> BatchProfile | None:
+    """The lengths of the jobs; None if they come from a stream."""
+    path = Path(submission.where)
+    return batch_profile(path, request.options.defaults) if path.is_file() else None
 
 
 def check_request(request: BatchRequest) -> None:

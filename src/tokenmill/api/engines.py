@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tokenmill.api.background import Background
 from tokenmill.api.options import ENGINES, EngineOptions, engine_name
-from tokenmill.api.planning import EnginePlan, locate, plan_engine
+from tokenmill.api.planning import EnginePlan, ReadBatch, locate, plan_engine
 from tokenmill.api.progress import Download, OnProgress, ignore, log
 from tokenmill.config import Config, EngineConfig
 from tokenmill.engine.engine import Engine, Identity
@@ -81,9 +81,12 @@ def choose_engine(
     return choice
 
 
-def plan_for(choice: EngineChoice, options: EngineOptions, config: Config) -> EnginePlan:
-    """The plan of the engine that a choice starts; DoesNotFit if it does not fit."""
-    return plan_engine(str(choice.path), replace(options, engine=choice.config.kind), config).require_fit()
+def plan_for(
+    choice: EngineChoice, options: EngineOptions, config: Config, batch: ReadBatch | None = None
+) -> EnginePlan:
+    """The plan of the engine that a choice starts, for a batch if it is given; DoesNotFit if it does not fit."""
+    options = replace(options, engine=choice.config.kind)
+    return plan_engine(str(choice.path), options, config, batch=batch).require_fit()
 
 
 def model_path(model: str | None, config: Config, on_progress: OnProgress = ignore) -> Path:

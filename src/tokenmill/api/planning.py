@@ -4,7 +4,7 @@
 places the tensors, and calibrates the forecast with earlier measurements. It starts nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack, cast, get_args
@@ -24,6 +24,7 @@ from tokenmill.model.read import read
 from tokenmill.planner.goal import DialectName, Goal
 from tokenmill.planner.make import make
 from tokenmill.planner.plan import Command, Decision, Plan
+from tokenmill.planner.regimes import BatchProfile, Regimes, batch_options, can_stream
 from tokenmill.tuner.apply import Overlaid, calibrated, decided, misplaced, operating_point
 from tokenmill.tuner.slots import DEFAULT_SLOTS, FALLBACK_SLOTS
 from tokenmill.units import format_bytes
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 _QUANTS = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_K_S", "IQ4_XS", "Q3_K_M", "Q2_K", "IQ2_XXS", "IQ1_S")
 
 
+ReadBatch = Callable[[], BatchProfile | None]
+"""Reads the lengths of a batch's jobs; called only if the plan depends on them."""
+
+
 @dataclass(frozen=True, slots=True)
 class EnginePlan:
     """A plan with the model file and the configuration that an engine is started with."""
@@ -42,6 +47,7 @@ class EnginePlan:
     model_path: Path
     config: EngineConfig
     tuned: bool = False  # an operating point applies, so the slots need not be measured
+    regimes: Regimes | None = None  # the forecasts that chose the slots and the KV layout for a batch
 
     def require_fit(self) -> "EnginePlan":
         """This plan; DoesNotFit if it does not fit."""
@@ -104,9 +110,13 @@ def configuration(config: Config | str | Path | None) -> Config:
     return config if isinstance(config, Config) else load(None if config is None else Path(config))
 
 
-def plan_engine(model: str, options: EngineOptions, config: Config, *, files: bool = True) -> EnginePlan:
+def plan_engine(
+    model: str, options: EngineOptions, config: Config, *, files: bool = True, batch: ReadBatch | None = None
+) -> EnginePlan:
     """The plan for a model on the engine that the options choose.
 
+    `batch` reads the lengths of the jobs that the engine is for; the plan then has the slots and the KV layout that
+    finish them soonest.
     `files`: an engine will be started, so the model's files are required; UnknownModel if they are missing.
     """
     from tokenmill.native.builds.finished import library_decisions  # noqa: PLC0415  reads the machine
@@ -127,11 +137,46 @@ def plan_engine(model: str, options: EngineOptions, config: Config, *, files: bo
     if options.point and dialect == ENGINES[engine.kind]:
         point = operating_point(goal, machine, profile, Path(path), engine, config.state_path)
     point, made = _placed(machine, profile, goal, point, engine, path)
+    found = None
+    if (
+        batch is not None
+        and engine.kind == "native"
+        and options.sequences is None
+        and can_stream(machine, profile, goal)
+    ):
+        jobs = batch()
+        found = None if jobs is None else _regimes(machine, profile, goal, jobs, engine)
+    if found is not None:
+        made = _for_batch(machine, profile, made, found)
     if options.machine is None:  # operating points are found on this machine
         _log_point(point)
     made = decided(calibrated(made, config.state_path, path, engine=engine.kind), point)
     made = replace(made, decisions=(*made.decisions, *library_decisions(engine, config.engines_path)))
-    return EnginePlan(_with_limits(made, engine, here=named == THIS), Path(path), engine, point.words is not None)
+    limited = _with_limits(made, engine, here=named == THIS)
+    return EnginePlan(
+        limited, Path(path), engine, point.words is not None or made.settings.total_cells is not None, found
+    )
+
+
+def _regimes(machine: Machine, profile: Profile, goal: Goal, batch: BatchProfile, engine: EngineConfig) -> Regimes:
+    """The ways to run a batch on the native engine, with their forecasts."""
+    from tokenmill.native.builds.finished import max_sequences  # noqa: PLC0415  reads the machine
+    from tokenmill.native.worker_config import RETAINED_SEQUENCES, max_slots  # noqa: PLC0415  pydantic models
+
+    limit = max_slots(profile, max_sequences(engine))
+    return batch_options(machine, profile, goal, batch, max_slots=limit, retained=RETAINED_SEQUENCES)
+
+
+def _for_batch(machine: Machine, profile: Profile, made: Plan, found: Regimes) -> Plan:
+    """The plan of the fastest regime if that streams; resident batches keep the plan, whose slots are measured."""
+    best = found.best
+    if best is None or best.regime == "resident":
+        return made
+    plan = make(machine, profile, best.goal)
+    if not plan.fits:
+        return made
+    what = f"{best.slots:,} slots, KV layout {best.layout}, host experts copied to the GPU in every pass"
+    return replace(plan, decisions=(*plan.decisions, Decision("batch", what, found.reason())))
 
 
 def engine_to_plan(options: EngineOptions, config: Config, *, started: bool) -> tuple[EngineConfig, DialectName]:

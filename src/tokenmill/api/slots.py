@@ -39,11 +39,12 @@ async def fit_slots(
         log.info("%s%s: %s", prefix, number_of(point.slots or 1, "slot"), point.slots_reason)
     if point.layout_reason is not None:
         log.info("%s%s", prefix, point.layout_reason)
+    unified = engine.runtime is None or engine.runtime.kv_layout != "per_slot"
     shape = shape_of(
         engine.capabilities,
         engine.identity,
         width=point.slots,
-        cells_total=(await engine.status()).counters.cells_total,
+        cells_total=(await engine.status()).counters.cells_total if unified else None,
         rates=MeasuredRates(None, point.decode_tok_s),
     )
     return replace(shape, point=point)

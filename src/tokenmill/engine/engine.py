@@ -165,6 +165,7 @@ class Capabilities:
     max_slots: int | None = None  # set_slots() takes 1 to max_slots; None: the number of slots is fixed
     changes_kv_layout: bool = False
     saves_slots: bool = False  # save_slot() and restore_slot(), once verify_saved_slots() has succeeded
+    copies_prefixes: bool = False  # slots have KV cells of their own and copy prefixes from each other
     lists_contents: bool = False  # running_requests() and cached_prefixes()
     embeddings: bool = False  # embed(), which a server may still refuse
     restarts: bool = False  # restarted when its process dies

@@ -119,6 +119,8 @@ def settings_of(plan: Plan, *, sequences: int | None = None) -> tuple[ModelSetti
         threads=settings.threads,
         threads_batch=settings.threads_batch,
         moe_cache_bytes=settings.moe_cache_bytes,
+        streams=settings.per_slot,
+        lockstep=settings.per_slot,
     )
     return model, context
 

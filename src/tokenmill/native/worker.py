@@ -180,6 +180,7 @@ class Worker:
             max_slots=self._max_slots,
             changes_kv_layout=True,
             lists_contents=True,
+            copies_prefixes=settings.streams,
         )
         buffers = session.context.buffers()
         return protocol.Handshake(

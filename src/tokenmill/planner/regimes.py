@@ -123,7 +123,7 @@ def batch_options(
     `goal`: what the user set; its sequences are chosen here. `max_slots`: what the library and the model allow.
     `retained`: additional sequence ids of a unified cache.
     """
-    streams = _can_stream(machine, profile, goal)
+    streams = can_stream(machine, profile, goal)
     found: list[RegimeOption] = []
     for slots in _widths(batch.jobs, max_slots):
         ubatch = goal.ubatch or max(RESIDENT_UBATCH, _rows(slots))
@@ -164,7 +164,8 @@ def _rows(slots: int) -> int:
     return -(-(slots + 4) // PAD) * PAD
 
 
-def _can_stream(machine: Machine, profile: Profile, goal: Goal) -> bool:
+def can_stream(machine: Machine, profile: Profile, goal: Goal) -> bool:
+    """Whether there is a GPU to which experts can be copied."""
     return bool(usable_gpus(machine, goal)) and profile.experts is not None
 
 

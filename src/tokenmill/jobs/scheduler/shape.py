@@ -66,8 +66,9 @@ def shape_of(
 
 
 def _reuse(capabilities: Capabilities, identity: Identity) -> tuple[Reuse, str]:
-    if capabilities.shares_prefixes and identity.kind == "native":
-        return "shares", "sequences share the cells of a prefix"
+    if capabilities.copies_prefixes or (capabilities.shares_prefixes and identity.kind == "native"):
+        how = "copy the prefixes of jobs" if capabilities.copies_prefixes else "share the cells of a prefix"
+        return "shares", f"sequences {how}"
     if capabilities.shares_prefixes:
         return "prefix cache", "computed prompts are reused; the first job of a prefix runs before the others"
     if capabilities.keeps_prefixes and capabilities.chooses_slots and identity.slots is not None:
