@@ -26,7 +26,8 @@ test-vllm: venv ## run a real vLLM on the processors, in an environment of its o
 
 test-build: venv ## build llama.cpp for this processor (10 minutes on 2 cores) and test the native engine with it
 	@build="$$($(BIN)/tokenmill engines build --cpu)" && \
-	TOKENMILL_TEST_BUILD="$$build" $(BIN)/python -m pytest tests/llama_build tests/integration/native
+	TOKENMILL_TEST_BUILD="$$build" $(BIN)/python -m pytest tests/llama_build tests/integration/native \
+		--ignore=tests/integration/native/test_native_sampling_parity.py  # which compares with the wheel's server
 
 check: venv ## lint, types, import rules
 	@$(BIN)/ruff check .

@@ -49,7 +49,7 @@ class Build:
     cmake: str
     verified: bool  # False: there was no card to open it with
     built_at: str  # ISO 8601, UTC
-    duration_s: float
+    duration_s: float  # of the call that finished it
     bytes: int
     folder: Path = Path()  # not in the file
 
