@@ -13,5 +13,9 @@ from tokenmill.gateway.monitoring import dashboard_api
 def _quick() -> Iterator[None]:
     """Poll batches often."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(app, "extra_groups", lambda state: (routes.route_group(state, tick_s=0.02), dashboard_api.route_group(state)))
+        patched.setattr(
+            app,
+            "extra_groups",
+            lambda state: (routes.route_group(state, tick_s=0.02), dashboard_api.route_group(state)),
+        )
         yield

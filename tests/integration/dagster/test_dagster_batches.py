@@ -227,8 +227,14 @@ def test_a_batch_cancelled_by_another_client_fails_the_asset(
 
 def test_an_expired_batch_fails_the_asset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    both = lambda state: (gateway_batches.route_group(state, tick_s=0.02, clock=clock), dashboard_api.route_group(state))  # noqa: E731
-    monkeypatch.setattr(app, "extra_groups", both)
+    monkeypatch.setattr(
+        app,
+        "extra_groups",
+        lambda state: (
+            gateway_batches.route_group(state, tick_s=0.02, clock=clock),
+            dashboard_api.route_group(state),
+        ),
+    )
     jobs = [line("a", "one"), line("b", "slow")]
     answers = batch_asset("answers", path=str(tmp_path / "t.jsonl"), lines=lambda _: jobs)
     with faked(tmp_path / "state") as (served_at, engine):
