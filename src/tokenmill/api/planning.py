@@ -111,12 +111,17 @@ def configuration(config: Config | str | Path | None) -> Config:
 
 
 def plan_engine(
-    model: str, options: EngineOptions, config: Config, *, files: bool = True, batch: ReadBatch | None = None
+    model: str,
+    options: EngineOptions,
+    config: Config,
+    *,
+    files: bool = True,
+    batch: ReadBatch | BatchProfile | None = None,
 ) -> EnginePlan:
     """The plan for a model on the engine that the options choose.
 
-    `batch` reads the lengths of the jobs that the engine is for; the plan then has the slots and the KV layout that
-    finish them soonest.
+    `batch`: the jobs that the engine is for, or a function that reads their lengths; if experts can be copied to a GPU,
+    the plan then has the slots and the KV layout that finish them soonest.
     `files`: an engine will be started, so the model's files are required; UnknownModel if they are missing.
     """
     from tokenmill.native.builds.finished import library_decisions  # noqa: PLC0415  reads the machine
@@ -138,14 +143,8 @@ def plan_engine(
         point = operating_point(goal, machine, profile, Path(path), engine, config.state_path)
     point, made = _placed(machine, profile, goal, point, engine, path)
     found = None
-    if (
-        batch is not None
-        and engine.kind == "native"
-        and options.sequences is None
-        and can_stream(machine, profile, goal)
-    ):
-        jobs = batch()
-        found = None if jobs is None else _regimes(machine, profile, goal, jobs, engine)
+    if batch is not None and engine.kind == "native" and options.sequences is None:
+        found = _regimes(machine, profile, goal, batch, engine, here=named == THIS)
     if found is not None:
         made = _for_batch(machine, profile, made, found)
     if options.machine is None:  # operating points are found on this machine
@@ -158,12 +157,23 @@ def plan_engine(
     )
 
 
-def _regimes(machine: Machine, profile: Profile, goal: Goal, batch: BatchProfile, engine: EngineConfig) -> Regimes:
-    """The ways to run a batch on the native engine, with their forecasts."""
-    from tokenmill.native.builds.finished import max_sequences  # noqa: PLC0415  reads the machine
+def _regimes(
+    machine: Machine, profile: Profile, goal: Goal, batch: ReadBatch | BatchProfile, engine: EngineConfig, *, here: bool
+) -> Regimes | None:
+    """The ways to run a batch on the native engine; None if the jobs need not be read or cannot be.
+
+    Another machine is assumed to have a library of its own, built with `tokenmill engines build`.
+    """
+    from tokenmill.native.builds.build import DEFAULT_SEQUENCES  # noqa: PLC0415  reads the machine
+    from tokenmill.native.builds.finished import max_sequences  # noqa: PLC0415
     from tokenmill.native.worker_config import RETAINED_SEQUENCES, max_slots  # noqa: PLC0415  pydantic models
 
-    limit = max_slots(profile, max_sequences(engine))
+    if not isinstance(batch, BatchProfile):
+        read_batch = batch() if can_stream(machine, profile, goal) else None
+        if read_batch is None:
+            return None
+        batch = read_batch
+    limit = max_slots(profile, max_sequences(engine) if here else DEFAULT_SEQUENCES)
     return batch_options(machine, profile, goal, batch, max_slots=limit, retained=RETAINED_SEQUENCES)
 
 

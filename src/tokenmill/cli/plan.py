@@ -15,8 +15,10 @@ from tokenmill.api.options import ENGINES, EngineOptions
 from tokenmill.api.planning import EnginePlan, command_for, does_not_fit, locate, plan_engine
 from tokenmill.cli.options import GoalOptions
 from tokenmill.cli.output import Common, jsonable, show, show_json, show_text
+from tokenmill.cli.plan_batch import BatchOptions
 from tokenmill.cli.plan_hosts import HostsOptions, plan_over
 from tokenmill.cli.views.plan import document, explained, folded, render
+from tokenmill.cli.views.regimes import regimes_document, render_regimes
 from tokenmill.config import Config
 from tokenmill.errors import DoesNotFit, UsageError
 from tokenmill.hardware.catalog import THIS, find, names
@@ -45,6 +47,7 @@ def plan(
     machine: Annotated[str | None, Parameter(metavar="NAME")] = None,
     options: GoalOptions = GoalOptions(),  # noqa: B008  frozen
     hosts: HostsOptions = HostsOptions(),  # noqa: B008  frozen
+    batch: BatchOptions = BatchOptions(),  # noqa: B008  frozen
     explain: bool = False,
     compare: Annotated[str | None, _MODE, Parameter(metavar="LIST")] = None,
     written: Annotated[Written | None, _MODE, Parameter(name="--as")] = None,
@@ -63,6 +66,7 @@ def plan(
         tokenmill plan kimi-k2.5:Q4_K_S --machine epyc-9175f --context 32k
         tokenmill plan kimi.gguf --explain
         tokenmill plan kimi-k2.5:Q4_K_S --as systemd
+        tokenmill plan kimi.gguf --jobs jobs.jsonl
 
     Parameters
     ----------
@@ -106,7 +110,7 @@ def plan(
     asked = EngineOptions(**_fields(options) | {"engine": engine, "machine": machine, "binary": binary, "point": point})
     if compare is not None:
         return _compare(model, asked, compare, config, common)
-    made = plan_engine(model, asked, config, files=False)
+    made = plan_engine(model, asked, config, files=False, batch=batch.profile())
     flags = flags_of(binary) if binary else None
     command = command_for(made, model, asked, binary=binary, flags=flags) if made.plan.fits else None
     if written is not None:
@@ -124,9 +128,12 @@ def _show(
     plan = made.plan
     if common.json:
         patterns = tiers_by_pattern(plan.placement, plan.profile)
-        show_json(document(plan, patterns, _command(command)) | _verification(checked))
+        batch = {} if made.regimes is None else {"batch": regimes_document(made.regimes)}
+        show_json(document(plan, patterns, _command(command)) | _verification(checked) | batch)
         return
     show(*render(plan), *(explained(plan) if explain else ()))
+    if made.regimes is not None:
+        show(Text(), *render_regimes(made.regimes, every=explain))
     if command is not None:
         show(Text(), Text("run:", style="bold"))
         show_text(folded(command))
