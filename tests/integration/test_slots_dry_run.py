@@ -17,7 +17,9 @@ from tokenmill.planner.make import make
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("models")
     generate.write("moe", generate.sizes("moe", {}), folder / "moe.gguf")
-    ghost.write("gpt-oss-120b:MXFP4_MOE", folder / "windows.gguf")  # sliding windows, with a separate cache in each slot
+    ghost.write(
+        "gpt-oss-120b:MXFP4_MOE", folder / "windows.gguf"
+    )  # sliding windows, with a separate cache in each slot
     return {"moe": folder / "moe.gguf", "windows": folder / "windows.gguf"}
 
 

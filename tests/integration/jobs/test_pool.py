@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from support.crews import LIMIT_S, Counting, Gated, crewed, hand
 from support.fake_engine import CRASH, KILLED, FakeEngine, Seen, restarting
 from support.jobs_store import submitted
+from support.pool_engines import LIMIT_S, Counting, Gated, hand, run_test_pool
 from support.worked import QUICK
 from tokenmill.engine.engine import EngineStatus
 from tokenmill.errors import EngineError, StoreError
@@ -44,7 +44,7 @@ def all_done(store: Store, batch: Batch, report: PoolReport, path: Path) -> None
 def test_unequal_engines_do_every_job_once_in_one_output(tmp_path: Path) -> None:
     async def run() -> PoolReport:
         fast = Counting()
-        return await crewed(store, [batch], [hand("fast", fast), hand("slow", Counting(behind=(4, fast)))])
+        return await run_test_pool(store, [batch], [hand("fast", fast), hand("slow", Counting(behind=(4, fast)))])
 
     with Store(tmp_path / "store") as store:
         batch = submitted(store, tmp_path / "jobs.jsonl", [f"q{number}" for number in range(160)])
@@ -61,7 +61,7 @@ def test_a_head_is_computed_on_one_engine(tmp_path: Path) -> None:
 
     async def run() -> PoolReport:
         engines.update({name: FakeEngine() for name in "abc"})
-        return await crewed(store, [batch], [hand(name, engine) for name, engine in engines.items()])
+        return await run_test_pool(store, [batch], [hand(name, engine) for name, engine in engines.items()])
 
     prompts = [f"Digest {number % 12}. {HEAD} Question {number}?" for number in range(60)]
     with Store(tmp_path / "store") as store:
@@ -85,7 +85,7 @@ def test_jobs_of_a_machine_that_is_lost_are_done_by_the_others_without_blame(tmp
 
         losing = asyncio.create_task(lose())
         hands = [hand("lost", lost), hand("other", other)]
-        report = await crewed(store, [batch], hands if at == 0 else hands[::-1])
+        report = await run_test_pool(store, [batch], hands if at == 0 else hands[::-1])
         await losing
         return report
 
@@ -104,7 +104,7 @@ def test_jobs_of_a_machine_that_is_lost_are_done_by_the_others_without_blame(tmp
 def test_a_job_that_crashes_one_engine_after_another_is_set_aside(tmp_path: Path) -> None:
     async def run() -> PoolReport:
         hands = [hand(name, FakeEngine()) for name in "abc"]
-        return await crewed(store, [batch], hands)
+        return await run_test_pool(store, [batch], hands)
 
     with Store(tmp_path / "store") as store:
         batch = submitted(store, tmp_path / "jobs.jsonl", ["poison", *(f"q{number}" for number in range(12))])
@@ -120,7 +120,7 @@ def test_one_that_comes_later_takes_what_the_first_has_not_begun(tmp_path: Path)
         first, later = Gated(), Counting()
         coming = asyncio.Queue[PoolMember | None]()
         coming.put_nowait(hand("first", first))
-        working = asyncio.create_task(crewed(store, [batch], coming))
+        working = asyncio.create_task(run_test_pool(store, [batch], coming))
         await first.changed.wait()
         coming.put_nowait(hand("later", later))
         coming.put_nowait(None)
@@ -143,7 +143,7 @@ def test_hands_may_come_from_anywhere_and_have_one_name(tmp_path: Path) -> None:
             yield hand("node", FakeEngine())
 
     async def run() -> PoolReport:
-        return await crewed(store, [batch], coming())
+        return await run_test_pool(store, [batch], coming())
 
     with Store(tmp_path / "store") as store:
         batch = submitted(store, tmp_path / "jobs.jsonl", [f"q{number}" for number in range(20)])
@@ -162,12 +162,12 @@ def test_all_is_kept_when_no_engine_is_left(tmp_path: Path) -> None:
 
         losing = [asyncio.create_task(lose(engine)) for engine in engines]
         try:
-            return await crewed(store, [batch], [hand(f"e{at}", engine) for at, engine in enumerate(engines)])
+            return await run_test_pool(store, [batch], [hand(f"e{at}", engine) for at, engine in enumerate(engines)])
         finally:
             await asyncio.gather(*losing)
 
     async def again() -> PoolReport:
-        return await crewed(store, [batch], [hand("new", FakeEngine())])
+        return await run_test_pool(store, [batch], [hand("new", FakeEngine())])
 
     with Store(tmp_path / "store") as store:
         batch = submitted(store, tmp_path / "jobs.jsonl", [f"q{number}" for number in range(40)])
@@ -185,11 +185,11 @@ def test_no_engine_at_all(tmp_path: Path, prompts: list[str], fails: bool) -> No
         batch = submitted(store, tmp_path / "jobs.jsonl", [*prompts])
         if fails:
             with pytest.raises(EngineError) as caught:
-                asyncio.run(crewed(store, [batch], []))
+                asyncio.run(run_test_pool(store, [batch], []))
             assert caught.value.code == "no_engine_joined"
             assert caught.value.hint
         else:
-            assert asyncio.run(crewed(store, [batch], [])).total.end == "finished"
+            assert asyncio.run(run_test_pool(store, [batch], [])).total.end == "finished"
 
 
 def test_who_sends_engines_may_fail_while_those_that_came_work_on(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_who_sends_engines_may_fail_while_those_that_came_work_on(tmp_path: Path
         raise EngineError("the cluster does not answer")
 
     async def run() -> PoolReport:
-        return await crewed(store, [batch], coming())
+        return await run_test_pool(store, [batch], coming())
 
     with Store(tmp_path / "store") as store:
         batch = submitted(store, tmp_path / "jobs.jsonl", [f"q{number}" for number in range(9)])
@@ -211,7 +211,7 @@ def test_stopping_puts_back_what_all_of_them_had(tmp_path: Path) -> None:
     async def run() -> PoolReport:
         engines, stop = [Gated(), Gated()], asyncio.Event()
         working = asyncio.create_task(
-            crewed(store, [batch], [hand(f"e{at}", engine) for at, engine in enumerate(engines)], stop=stop)
+            run_test_pool(store, [batch], [hand(f"e{at}", engine) for at, engine in enumerate(engines)], stop=stop)
         )
         for engine in engines:
             await engine.changed.wait()
@@ -228,7 +228,7 @@ def test_a_batch_that_is_cancelled_is_left_by_all(tmp_path: Path) -> None:
     async def run() -> PoolReport:
         engines = [Gated(), Gated()]
         working = asyncio.create_task(
-            crewed(store, [batch], [hand(f"e{at}", engine) for at, engine in enumerate(engines)])
+            run_test_pool(store, [batch], [hand(f"e{at}", engine) for at, engine in enumerate(engines)])
         )
         for engine in engines:
             await engine.changed.wait()
@@ -257,7 +257,7 @@ def test_an_equal_job_is_done_with_the_answer_of_another_worker_or_without_it(tm
             if sum(map(len, store._held.values())) >= 4:
                 held.set()
 
-        working = asyncio.create_task(crewed(store, [one, two], coming, on_snapshot=tell))
+        working = asyncio.create_task(run_test_pool(store, [one, two], coming, on_snapshot=tell))
         async with asyncio.timeout(LIMIT_S):
             while len(first.at_work) < 4:
                 await first.changed.wait()
@@ -285,7 +285,7 @@ def test_all_are_told_as_one(tmp_path: Path) -> None:
 
     async def run() -> PoolReport:
         engines = [Counting(), Counting()]
-        return await crewed(
+        return await run_test_pool(
             store, [batch], [hand(f"e{at}", each) for at, each in enumerate(engines)], on_snapshot=told.append
         )
 
@@ -312,7 +312,7 @@ def test_who_waits_for_its_engine_does_not_keep_the_others(tmp_path: Path) -> No
         assert isinstance(first, FakeEngine)
         first.die(KILLED)
         try:
-            return await crewed(store, [batch], [hand("away", away), hand("here", FakeEngine())])
+            return await run_test_pool(store, [batch], [hand("away", away), hand("here", FakeEngine())])
         finally:
             await away.close()
 
@@ -330,7 +330,7 @@ def test_trouble_with_the_store_ends_all(tmp_path: Path, monkeypatch: pytest.Mon
         batch = submitted(store, tmp_path / "jobs.jsonl", [f"q{number}" for number in range(30)])
 
         async def run() -> PoolReport:
-            return await crewed(store, [batch], [hand(name, FakeEngine()) for name in "ab"], options=QUICK)
+            return await run_test_pool(store, [batch], [hand(name, FakeEngine()) for name in "ab"], options=QUICK)
 
         with monkeypatch.context() as patched:
             patched.setattr(Store, "waiting", broken)

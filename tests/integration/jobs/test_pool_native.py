@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from support.crews import crewed, hand
 from support.jobs_store import submitted
 from support.native_engine import native, plan_for, run
+from support.pool_engines import hand, run_test_pool
 from tokenmill.engine.engine import Answer, Capabilities, Engine, EngineStatus, Identity, Piece, Request
 from tokenmill.engine.forward import ForwardingEngine
 from tokenmill.jobs.store.store import Store
@@ -70,7 +70,7 @@ def test_each_head_is_computed_on_one_of_two_engines(moe: Path, tmp_path: Path) 
             for name in ("one", "two"):
                 started = await stack.enter_async_context(native(moe, tmp_path / name, plan=plan, name=name))
                 engines.append(Noting(started))
-            return await crewed(store, [batch], [hand(f"e{at}", engine) for at, engine in enumerate(engines)])
+            return await run_test_pool(store, [batch], [hand(f"e{at}", engine) for at, engine in enumerate(engines)])
 
     prompts = [f"Digest {number % HEADS}. {RULES} Question {number}:" for number in range(HEADS * JOBS)]
     with Store(tmp_path / "store") as store:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from support.crews import LIMIT_S, crewed, hand
 from support.fake_engine import KILLED, FakeEngine
 from support.jobs_store import submitted
-from support.roomy_engine import Roomy, prompt
+from support.limited_engine import LimitedEngine, prompt
+from support.pool_engines import LIMIT_S, hand, run_test_pool
 from support.worked import QUICK, run_prompts
 from tokenmill.engine.engine import Answer, FinishReason, Usage
 from tokenmill.errors import TooLong
@@ -35,10 +35,10 @@ def why(store: Store, batch: Batch) -> set[str]:
 @pytest.mark.parametrize("says", [True, False])
 @pytest.mark.parametrize("first", ["small", "large"])
 def test_what_is_too_long_for_one_is_done_by_another(tmp_path: Path, first: str, says: bool) -> None:
-    async def run() -> tuple[PoolReport, Roomy, Roomy]:
-        small, large = Roomy(30, says=says), Roomy(100, says=says)
+    async def run() -> tuple[PoolReport, LimitedEngine, LimitedEngine]:
+        small, large = LimitedEngine(30, says=says), LimitedEngine(100, says=says)
         hands = [hand("small", small), hand("large", large)]
-        return await crewed(store, [batch], hands if first == "small" else hands[::-1]), small, large
+        return await run_test_pool(store, [batch], hands if first == "small" else hands[::-1]), small, large
 
     with Store(tmp_path / "store") as store:
         batch = submitted(store, tmp_path / "jobs.jsonl", [*LONG, *SHORT])
@@ -51,11 +51,13 @@ def test_what_is_too_long_for_one_is_done_by_another(tmp_path: Path, first: str,
 
 
 def test_nor_is_it_given_to_others_with_no_more_room(tmp_path: Path) -> None:
-    async def run() -> list[Roomy]:
-        one, other, large = Roomy(30), Roomy(30), Roomy(100)
+    async def run() -> list[LimitedEngine]:
+        one, other, large = LimitedEngine(30), LimitedEngine(30), LimitedEngine(100)
         coming = asyncio.Queue[PoolMember | None]()
         coming.put_nowait(hand("one", one))
-        working = asyncio.create_task(crewed(store, [batch], coming, expected=lambda: () if large.at_work else (100,)))
+        working = asyncio.create_task(
+            run_test_pool(store, [batch], coming, expected=lambda: () if large.at_work else (100,))
+        )
         async with asyncio.timeout(LIMIT_S):
             while len(one.refusals) < len(LONG):
                 await one.refused.wait()
@@ -75,7 +77,7 @@ def test_nor_is_it_given_to_others_with_no_more_room(tmp_path: Path) -> None:
 
 def test_what_none_has_room_for_fails_by_the_largest(tmp_path: Path) -> None:
     async def run() -> PoolReport:
-        return await crewed(store, [batch], [hand("small", Roomy(30)), hand("large", Roomy(50))])
+        return await run_test_pool(store, [batch], [hand("small", LimitedEngine(30)), hand("large", LimitedEngine(50))])
 
     with Store(tmp_path / "store") as store:
         batch = submitted(store, tmp_path / "jobs.jsonl", [*LONG, *SHORT])
@@ -87,8 +89,8 @@ def test_what_none_has_room_for_fails_by_the_largest(tmp_path: Path) -> None:
 
 
 def test_it_fails_when_the_one_with_room_is_lost(tmp_path: Path) -> None:
-    async def run() -> tuple[Roomy, PoolReport]:
-        small, large = Roomy(30), Roomy(100)
+    async def run() -> tuple[LimitedEngine, PoolReport]:
+        small, large = LimitedEngine(30), LimitedEngine(100)
 
         async def lose() -> None:
             await large.changed.wait()
@@ -96,7 +98,7 @@ def test_it_fails_when_the_one_with_room_is_lost(tmp_path: Path) -> None:
             large.die(KILLED)
 
         losing = asyncio.create_task(lose())
-        found = await crewed(store, [batch], [hand("small", small), hand("large", large)])
+        found = await run_test_pool(store, [batch], [hand("small", small), hand("large", large)])
         await losing
         return small, found
 
@@ -114,9 +116,9 @@ def test_one_that_is_expected_is_waited_for(tmp_path: Path) -> None:
     expected: list[int | None] = [100]
 
     async def run() -> None:
-        small, coming = Roomy(30), asyncio.Queue[PoolMember | None]()
+        small, coming = LimitedEngine(30), asyncio.Queue[PoolMember | None]()
         coming.put_nowait(hand("small", small))
-        working = asyncio.create_task(crewed(store, [batch], coming, expected=lambda: expected))
+        working = asyncio.create_task(run_test_pool(store, [batch], coming, expected=lambda: expected))
         async with asyncio.timeout(LIMIT_S):
             while len(small.refusals) < len(LONG):
                 await small.refused.wait()
@@ -156,8 +158,8 @@ def test_an_answer_that_one_would_cut_short_is_written_by_another(
     """As far as the largest can."""
 
     async def run() -> PoolReport:
-        engines = [Roomy(room) for room in rooms]
-        return await crewed(store, [batch], [hand(f"e{at}", engine) for at, engine in enumerate(engines)])
+        engines = [LimitedEngine(room) for room in rooms]
+        return await run_test_pool(store, [batch], [hand(f"e{at}", engine) for at, engine in enumerate(engines)])
 
     with Store(tmp_path / "store") as store:
         prompts = [prompt(f"wordy{number}", 20) for number in range(12)]
@@ -170,7 +172,7 @@ def test_an_answer_that_one_would_cut_short_is_written_by_another(
 
 def test_an_answer_is_cut_short_where_the_one_with_more_room_is_lost(tmp_path: Path) -> None:
     async def run() -> None:
-        small, large = Roomy(30), Roomy(100)
+        small, large = LimitedEngine(30), LimitedEngine(100)
 
         async def lose() -> None:
             await large.changed.wait()
@@ -179,7 +181,7 @@ def test_an_answer_is_cut_short_where_the_one_with_more_room_is_lost(tmp_path: P
             large.die(KILLED)
 
         losing = asyncio.create_task(lose())
-        await crewed(store, [batch], [hand("small", small), hand("large", large)])
+        await run_test_pool(store, [batch], [hand("small", small), hand("large", large)])
         await losing
 
     with Store(tmp_path / "store") as store:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from support.crews import LIMIT_S
 from support.fake_engine import FakeEngine
 from support.jobs_store import Clock, answer, submitted
+from support.pool_engines import LIMIT_S
 from support.postgres import Cluster
 from tokenmill.jobs.models import Batch, QueuedJob
 from tokenmill.jobs.scheduler.shape import shape_of

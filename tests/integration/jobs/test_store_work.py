@@ -9,10 +9,10 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from support.head_keys import old_place
 from support.job_machine import Jobs
 from support.jobs_store import Clock, answer, pending, submitted, write_jobs
 from support.postgres import Cluster, past
+from support.prefix_keys import old_place
 from tokenmill.errors import UsageError
 from tokenmill.jobs.ingest.submit import submit
 from tokenmill.jobs.models import Counts, Failure, JobId, JobOutcome, QueuedJob, State, Submission

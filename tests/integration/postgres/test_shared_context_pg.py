@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.jobs_store import submitted
-from support.roomy_engine import Roomy, prompt
+from support.limited_engine import LimitedEngine, prompt
 from support.worked import LIMIT_S, QUICK
 from tokenmill.jobs.models import Batch, Counts, JobId
 from tokenmill.jobs.scheduler.shape import shape_of
@@ -28,13 +28,13 @@ def stores(server: PostgresAddress) -> Iterator[tuple[Store, Store]]:
         yield one, two
 
 
-async def runner(store: Store, batch: Batch, engine: Roomy, stop: asyncio.Event | None = None) -> RunReport:
+async def runner(store: Store, batch: Batch, engine: LimitedEngine, stop: asyncio.Event | None = None) -> RunReport:
     shape = shape_of(engine.capabilities, engine.identity)
     async with asyncio.timeout(LIMIT_S):
         return await work(store, [batch], engine, shape, options=QUICK, stop=stop, shards=store.shards(shape.width))
 
 
-async def refused(engine: Roomy, jobs: int) -> None:
+async def refused(engine: LimitedEngine, jobs: int) -> None:
     async with asyncio.timeout(LIMIT_S):
         while len(engine.refusals) < jobs:
             await engine.refused.wait()
@@ -51,8 +51,8 @@ async def put_back(store: Store, batch: Batch) -> None:
 def test_what_is_too_long_for_one_is_done_by_another(stores: tuple[Store, Store], tmp_path: Path, says: bool) -> None:
     batch = submitted(stores[0], tmp_path / "jobs.jsonl", [*LONG, *SHORT])
 
-    async def run() -> tuple[Roomy, Roomy]:
-        small, large = Roomy(30, says=says), Roomy(100, says=says)
+    async def run() -> tuple[LimitedEngine, LimitedEngine]:
+        small, large = LimitedEngine(30, says=says), LimitedEngine(100, says=says)
         stores[1].announce(WorkerSpec("m", None))  # it loads
         first = asyncio.create_task(runner(stores[0], batch, small))
         await refused(small, 24)  # it alone is at work, and fails none
@@ -78,7 +78,7 @@ def test_it_fails_where_nobody_else_can_do_it(
         stores[1].announce(other)
 
     async def run() -> RunReport:
-        return await runner(stores[0], batch, Roomy(30))
+        return await runner(stores[0], batch, LimitedEngine(30))
 
     assert asyncio.run(run()).end == "finished"
     assert stores[0].batch(batch.id).counts == Counts(done=24, failed=24)
@@ -88,8 +88,8 @@ def test_it_fails_where_nobody_else_can_do_it(
 
 
 def test_it_fails_when_the_one_with_room_leaves(server: PostgresAddress, tmp_path: Path) -> None:
-    async def run(store: Store, other: Store, batch: Batch) -> Roomy:
-        small, large, stop = Roomy(30), Roomy(100), asyncio.Event()
+    async def run(store: Store, other: Store, batch: Batch) -> LimitedEngine:
+        small, large, stop = LimitedEngine(30), LimitedEngine(100), asyncio.Event()
         away = asyncio.create_task(runner(other, batch, large, stop))
         await large.changed.wait()
         working = asyncio.create_task(runner(store, batch, small))
@@ -116,7 +116,7 @@ def test_a_runner_stopped_while_others_are_to_do_the_rest_leaves_it_to_them(
     stores[1].announce(WorkerSpec("m", 100))
 
     async def run() -> RunReport:
-        small, stop = Roomy(30), asyncio.Event()
+        small, stop = LimitedEngine(30), asyncio.Event()
         working = asyncio.create_task(runner(stores[0], batch, small, stop))
         await refused(small, 24)
         await put_back(stores[0], batch)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.head_keys import old_place
+from support.prefix_keys import old_place
 from tokenmill.jobs.ingest.identity import (
     CHUNK_BYTES,
     ENDS,

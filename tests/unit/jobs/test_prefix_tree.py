@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.head_keys import long_key
+from support.prefix_keys import long_key
 from tokenmill.jobs.scheduler.cache_model import PrefixIndex
 from tokenmill.jobs.scheduler.prefix_groups import Pending, shared_bytes
 from tokenmill.jobs.scheduler.prefix_tree import Order, PrefixNode, PrefixTree, length_of

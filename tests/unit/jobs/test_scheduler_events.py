@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from support.head_keys import long_key
+from support.prefix_keys import long_key
 from support.slot_engine import CachingEngine, Engine, Event, Night, SharingEngine, SlotEngine, Work
 from tokenmill.engine.engine import Usage
 from tokenmill.jobs.ingest.identity import CHUNK_BYTES

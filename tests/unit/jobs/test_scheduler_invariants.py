@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from support.head_keys import long_key
+from support.prefix_keys import long_key
 from tokenmill.engine.engine import Usage
 from tokenmill.jobs.scheduler.decisions import Dispatch, Fetch, Wait
 from tokenmill.jobs.scheduler.estimates import MeasuredRates

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support.head_rows import rows_of
+from support.prefix_rows import rows_of
 from tokenmill.jobs.models import JobId, SortKey
 from tokenmill.jobs.sharding.policy import Shard, Span, elsewhere, elsewhere_of, gaps
 

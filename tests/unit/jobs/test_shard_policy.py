@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.head_rows import rows_of
+from support.prefix_rows import rows_of
 from tokenmill.jobs.scheduler.prefix_groups import WORTH_BYTES
 from tokenmill.jobs.sharding.policy import (
     MAX_SHARD_JOBS,

@@ -59,7 +59,9 @@ class LeasedShards:
     def contexts(self, batch: int) -> list[int | None]:
         """Context sizes of all workers in the table; lost workers have been removed from it."""
         model_id = None if self._spec is None else self._spec.model_id
-        others = [each for each in self._database.all("worker_specs") if each[0] != self._runner and each[1] == model_id]
+        others = [
+            each for each in self._database.all("worker_specs") if each[0] != self._runner and each[1] == model_id
+        ]
         found = [context for *_, context, batches in others if batches is None or batch in batches]
         return [self.own.context_tokens, *found]
 
@@ -154,7 +156,12 @@ class LeasedShards:
         own = self.own
         last_job = own.last_job.id if own.last_job is not None else None
         self._database.run(
-            "register_worker", runner=self._runner, lanes=own.slots, jobs=own.jobs, jobs_s=own.jobs_per_s, behind=last_job
+            "register_worker",
+            runner=self._runner,
+            lanes=own.slots,
+            jobs=own.jobs,
+            jobs_s=own.jobs_per_s,
+            behind=last_job,
         )
         if (spec := self._spec) is not None:
             batches = None if spec.batches is None else list(spec.batches)

@@ -144,7 +144,9 @@ class Leased(Coordinator):
                 if runner != self.id and _has_ended(pid, ticks):
                     self._database.run("drop_runner", runner=runner)
             self._database.run("drop_expired")
-            self._database.run("recover_lost", most=MAX_CRASHES, code=LOST, message="in flight when its worker was lost")
+            self._database.run(
+                "recover_lost", most=MAX_CRASHES, code=LOST, message="in flight when its worker was lost"
+            )
 
     def _fold(self) -> None:
         with self._database.writing(durable=False):

@@ -24,7 +24,14 @@ from tokenmill.planner.compute_graph.ik_memory import (
 )
 from tokenmill.planner.compute_graph.ik_options import IkOptions
 from tokenmill.planner.compute_graph.llama_cpp import build_graph
-from tokenmill.planner.memory.kv_cells import KvContext, context_of, kv_bytes, largest_batch, output_bytes
+from tokenmill.planner.memory.kv_cells import (
+    KvContext,
+    context_of,
+    kv_bytes,
+    largest_batch,
+    output_bytes,
+    sequence_bytes,
+)
 from tokenmill.planner.memory.weights import CONTEXT_BYTES, pool_bytes
 from tokenmill.planner.plan import Settings
 
@@ -109,7 +116,7 @@ class MemoryCosts:
     @property
     def process(self) -> int:
         """Host memory of the engine process, including the logits of every sequence."""
-        return self.traits.process_bytes + output_bytes(self.profile, self.context)
+        return self.traits.process_bytes + output_bytes(self.profile, self.context) + sequence_bytes(self.context)
 
     def derived(self, layer: int) -> int:
         """Bytes of weights that the engine derives while loading."""

@@ -16,6 +16,8 @@ from tokenmill.planner.compute_graph.builder import F32, MicroBatch
 from tokenmill.planner.plan import Settings
 
 PAD = 256  # cells
+CELL_TABLE_BYTES = 512  # 4096 sequences, a bit each
+STREAM_TABLE_BYTES = 192 * 1024  # measured on a build for 4096 sequences
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,14 @@ def kv_bytes(profile: Profile, context: KvContext) -> tuple[int, ...]:
 def output_bytes(profile: Profile, context: KvContext) -> int:
     """Bytes of the host's logits buffer, which has one row per sequence."""
     return (profile.vocabulary or 0) * context.sequences * F32
+
+
+def sequence_bytes(context: KvContext) -> int:
+    """Bytes of the host's table of the sequences in each cell, in a library without the limit of 256 sequences."""
+    if context.total is None:
+        return 0
+    streams = 0 if context.unified else context.sequences * STREAM_TABLE_BYTES
+    return _padded(context.size) * CELL_TABLE_BYTES + streams
 
 
 def largest_batch(profile: Profile, context: KvContext) -> MicroBatch:

@@ -142,6 +142,7 @@ class ForestMachine(RuleBasedStateMachine):
         assert tree.locked_tokens == sum(len(node.tokens) for node in set(running))
         for node in tree.nodes():
             assert node.locks == running.count(node)
+            assert node.parent is not None
             assert node in node.parent.children.starting_with(node.tokens[0])
 
     @invariant()

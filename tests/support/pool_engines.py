@@ -76,7 +76,7 @@ def hand(name: str, engine: Engine) -> PoolMember:
     return PoolMember(name, engine, shape_of(engine.capabilities, engine.identity))
 
 
-async def crewed(store: Store, batches: Sequence[Batch], hands: PoolMembers, **more: Any) -> PoolReport:
+async def run_test_pool(store: Store, batches: Sequence[Batch], hands: PoolMembers, **more: Any) -> PoolReport:
     """Work batches with their outputs, for two minutes at most; engines are not closed."""
     with ExitStack() as stack:
         outputs = {batch.id: stack.enter_context(Output(store, batch)) for batch in batches}

@@ -9,7 +9,7 @@ from tokenmill.engine.engine import Answer, Identity, Piece, Request, Usage
 from tokenmill.errors import TooLong
 
 
-class Roomy(FakeEngine):
+class LimitedEngine(FakeEngine):
     """A word is a token. `says`: whether it tells how long a context it has.
 
     A prompt with `wordy` in it is answered up to the ceiling, or to the end of the context.
