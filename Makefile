@@ -38,7 +38,7 @@ check: venv ## lint, types, import rules
 format: venv ## rewrite the code in the project's format
 	@$(BIN)/ruff check --fix --quiet . ; $(BIN)/ruff format --quiet .
 
-record: venv ## write docs/commands.md and tests/data/contracts anew, after a change of what users see
+record: venv ## write docs/commands and tests/data/contracts anew, after a change of what users see
 	@$(BIN)/python scripts/docs.py
 	@TOKENMILL_RECORD=1 $(BIN)/python -m pytest -q tests/contracts
 

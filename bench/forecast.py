@@ -5,7 +5,7 @@
 Prints predicted and published speeds for every figure of seeds.json and public_runs.json, for the curves measured on an
 H200 machine, and for runs that the fit never sees. --fit searches the constants within their bounds and writes better
 ones into rates.toml; --leave-out fits without each machine in turn and then forecasts that machine. Writes
-results/forecast.json, which forecast_docs.py puts into docs/forecast.md. Exits 1 if a promise is not met.
+results/forecast.json, which forecast_docs.py puts into docs/forecast-errors.md. Exits 1 if a promise is not met.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The generated parts of docs/forecast.md, made from rates.toml and results/forecast.json.
+"""The generated parts of docs/forecast-errors.md, made from rates.toml and results/forecast.json.
 
 python bench/forecast_docs.py [--check]
 """
@@ -13,7 +13,7 @@ from typing import Any
 from tokenmill.planner.speed.rates import table
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "forecast.md"
+PAGE = ROOT / "docs" / "forecast-errors.md"
 RESULT = ROOT / "bench" / "results" / "forecast.json"
 SETS = {
     "seed": "seeds.json",
@@ -94,7 +94,7 @@ def main() -> None:
     if "--check" not in sys.argv:
         PAGE.write_text(made, encoding="utf-8")
     elif made != text:
-        sys.exit("error: docs/forecast.md is out of date\nhint: python bench/forecast_docs.py")
+        sys.exit("error: docs/forecast-errors.md is out of date\nhint: python bench/forecast_docs.py")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Writes docs/commands.md, the --help of every command at 80 columns; --check fails if the file is out of date."""
+"""Writes docs/commands/, the --help of every command at 80 columns; --check fails if a page is out of date."""
 
 import os
 import subprocess
@@ -11,15 +11,26 @@ from cyclopts import App
 from tokenmill.cli import app
 
 ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "docs" / "commands"
+_MADE = "Made from `--help` by `python scripts/docs.py`."
 
 
-def commands(group: App | None = None, path: str = "") -> Iterator[str]:
-    """Every command and group of the application, each group before its commands."""
-    group = group or app
+def commands(group: App, path: str) -> Iterator[str]:
+    """A command and, if it is a group, every command in it."""
     yield path
     for name in group:
         if not name.startswith("-"):
-            yield from commands(group[name], f"{path} {name}".strip())
+            yield from commands(group[name], f"{path} {name}")
+
+
+def panels() -> dict[str, list[str]]:
+    """The commands of the application by panel of its overview, groups before their commands."""
+    panels: dict[str, list[str]] = {}
+    for name in app:
+        if not name.startswith("-"):
+            (panel,) = app[name].group
+            panels.setdefault(panel.name, []).extend(commands(app[name], name))
+    return panels
 
 
 def help_text(command: str) -> str:
@@ -29,23 +40,36 @@ def help_text(command: str) -> str:
     return subprocess.run(argv, env=environment, capture_output=True, text=True, check=True).stdout.rstrip()
 
 
-def commands_page() -> str:
-    """The content of docs/commands.md."""
-    parts = ["# Commands\n\nMade from `--help` by `python scripts/docs.py`.\n"]
-    for command in commands():
-        name = f"tokenmill {command}".strip()
-        parts.append(f"## {name}\n\n```text\n{help_text(command)}\n```\n")
+def pages() -> dict[str, str]:
+    """The content of every page of docs/commands, by file name."""
+    names = {panel: f"{panel.split()[0].lower()}.md" for panel in panels()}
+    links = "\n".join(f"- [{panel}]({name})" for panel, name in names.items())
+    overview = f"# Commands\n\n{_MADE} One page for each group:\n\n{links}\n\n```text\n{help_text('')}\n```\n"
+    return {"index.md": overview} | {names[panel]: _page(panel, commands) for panel, commands in panels().items()}
+
+
+def _page(title: str, commands: list[str]) -> str:
+    parts = [f"# Commands: {title}\n\n{_MADE}\n"]
+    parts += (f"## tokenmill {command}\n\n```text\n{help_text(command)}\n```\n" for command in commands)
     return "\n".join(parts)
 
 
+def written() -> dict[str, str]:
+    """The pages that docs/commands has now."""
+    return {path.name: path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.md"))}
+
+
 def main() -> None:
-    """Write the page, or compare it with --check."""
-    page = commands_page()
-    path = ROOT / "docs" / "commands.md"
+    """Write the pages, or compare them with --check."""
+    made, found = pages(), written()
     if "--check" not in sys.argv:
-        path.write_text(page)
-    elif not path.is_file() or path.read_text() != page:
-        sys.exit(f"error: {path.relative_to(ROOT)} is out of date\nhint: python scripts/docs.py")
+        FOLDER.mkdir(exist_ok=True)
+        for name in found.keys() - made.keys():
+            (FOLDER / name).unlink()
+        for name, text in made.items():
+            (FOLDER / name).write_text(text, encoding="utf-8")
+    elif made != found:
+        sys.exit("error: docs/commands is out of date\nhint: python scripts/docs.py")
 
 
 if __name__ == "__main__":

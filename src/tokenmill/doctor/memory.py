@@ -9,7 +9,7 @@ SWAPPING_BYTES_S = MIB  # slower swapping is ignored
 IDLE_PAGES_BYTES = GIB
 MUCH_OF_MEMORY = 0.1
 _READ_ONCE = "decoding reads every active weight for every token, so its speed is proportional to memory bandwidth"
-_FORECAST = "docs/forecast.md"
+_FORECAST = "docs/forecast-errors.md"
 _SPEED = (
     "set the memory speed or profile (EXPO, XMP) in the BIOS; use one module per channel; the CPU may set a lower limit"
 )

@@ -27,7 +27,7 @@ def numa_nodes(facts: Facts) -> CheckResult | None:
         f"{len(nodes)} NUMA nodes ({sizes})",
         "by default a model lies on the node that loaded it, and the CPUs of the others read it slowly: interleaving "
         "gave 7 % on a dual Xeon, and published runs on two sockets differ by a factor of three",
-        "colibri issue 82; docs/forecast.md",
+        "colibri issue 82; docs/forecast-errors.md",
         (
             Remedy("now", "numactl --interleave=all llama-server ...", note="for a model larger than one node"),
             Remedy(

@@ -103,7 +103,7 @@ def instruction_set(facts: Facts) -> CheckResult | None:
         f"the CPU supports {', '.join(wider)}; the llama.cpp of the xllamacpp wheel is built for AVX2",
         ("with AVX-512 a core unpacks about six times as many 4-bit weights per second, so " if avx512 else "")
         + "prefill gets faster, and so does decoding unless it waits for memory",
-        "docs/forecast.md, unpack_avx512 and unpack_avx2",
+        "docs/forecast-errors.md, unpack_avx512 and unpack_avx2",
         _own_build(),
     )
 
