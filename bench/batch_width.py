@@ -177,7 +177,7 @@ def main() -> None:
     model = LlamaModel.load(library, path, ModelSettings())
     texts = [ASKED[number % 3].format(SUBJECTS[number % len(SUBJECTS)]) for number in range(asked.prompts)]
     prompts = [
-        list(model.vocab.tokenise(f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n")) for text in texts
+        list(model.vocab.tokenize(f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n")) for text in texts
     ]
     outcomes = []
     for flash_attention in (True, False):

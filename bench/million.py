@@ -101,7 +101,7 @@ def write_jobs(path: Path, count: int, head_bytes: int) -> None:
         for number in range(count):
             messages = [
                 {"role": "system", "content": heads[number * 7919 % 8] or "Be brief."},
-                {"role": "user", "content": f"Summarise document {number}: {' '.join(WORDS[:8])}"},
+                {"role": "user", "content": f"Summarize document {number}: {' '.join(WORDS[:8])}"},
             ]
             body = {"model": "m", "messages": messages, "temperature": 0, "max_tokens": 64}
             line = {"custom_id": f"job-{number:07d}", "method": "POST", "url": "/v1/chat/completions", "body": body}

@@ -47,7 +47,7 @@ TOOLS = [{"type": "function", "function": {"name": "look_up", "description": DIG
 def job(number: int, system: str, **more: Any) -> str:
     messages = [
         {"role": "system", "content": system},
-        {"role": "user", "content": f"Summarise the report of {number}."},
+        {"role": "user", "content": f"Summarize the report of {number}."},
     ]
     return json.dumps(
         {"custom_id": f"job-{number}", "max_tokens": 64, **more, "messages": messages}, ensure_ascii=False

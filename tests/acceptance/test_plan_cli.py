@@ -83,7 +83,7 @@ def test_what_does_not_fit_exits_with_3() -> None:
     done = tokenmill("plan", "kimi-k2.5:Q4_K_M", "--machine", "epyc-7763", "--context", "32768")
     assert done.returncode == 3
     assert "does not fit: dram is" in done.stdout
-    assert "would fit with quantisation" in done.stdout
+    assert "would fit with quantization" in done.stdout
 
 
 def test_comparison_in_one_table() -> None:
@@ -323,7 +323,7 @@ def test_two_changes_together_where_one_is_not_enough() -> None:
         "plan", "llama-3.3-70b:F16", "--machine", "desktop-ddr5", "--context", "131072", "--sequences", "4"
     )
     assert done.returncode == 3
-    assert "--sequences 1 and quantisation Q8_0" in done.stdout
+    assert "--sequences 1 and quantization Q8_0" in done.stdout
 
 
 def test_tensor_parallel_shows_all_its_gpus() -> None:

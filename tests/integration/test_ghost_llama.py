@@ -1,4 +1,4 @@
-"""llama.cpp recognises ghosts as their models and plans the same memory as tokenmill."""
+"""llama.cpp recognizes ghosts as their models and plans the same memory as tokenmill."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
 """The tensor tables of published Hugging Face checkpoints, from their architectures.
 
-Names and types follow what the quantisers export: ModelOpt (nvfp4, fused llama4 experts), compressed-tensors
+Names and types follow what the quantizers export: ModelOpt (nvfp4, fused llama4 experts), compressed-tensors
 (pack-quantized int4), DeepSeek's own fp8 blocks, AutoAWQ and OpenAI's mxfp4. Sources: tests/data/model/hf/README.md.
 """
 

@@ -119,7 +119,7 @@ def seeds() -> Iterator[Figure]:
     yield from _epyc_others(measured)
     yield from _eight_cards(measured)
     optane = find("xeon-6246-optane")
-    profile = model("kimi-k2.5:Q4_K_S")  # the article names no quantisation; this one fills 768 GB best
+    profile = model("kimi-k2.5:Q4_K_S")  # the article names no quantization; this one fills 768 GB best
     placement = on_cards(profile, 1, host="pmem")
     yield _figure(
         "kimi-optane",

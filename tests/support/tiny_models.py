@@ -17,7 +17,7 @@ def write_moe(folder: Path) -> Path:
 def write_nan(folder: Path) -> Path:
     """The same model with NaN as the scale of one block of the output matrix, as flipped bits leave it.
 
-    The logit of token 0 is NaN. A NaN in an earlier layer need not reach the logits: ggml quantises activations, which
+    The logit of token 0 is NaN. A NaN in an earlier layer need not reach the logits: ggml quantizes activations, which
     turns it into a number.
     """
     path = write_moe(folder)

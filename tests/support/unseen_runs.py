@@ -148,12 +148,12 @@ def _desktop() -> Iterator[Figure]:
     yield _figure("llama-3.1-8b IQ3_S", 15.54, machine, llama, settings("ik_llama", 16), on_processors(llama))
     yield _figure("llama-3.1-8b IQ3_S", 16.14, machine, llama, settings("llama.cpp", 16), on_processors(llama))
     smol = SMOLLM3.typed("Q4_0", "Q6_K")
-    quantised = {"cache_type_k": "q8_0"}
-    yield _figure("smollm3 Q4_0", 30.95, machine, smol, settings("ik_llama", 16, **quantised), on_processors(smol))
-    yield _figure("smollm3 Q4_0", 24.0, machine, smol, settings("ik_llama", 16, **quantised), on_processors(smol), 8192)
-    yield _figure("smollm3 Q4_0", 31.1, machine, smol, settings("llama.cpp", 16, **quantised), on_processors(smol))
+    quantized = {"cache_type_k": "q8_0"}
+    yield _figure("smollm3 Q4_0", 30.95, machine, smol, settings("ik_llama", 16, **quantized), on_processors(smol))
+    yield _figure("smollm3 Q4_0", 24.0, machine, smol, settings("ik_llama", 16, **quantized), on_processors(smol), 8192)
+    yield _figure("smollm3 Q4_0", 31.1, machine, smol, settings("llama.cpp", 16, **quantized), on_processors(smol))
     yield _figure(
-        "smollm3 Q4_0", 19.4, machine, smol, settings("llama.cpp", 16, **quantised), on_processors(smol), 6144
+        "smollm3 Q4_0", 19.4, machine, smol, settings("llama.cpp", 16, **quantized), on_processors(smol), 6144
     )
     # postl.ai/?p=53: GLM-4.7 (GLM-4.5's shape) MXFP4, 9950X at 6000 MT/s, RTX 5090; some experts may be on the card
     fast = replace(find("desktop-ddr5-5090"), dram=Dram(kind="DDR5", channels=2, mts=6000, nominal_gb_s=96.0))

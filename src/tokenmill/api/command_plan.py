@@ -29,7 +29,7 @@ def plan_command(
 ) -> CommandPlan:
     """Plan a command as its engine would run it.
 
-    `model`: replaces the command's. `dialect`: default: recognised from the command. `options`: only reserves and
+    `model`: replaces the command's. `dialect`: default: recognized from the command. `options`: only reserves and
     margins may be set. UsageError where no model is known.
     """
     found = read_command(text, dialect)

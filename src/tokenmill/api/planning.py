@@ -247,7 +247,7 @@ def file_name(model: str) -> str:
 
 
 def smaller_quants(model: str) -> Iterator[tuple[str, Profile]]:
-    """Yield smaller quantisations of a catalogue model, best first."""
+    """Yield smaller quantizations of a catalogue model, best first."""
     if Path(model).exists() or not catalog.looks_like_name(model):
         return
     name, chosen = catalog.resolve(model)
@@ -261,7 +261,7 @@ def smaller_quants(model: str) -> Iterator[tuple[str, Profile]]:
 def does_not_fit(plan: Plan) -> DoesNotFit:
     """The error for a plan that does not fit, with the missing bytes and the first change that would help."""
     missing = "; ".join(f"{lack.tier} lacks {format_bytes(lack.missing_bytes)}" for lack in plan.shortfalls)
-    hint = f"would fit with {plan.changes[0].what}" if plan.changes else "use a smaller quantisation or context"
+    hint = f"would fit with {plan.changes[0].what}" if plan.changes else "use a smaller quantization or context"
     return DoesNotFit(f"{plan.profile.name} does not fit {plan.machine.name}: {missing}", plan=plan, hint=hint)
 
 

@@ -13,7 +13,7 @@ from tokenmill.model.read import read
 
 
 @dataclass(frozen=True, slots=True)
-class Tokeniser:
+class Tokenizer:
     """`count` returns the number of tokens of a text; without a vocabulary it is None, and `why_not` says why."""
 
     count: Callable[[str], int] | None
@@ -21,20 +21,20 @@ class Tokeniser:
 
 
 @contextmanager
-def tokeniser(model: str | None, config: Config) -> Iterator[Tokeniser]:
-    """The tokeniser of a model; it has no `count` unless the model's GGUF file is on this machine."""
+def tokenizer(model: str | None, config: Config) -> Iterator[Tokenizer]:
+    """The tokenizer of a model; it has no `count` unless the model's GGUF file is on this machine."""
     if model is None:
-        yield Tokeniser(None, "--model FILE.gguf counts tokens exactly")
+        yield Tokenizer(None, "--model FILE.gguf counts tokens exactly")
         return
     path = Path(locate(model, config))
     if not path.is_file() or path.suffix != ".gguf":
-        yield Tokeniser(None, f"{model} has no GGUF file on this machine to count tokens with")
+        yield Tokenizer(None, f"{model} has no GGUF file on this machine to count tokens with")
         return
     try:
         import cffi  # noqa: F401, PLC0415  an extra
         import xllamacpp  # noqa: F401, PLC0415
     except ImportError:
-        yield Tokeniser(None, "to count tokens: pip install 'tokenmill[native]'")
+        yield Tokenizer(None, "to count tokens: pip install 'tokenmill[native]'")
         return
     read(path)  # llama.cpp could crash on a damaged header
     from tokenmill.native.llama.library import open_running  # noqa: PLC0415
@@ -52,7 +52,7 @@ def tokeniser(model: str | None, config: Config) -> Iterator[Tokeniser]:
         raise EngineError(f"llama.cpp cannot read the vocabulary of {path.name}", hint=log.last())
     vocab = Vocab(library, pointer, log)
     try:
-        yield Tokeniser(lambda text: len(vocab.tokenise(text, add_special=False)))
+        yield Tokenizer(lambda text: len(vocab.tokenize(text, add_special=False)))
     finally:
         vocab.close()
         library.lib.llama_model_free(pointer)
@@ -67,7 +67,7 @@ def count_digests(
     """
     if not digests:
         return ()
-    with tokeniser(model, config) as tokens:
+    with tokenizer(model, config) as tokens:
         if tokens.count is None:
             return digests
         counted = tuple(replace(digest, tokens=tokens.count(digest.text)) for digest in digests)

@@ -34,7 +34,7 @@ def inspect(
     Parameters
     ----------
     model:
-        GGUF file (any split), its http(s) URL, safetensors folder, catalogue name with a quantisation such as
+        GGUF file (any split), its http(s) URL, safetensors folder, catalogue name with a quantization such as
         kimi-k2.5:Q4_K_S, or name of a downloaded model such as smollm2.
     layers:
         Also list the bytes of each tensor class by layer.

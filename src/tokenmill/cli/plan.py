@@ -71,7 +71,7 @@ def plan(
     Parameters
     ----------
     model:
-        GGUF file (any split), its http(s) URL, safetensors folder, catalogue name with a quantisation such as
+        GGUF file (any split), its http(s) URL, safetensors folder, catalogue name with a quantization such as
         kimi-k2.5:Q4_K_S, or name of a downloaded model such as smollm2.
     machine:
         Machine to plan for: this, a name from `tokenmill machines`, or a machine file; several, separated by commas
@@ -80,7 +80,7 @@ def plan(
     explain:
         Also show the reason for each choice and a breakdown of the time per token.
     compare:
-        Compare several plans in one table: comma-separated quantisations, context lengths or machines.
+        Compare several plans in one table: comma-separated quantizations, context lengths or machines.
     written:
         Print only a file or command that starts the engine; plans llama-server unless --engine is given.
     verify:
@@ -200,7 +200,7 @@ def _from_command(
 
 
 def _compare(model: str, options: EngineOptions, what: str, config: Config, common: Common) -> int:
-    """Show one row per quantisation, context or machine."""
+    """Show one row per quantization, context or machine."""
     plans = list(_variants(model, options, [part.strip() for part in what.split(",") if part.strip()], config))
     if common.json:
         show_json(
@@ -252,7 +252,7 @@ def _variants(model: str, options: EngineOptions, parts: list[str], config: Conf
             yield part, planned(f"{base}:{part}", options)
         else:
             raise UsageError(
-                f"--compare: {part!r} is not a context length, a machine or a quantisation of {model}",
+                f"--compare: {part!r} is not a context length, a machine or a quantization of {model}",
                 hint="tokenmill machines lists the machines",
             )
 

@@ -1,4 +1,4 @@
-"""`tokenmill qualify`: tests whether a quantisation is good enough to use."""
+"""`tokenmill qualify`: tests whether a quantization is good enough to use."""
 
 import asyncio
 from contextlib import nullcontext
@@ -50,10 +50,10 @@ def qualify(
     options: EngineFlags = EngineFlags(),  # noqa: B008  frozen
     common: Common = Common(),  # noqa: B008  frozen
 ) -> int:
-    """Test whether a quantisation is good enough to use, and for which tasks.
+    """Test whether a quantization is good enough to use, and for which tasks.
 
     Checks retrieval of numbers from long texts, JSON without a grammar, code, and repeatability; with --against, also
-    the agreement of token probabilities with a better quantisation of the same model. Small models fail some checks:
+    the agreement of token probabilities with a better quantization of the same model. Small models fail some checks:
     the exit code is still 0, unless --strict is given. The result is saved for `tokenmill report`.
 
         tokenmill qualify kimi-q4.gguf --against kimi-q8.gguf
@@ -64,7 +64,7 @@ def qualify(
         GGUF file, safetensors folder (vLLM) or name of a downloaded model; with the URL of a server, one of its models.
         [default: smollm2]
     against:
-        Reference: a file or name of the same model in a better quantisation, or the URL of an engine that runs it. It
+        Reference: a file or name of the same model in a better quantization, or the URL of an engine that runs it. It
         is loaded after the first model is unloaded.
     depths:
         Depths of the hidden numbers, in tokens, such as 1K,4K,16K. [default: up to the context]
@@ -151,7 +151,7 @@ def _check_alike(choice: EngineChoice, reference: EngineChoice) -> None:
     if len(sizes) == 2 and None not in sizes and sizes[0] != sizes[1]:
         raise UsageError(
             f"the model and the reference have different vocabularies ({sizes[0]:,} and {sizes[1]:,} tokens)",
-            hint="--against requires the same model in another quantisation",
+            hint="--against requires the same model in another quantization",
         )
 
 

@@ -88,7 +88,7 @@ class GpuState:
 
     index: int
     persistent: bool | None = None
-    utilisation: float | None = None  # 0 to 1
+    utilization: float | None = None  # 0 to 1
     temperature_c: float | None = None
     power_limit_w: float | None = None
     default_power_limit_w: float | None = None

@@ -46,7 +46,7 @@ def gpu_link(facts: Facts) -> CheckResult | None:
         )
     narrow = [gpu for gpu in gpus if _less(gpu.pcie.width, gpu.pcie.max_width)]
     slow = [gpu for gpu in gpus if _less(gpu.pcie.generation, gpu.pcie.max_generation)]
-    working = [gpu for gpu in slow if (_state(facts, gpu).utilisation or 0.0) >= BUSY]
+    working = [gpu for gpu in slow if (_state(facts, gpu).utilization or 0.0) >= BUSY]
     if narrow:
         return _narrow(facts, narrow)
     if working:

@@ -1,4 +1,4 @@
-"""Parses `nvidia-smi -q -x`: utilisation, power, throttling and processes of each GPU, which the probe does not read.
+"""Parses `nvidia-smi -q -x`: utilization, power, throttling and processes of each GPU, which the probe does not read.
 
 Element names differ between drivers (throttle reasons became event reasons with 535); both are read. The value "N/A"
 becomes None.
@@ -35,7 +35,7 @@ def _gpu(index: int, gpu: ElementTree.Element) -> GpuState:
     return GpuState(
         index=index,
         persistent={"Enabled": True, "Disabled": False}.get(gpu.findtext("persistence_mode") or ""),
-        utilisation=None if busy is None else busy / 100,
+        utilization=None if busy is None else busy / 100,
         temperature_c=_number(gpu.findtext("temperature/gpu_temp")),
         power_limit_w=_power(power, "current_power_limit", "enforced_power_limit", "power_limit"),
         default_power_limit_w=_power(power, "default_power_limit"),

@@ -95,7 +95,7 @@ def _need(one: DigestDocument, budget: int, count: TokenCount) -> int:
 
 
 def normal(text: str) -> str:
-    """Normalise line endings to line feeds, remove the byte order mark, and end the text with one line feed."""
+    """Normalize line endings to line feeds, remove the byte order mark, and end the text with one line feed."""
     text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     return text.rstrip("\n") + "\n" if text.strip() else ""
 

@@ -1,7 +1,7 @@
 """Models by name, such as `kimi-k2.5:Q4_K_S`, without a file.
 
 Each file in entries/ lists a model's GGUF keys. `architectures` derives the tensors from the keys, `quant_mix` their
-types from the name of the quantisation. The result is the header of the real file with a placeholder vocabulary.
+types from the name of the quantization. The result is the header of the real file with a placeholder vocabulary.
 """
 
 import re
@@ -20,7 +20,7 @@ from tokenmill.model.synthetic import vocabulary
 _ENTRIES = resources.files("tokenmill.model") / "entries"
 GHOST_KEY = "tokenmill.ghost"
 """GGUF key that marks a file without weights."""
-_QUANTISATION_VERSION = 2  # GGML_QNT_VERSION
+_QUANTIZATION_VERSION = 2  # GGML_QNT_VERSION
 _TEMPLATE_MARK = "{#- minimal template by tokenmill, not the model's own -#}"
 _NAME = re.compile(r"[\w.-]+(:[\w.-]+)?")
 
@@ -39,7 +39,7 @@ class CatalogTokenizer:
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """A quantisation that is not one of llama-quantize's mixes."""
+    """A quantization that is not one of llama-quantize's mixes."""
 
     base: str  # mix of the tensors that match no pattern
     patterns: dict[str, str] = field(default_factory=dict)  # tensor name pattern -> type; the first match decides
@@ -57,10 +57,10 @@ class CatalogEntry:
     sources: tuple[str, ...]
     keys: dict[str, Plain]  # without the architecture's prefix
     words: CatalogTokenizer
-    listed: tuple[str, ...]  # quantisations shown in lists; all mixes of llama-quantize can be requested
+    listed: tuple[str, ...]  # quantizations shown in lists; all mixes of llama-quantize can be requested
     extras: architectures.Extras = field(default_factory=architectures.Extras)
     mixes: dict[str, Mix] = field(default_factory=dict)
-    pinned: dict[str, str] = field(default_factory=dict)  # tensor name pattern -> type, in every quantisation
+    pinned: dict[str, str] = field(default_factory=dict)  # tensor name pattern -> type, in every quantization
 
     def full_keys(self) -> dict[str, Plain]:
         """The keys with the architecture's prefix, as in the file."""
@@ -106,23 +106,23 @@ def entry(name: str) -> CatalogEntry:
 
 
 def quants(name: str) -> tuple[str, ...]:
-    """All quantisations that can be requested, those of the entry first."""
+    """All quantizations that can be requested, those of the entry first."""
     own = tuple(entry(name).mixes)
     return own + tuple(mix for mix in quant_mix.FILE_TYPES if mix not in own)
 
 
 def resolve(name: str) -> tuple[str, str]:
-    """Normalise `Kimi-K2.5:q4_k_s` to (`kimi-k2.5`, `Q4_K_S`). Raises `UnknownModel`."""
+    """Normalize `Kimi-K2.5:q4_k_s` to (`kimi-k2.5`, `Q4_K_S`). Raises `UnknownModel`."""
     model, colon, quant = name.partition(":")
     model = model.lower()
     known = entry(model)
     if not colon or not quant:
         hint = f"for example {model}:{known.listed[0]}; others are {', '.join(known.listed[1:])}"
-        raise UnknownModel(f"{model} needs a quantisation", hint=hint)
+        raise UnknownModel(f"{model} needs a quantization", hint=hint)
     for candidate in quants(model):
         if candidate.lower() == quant.lower():
             return model, candidate
-    raise UnknownModel(f"{model} has no quantisation {quant!r}", hint=f"use one of {', '.join(quants(model))}")
+    raise UnknownModel(f"{model} has no quantization {quant!r}", hint=f"use one of {', '.join(quants(model))}")
 
 
 def pull_hint(model: str) -> str:
@@ -159,7 +159,7 @@ def encoded(name: str, *, words: bool = True) -> Encoded:
         "general.type": "model",
         "general.name": found.title,
         "general.file_type": _file_type(mix),
-        "general.quantization_version": _QUANTISATION_VERSION,
+        "general.quantization_version": _QUANTIZATION_VERSION,
         GHOST_KEY: True,
     }
     keys = {**general, **found.full_keys(), **(_words(found.words) if words else {})}

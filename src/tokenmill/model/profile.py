@@ -177,7 +177,7 @@ class Profile:
         return table
 
     def by_type(self) -> dict[str, int]:
-        """Bytes of each tensor type, largest first: the actual quantisation mix."""
+        """Bytes of each tensor type, largest first: the actual quantization mix."""
         mix: dict[str, int] = {}
         for tensor in self.tensors:
             mix[tensor.type] = mix.get(tensor.type, 0) + tensor.bytes

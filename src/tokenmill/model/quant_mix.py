@@ -186,7 +186,7 @@ def choose(mix: str, slots: Sequence[TensorSlot], traits: MixTraits, overrides: 
     Raises `UsageError` for an unknown mix.
     """
     if mix not in FILE_TYPES:
-        raise UsageError(f"unknown quantisation {mix}", hint=f"use one of {', '.join(FILE_TYPES)}")
+        raise UsageError(f"unknown quantization {mix}", hint=f"use one of {', '.join(FILE_TYPES)}")
     patterns = [(re.compile(pattern), kind) for pattern, kind in overrides.items()]
     totals: dict[str, int] = {}
     for name, _ in slots:
@@ -195,7 +195,7 @@ def choose(mix: str, slots: Sequence[TensorSlot], traits: MixTraits, overrides: 
     chosen = []
     for name, shape in slots:
         role = _role(name)
-        if not quantisable(name, shape):
+        if not quantizable(name, shape):
             chosen.append("F32")
             continue
         spot = _Spot(seen.get(role, 0), totals[role], layer_of(name) or 0, traits)
@@ -205,7 +205,7 @@ def choose(mix: str, slots: Sequence[TensorSlot], traits: MixTraits, overrides: 
     return chosen
 
 
-def quantisable(name: str, shape: tuple[int, ...]) -> bool:
+def quantizable(name: str, shape: tuple[int, ...]) -> bool:
     """Whether mixes apply to a tensor; norms, biases, routers and vectors are always F32."""
     return len(shape) > 1 and name.endswith(".weight") and "_norm." not in name and "ffn_gate_inp." not in name
 

@@ -4,7 +4,7 @@ import codecs
 from collections.abc import Iterable
 
 
-class Detokeniser:
+class Detokenizer:
     """Joins tokens' bytes into text and holds back a character that is not whole yet."""
 
     def __init__(self) -> None:

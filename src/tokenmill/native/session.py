@@ -19,7 +19,7 @@ from tokenmill.errors import EngineError, EngineTimeout, RequestRefused, Tokenmi
 from tokenmill.native import protocol
 from tokenmill.native.batching import DecodeStep, Id
 from tokenmill.native.constraints import Masks
-from tokenmill.native.detokenize import Detokeniser, Stops
+from tokenmill.native.detokenize import Detokenizer, Stops
 from tokenmill.native.ipc_server import Cancelled, ControlCall, IpcServer, SubmittedRequest
 from tokenmill.native.kv.prefix_cache import PrefixCache
 from tokenmill.native.llama import state_file
@@ -43,7 +43,7 @@ class Sequence:
     submitted: SubmittedRequest
     sampler: Sampler
     max_tokens: int
-    detokeniser: Detokeniser
+    detokenizer: Detokenizer
     stops: Stops
     deadline_s: float | None
     deferred: bool  # a batch request without stop strings: tokens become text only when a piece is sent
@@ -237,7 +237,7 @@ class Session:
             submitted,
             sampler,
             most,
-            Detokeniser(),
+            Detokenizer(),
             Stops(request.stop),
             None if request.timeout_s is None else submitted.arrived_s + request.timeout_s,
             deferred=request.priority == "batch" and not request.stop,
@@ -341,7 +341,7 @@ class Session:
 
     def _decode_text(self, sequence: Sequence) -> str:
         """Detokenize the tokens that have not become text yet."""
-        text = sequence.detokeniser.add(b"".join(map(self.vocab.piece, sequence.undecoded)))
+        text = sequence.detokenizer.add(b"".join(map(self.vocab.piece, sequence.undecoded)))
         sequence.undecoded.clear()
         return text
 
@@ -372,7 +372,7 @@ class Session:
         sequence = self._sequences[number]
         rest = ""
         if not sequence.stops.met:
-            self._add_text(sequence, self._decode_text(sequence) + sequence.detokeniser.end())
+            self._add_text(sequence, self._decode_text(sequence) + sequence.detokenizer.end())
             rest = sequence.stops.end()
         self._send_piece(sequence, rest, last=True)
         spent = self.scheduler.finish(number)

@@ -217,9 +217,9 @@ class Worker:
         if isinstance(prompt, Chat):
             # Templates may print the date: a batch must not lose its cached prefixes at midnight.
             now = self.began if request.priority == "batch" else None
-            return vocab.tokenise(self.renderer.render(prompt, now=now))
+            return vocab.tokenize(self.renderer.render(prompt, now=now))
         if isinstance(prompt, str):
-            return vocab.tokenise(prompt)
+            return vocab.tokenize(prompt)
         wrong = next((token for token in prompt if not 0 <= token < vocab.n_tokens), None)
         if wrong is not None:
             raise RequestRefused(f"{wrong} is not a token of this model", hint=f"it has {vocab.n_tokens} tokens")

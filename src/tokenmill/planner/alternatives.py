@@ -21,7 +21,7 @@ from tokenmill.units import format_bytes, format_tok_s
 MAX_CHANGES = 3
 MIN_CONTEXT = 4096
 Alternatives = Iterable[tuple[str, Profile]]
-"""Names and profiles of smaller quantisations of the model; iterated only if the requested one does not fit."""
+"""Names and profiles of smaller quantizations of the model; iterated only if the requested one does not fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def changes_that_fit(
 
     def quants() -> Iterator[_Step]:
         for name, other in alternatives:
-            smaller.append(_Step(f"quantisation {name}", 0.5, other))
+            smaller.append(_Step(f"quantization {name}", 0.5, other))
             yield smaller[-1]
 
     disk = [] if goal.allow_disk else [[_Step("--allow-disk", 0.95, profile, {"allow_disk": True})]]
@@ -105,7 +105,7 @@ def _pairs(sources: list[list[_Step]], fits: _Fits) -> Iterator[list[_Step]]:
 
 
 def _joined(one: _Step, other: _Step) -> _Step:
-    """Both steps combined, with the model of `other`, because quantisations always come last."""
+    """Both steps combined, with the model of `other`, because quantizations always come last."""
     cost = min(1.0, one.cost + other.cost)
     return _Step(f"{one.what} and {other.what}", cost, other.profile, one.changed | other.changed)
 

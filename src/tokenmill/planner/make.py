@@ -37,7 +37,7 @@ def make(
 ) -> Plan:
     """Plan a model on a machine; a given `placement` is kept and only its bytes are counted.
 
-    `alternatives` are smaller quantisations to suggest if the plan does not fit. `calibration` corrects the forecast by
+    `alternatives` are smaller quantizations to suggest if the plan does not fit. `calibration` corrects the forecast by
     this machine's recorded runs. Raises `UsageError` for a missing GPU.
     """
     missing = sorted(set(goal.gpus or ()) - {gpu.index for gpu in machine.gpus})
@@ -211,7 +211,7 @@ def _warnings(machine: Machine, draft: PlanDraft) -> Iterator[str]:
                 " every start reads them from disk again; --no-repack avoids the copy"
             )
     if any(home == "disk" for home in draft.placement.homes):
-        yield "some experts stay on disk, so decoding runs at the disk's speed; a smaller quantisation avoids that"
+        yield "some experts stay on disk, so decoding runs at the disk's speed; a smaller quantization avoids that"
     if host_tier(machine) != "pmem" and any(home == "pmem" for home in draft.placement.homes):
         spaces = machine.pmem.namespaces if machine.pmem else ()
         mounts = ", ".join(space.mount for space in spaces if space.mount) or "a DAX file system there"

@@ -171,7 +171,7 @@ def finish_reason(body: Mapping[str, Any] | None) -> str | None:
 
 
 def line_bytes(line: Line) -> bytes:
-    """Serialise a line. Equal lines give equal bytes, which identifies existing batches."""
+    """Serialize a line. Equal lines give equal bytes, which identifies existing batches."""
     try:
         return compact_json(line).encode() + b"\n"
     except UnicodeEncodeError:  # a lone surrogate: the line will fail validation

@@ -325,7 +325,7 @@ def _measurement_gaps(report: ReportPage, model: str) -> Iterator[Gap]:
     if report.soaked is None:
         yield Gap("soaked", "the usable context has not been tested yet", f"tokenmill soak {model}")
     if report.qualified is None:
-        yield Gap("qualified", "the quality of the quantisation has not been checked yet", f"tokenmill qualify {model}")
+        yield Gap("qualified", "the quality of the quantization has not been checked yet", f"tokenmill qualify {model}")
 
 
 def _has_measured(found: tuple[ChartCurve, ...], key: str) -> bool:

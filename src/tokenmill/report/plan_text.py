@@ -45,7 +45,7 @@ TierTable = tuple[list[str], list[tuple[str, list[str]]], list[str]]
 
 
 def subtitle(report: ReportPage) -> str:
-    """The model's quantisation and size."""
+    """The model's quantization and size."""
     model = report.model
     if model is None:
         return "the machine and its batches"

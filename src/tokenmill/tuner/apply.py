@@ -105,7 +105,7 @@ def _missing_from(again: Plan, plan: Plan) -> Iterator[Decision]:
 
 
 def _families(state: Path) -> Mapping[str, QuantFamily]:
-    """Quantisation families of the models that were loaded on this machine."""
+    """Quantization families of the models that were loaded on this machine."""
     found = ((load.model_id, main_family(load.types)) for load in load_history.read(state))
     return {model_id: kind for model_id, kind in found if kind is not None}
 
@@ -240,6 +240,6 @@ def _open(goal: Goal, point: OperatingPoint) -> Iterator[tuple[str, Any]]:
     if goal.cache_type_k is None and goal.cache_type_v is None:
         yield "cache_type_k", settings.cache_type_k
         yield "cache_type_v", settings.cache_type_v
-    quantised = {goal.cache_type_v, settings.cache_type_v} - {None, "f16", "f32", "bf16"}
-    if goal.flash_attention and not settings.flash_attention and not quantised:
+    quantized = {goal.cache_type_v, settings.cache_type_v} - {None, "f16", "f32", "bf16"}
+    if goal.flash_attention and not settings.flash_attention and not quantized:
         yield "flash_attention", False

@@ -29,7 +29,7 @@ class TrialSettings:
 
 @dataclass(frozen=True, slots=True)
 class Aim:
-    """What the user wants to optimise."""
+    """What the user wants to optimize."""
 
     kind: AimKind = "throughput"
     first_token_s: float | None = None  # latency: maximum time to first token of an interactive request during a batch

@@ -1,7 +1,7 @@
 """Requests for measuring an engine: generated jobs with a shared prefix, or the user's own jobs.
 
 Generated prompts are random tokens that differ between trials, so that nothing is cached and many experts are
-activated. Their vocabulary is collected by tokenising words, so it has no control tokens.
+activated. Their vocabulary is collected by tokenizing words, so it has no control tokens.
 """
 
 import hashlib
@@ -158,7 +158,7 @@ async def vocabulary(engine: Engine) -> tuple[int, ...]:
     drawn = random.Random("words")  # noqa: S311  nothing secret
     words = ("".join(drawn.choices(_LETTERS, range(26, 0, -1), k=drawn.randint(2, 9))) for _ in range(_WORDS))
     tokens = await engine.tokenize(" ".join(words))
-    found = tuple(sorted(set(tokens[1:-1])))  # the first and last may be added by the tokeniser
+    found = tuple(sorted(set(tokens[1:-1])))  # the first and last may be added by the tokenizer
     if len(found) < _MIN_VOCABULARY:
         raise EngineError(
             f"{_WORDS} random words have only {len(found)} different tokens in this model",

@@ -158,7 +158,7 @@ def generated(model: LlamaModel, context: LlamaContext, sampling: Sampling, most
     """An answer of the real model; None where it was not at its end after `most` tokens."""
     vocab = model.vocab
     context.clear()
-    prompt = vocab.tokenise("A JSON document:\n")
+    prompt = vocab.tokenize("A JSON document:\n")
     sampler, tokens, at, text = Sampler(vocab, sampling), prompt, 0, b""
     try:
         for _ in range(most):

@@ -207,7 +207,7 @@ def test_one_logit_that_is_not_finite_is_an_error(
 
 def test_log_probabilities_of_a_row(model: LlamaModel) -> None:
     context = LlamaContext(model, ContextSettings(cells=256, context=256, sequences=1, threads=1, threads_batch=1))
-    tokens = model.vocab.tokenise("The capital of France is")
+    tokens = model.vocab.tokenize("The capital of France is")
     context.decode([Work(0, tokens, 0)])
     place = len(tokens) - 1
     sampler = Sampler(model.vocab, Sampling(temperature=0, top_logprobs=5))

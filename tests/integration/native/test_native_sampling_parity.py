@@ -91,7 +91,7 @@ CASES = [
 
 def generate(context: LlamaContext, case: Case) -> list[int]:
     model: LlamaModel = context.model
-    tokens = model.vocab.tokenise(PROMPT)
+    tokens = model.vocab.tokenize(PROMPT)
     sampler = Sampler(model.vocab, case.sampling, prompt=tokens, ignore_eos=case.ignore_eos)
     context.clear()
     assert context.decode([Work(0, tokens, 0, True)]) is Decoded.OK

@@ -69,29 +69,29 @@ def test_parts_give_what_the_whole_gives(
         for _ in range(2):  # the second time from the cache
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(vocab_file, "LEAST_CACHED_BYTES", 8)
-                assert vocab.tokenise(text, **given_) == plain(vocab, text, **given_)
+                assert vocab.tokenize(text, **given_) == plain(vocab, text, **given_)
 
 
 def test_kinds(model: LlamaModel, spm: LlamaModel) -> None:
     assert (model.vocab.kind, spm.vocab.kind) == (BPE, SPM)
     assert (model.vocab.bos_text, model.vocab.eos_text) == ("<|im_start|>", "<|im_end|>")
     assert (model.vocab.adds_bos, spm.vocab.adds_bos) == (False, True)
-    assert spm.vocab.tokenise("hi")[0] == spm.vocab.bos
+    assert spm.vocab.tokenize("hi")[0] == spm.vocab.bos
 
 
 def test_a_chat_with_a_long_digest(model: LlamaModel) -> None:
     vocab = model.vocab
-    tokens = vocab.tokenise(CHAT)
+    tokens = vocab.tokenize(CHAT)
     assert tokens == plain(vocab, CHAT)
     other = CHAT.replace("Who met?", "When did it meet?")
-    assert vocab.tokenise(other) == plain(vocab, other)
+    assert vocab.tokenize(other) == plain(vocab, other)
     assert b"".join(vocab.piece(token, special=True) for token in tokens).decode() == CHAT
 
 
 def test_special_tokens_that_overlap_go_to_llama_cpp(spm: LlamaModel) -> None:
     """`<a><b` and `<b>` share letters: which is cut out first is llama.cpp's rule, not ours."""
     text = "word " * 60 + "<a><b>" + " word" * 60
-    assert spm.vocab.tokenise(text) == plain(spm.vocab, text)
+    assert spm.vocab.tokenize(text) == plain(spm.vocab, text)
 
 
 def test_pieces(model: LlamaModel) -> None:
@@ -100,26 +100,26 @@ def test_pieces(model: LlamaModel) -> None:
     assert end is not None
     assert (vocab.piece(end), vocab.piece(end, special=True)) == (b"", b"<|im_end|>")
     assert vocab.is_end(end)
-    assert not vocab.is_end(vocab.tokenise("a")[0])
+    assert not vocab.is_end(vocab.tokenize("a")[0])
     for text in ("héllo", "🦆", " two  spaces"):
-        assert b"".join(map(vocab.piece, vocab.tokenise(text))).decode() == text
+        assert b"".join(map(vocab.piece, vocab.tokenize(text))).decode() == text
     for wrong in (-1, vocab.n_tokens):
         with pytest.raises(RequestRefused, match="is not a token"):
             vocab.piece(wrong)
 
 
 def test_text_that_is_none(model: LlamaModel) -> None:
-    assert model.vocab.tokenise("") == ()
-    assert model.vocab.tokenise("a\0b") == plain(model.vocab, "a\0b")
+    assert model.vocab.tokenize("") == ()
+    assert model.vocab.tokenize("a\0b") == plain(model.vocab, "a\0b")
     with pytest.raises(RequestRefused, match="surrogate"):
-        model.vocab.tokenise("\ud800")
+        model.vocab.tokenize("\ud800")
 
 
 def test_the_cache_stays_small(model: LlamaModel) -> None:
     vocab = Vocab(model.library, model.pointer, model.log, cache_bytes=100_000)
     for number in range(50):
         text = f"{number} " + "some words of it " * 100
-        assert vocab.tokenise(text) == plain(vocab, text)
+        assert vocab.tokenize(text) == plain(vocab, text)
     assert 0 < vocab.cached_bytes <= 100_000
 
 
@@ -131,7 +131,7 @@ def test_two_threads_at_once(model: LlamaModel) -> None:
         vocab = model.vocab
         for turn in range(20):
             text = CHAT + f"{number} {turn}" * (turn % 3)
-            if vocab.tokenise(text)[: len(wanted)] != wanted:
+            if vocab.tokenize(text)[: len(wanted)] != wanted:
                 wrong.append(number)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]

@@ -25,7 +25,7 @@ from tokenmill.native.llama.settings import ContextSettings
 
 LANES = 4
 TOGETHER = ContextSettings(cells=4 * 512, context=500, sequences=20, batch=256, ubatch=128, threads=1, threads_batch=1)
-CLOSE = 0.1  # of the largest logit: a quantised model rounds by the size of its batches
+CLOSE = 0.1  # of the largest logit: a quantized model rounds by the size of its batches
 
 
 @pytest.fixture(scope="module")

@@ -71,10 +71,10 @@ def test_tokens_decode_to_the_text(taught: Taught, vocab: Vocab) -> None:
     canonical = 0
     for row in taught.rows:
         assert b"".join(map(vocab.piece, row["token_ids"])).decode(errors="replace") == row["answer"]
-        canonical += vocab.tokenise(row["answer"], add_special=False) == tuple(row["token_ids"])
+        canonical += vocab.tokenize(row["answer"], add_special=False) == tuple(row["token_ids"])
         ended = row["finish_reason"] == "stop"  # by a token that is counted and is not in the answer
         assert len(row["token_ids"]) == row["completion_tokens"] - ended
-    assert canonical >= 2  # the greedy tokens of a text are nearly always its canonical tokenisation
+    assert canonical >= 2  # the greedy tokens of a text are nearly always its canonical tokenization
 
 
 def test_tokens_of_a_stop_text_are_kept(taught: Taught, vocab: Vocab) -> None:

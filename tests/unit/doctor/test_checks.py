@@ -203,7 +203,7 @@ CASES: list[tuple[Check, Facts, Severity]] = [
     (gpus.gpu_link, facts(card(pcie=PcieLink())), "unknown"),
     (gpus.gpu_link, facts(card()), "fine"),
     (gpus.gpu_link, facts(card(pcie=PcieLink(1, 16, 4, 16))), "fine"),  # idle
-    (gpus.gpu_link, facts(card(pcie=PcieLink(1, 16, 4, 16)), gpu_states=(GpuState(0, utilisation=0.9),)), "problem"),
+    (gpus.gpu_link, facts(card(pcie=PcieLink(1, 16, 4, 16)), gpu_states=(GpuState(0, utilization=0.9),)), "problem"),
     (gpus.gpu_link, facts(card(pcie=PcieLink(4, 4, 4, 16))), "problem"),
     (gpus.gpu_link, facts(card(), gpu_states=(GpuState(0, device_generation=5),)), "advice"),
     (gpus.gpu_memory, facts(card(free_bytes=None)), "unknown"),

@@ -34,7 +34,7 @@ def test_drivers_before_and_after_the_renaming_are_read_alike() -> None:
     assert old[0].slowed_by == ("sw_power_cap",)
     assert old[3].slowed_by == ("sw_thermal_slowdown",)
     assert (old[0].power_limit_w, old[0].default_power_limit_w) == (250.0, 350.0)
-    assert old[0].utilisation == pytest.approx(0.61)
+    assert old[0].utilization == pytest.approx(0.61)
     # the largest first; command lines are reduced to the program, and unknown sizes are None
     assert old[1].holders == (MemoryHolder("llama-server", 4711, 21962 * MIB), MemoryHolder("gnome-shell", 2001, None))
     assert new[0].slowed_s == {}
@@ -52,7 +52,7 @@ def test_a_card_that_says_nothing_is_unknown() -> None:
         "<nvidia_smi_log><gpu><processes><process_info><pid>7</pid></process_info></processes></gpu></nvidia_smi_log>"
     )
     assert states is not None
-    assert (states[0].persistent, states[0].power_limit_w, states[0].utilisation) == (None, None, None)
+    assert (states[0].persistent, states[0].power_limit_w, states[0].utilization) == (None, None, None)
     assert states[0].holders == (MemoryHolder("a process", 7, None),)
 
 

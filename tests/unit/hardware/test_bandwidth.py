@@ -274,7 +274,7 @@ MOUNTS = """\
     ("folder", "dax"),
     [("/mnt/pmem0", True), ("/mnt/pmem1/models", True), ("/mnt/pmem2", False), ("/mnt/pmem3", False), ("/srv", False)],
 )
-def test_dax_mounts_are_recognised(folder: str, dax: bool) -> None:
+def test_dax_mounts_are_recognized(folder: str, dax: bool) -> None:
     assert measure.on_dax(MOUNTS, folder) is dax
 
 

@@ -87,7 +87,7 @@ def test_names_cannot_break_out_of_their_tag() -> None:
 
 
 def test_an_exact_count_is_obeyed() -> None:
-    def count(text: str) -> int:  # joined texts have more than their parts: as a tokeniser might
+    def count(text: str) -> int:  # joined texts have more than their parts: as a tokenizer might
         return len(text) // 3 + text.count("\n\n") * 7
 
     documents = [DigestDocument(f"{number}", numbered(20 + number)) for number in range(12)]

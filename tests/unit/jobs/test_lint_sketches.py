@@ -250,7 +250,7 @@ def test_tokens_are_counted_where_a_limit_decides() -> None:
     assert tokens.measured() == pytest.approx((5 + 3 + 3) / (3 + 2 + 2))
 
 
-def test_tokens_are_estimated_without_a_tokeniser() -> None:
+def test_tokens_are_estimated_without_a_tokenizer() -> None:
     tokens = Tokens(None, context=100)
     tokens.add(1, "", "x" * 500, 0, (0, 500), None)
     tokens.numbers(2, 200, None)

@@ -1,4 +1,4 @@
-"""Files of a repository chosen by the name of a quantisation."""
+"""Files of a repository chosen by the name of a quantization."""
 
 import pytest
 from hypothesis import given

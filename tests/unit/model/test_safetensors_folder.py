@@ -242,7 +242,7 @@ BROKEN: list[tuple[str, Any, type[TokenmillError], str]] = [
     ("config has a number of 5000 digits", _with("config.json", b'{"a":' + b"9" * 5000 + b"}"), CorruptModel, "JSON"),
     ("config claims layers", _with("config.json", b'{"num_hidden_layers": 1000000000}'), CorruptModel, "claims"),
     ("tokenizer config is broken", _with("tokenizer_config.json", b"{"), CorruptModel, "tokenizer_config.json"),
-    ("quantisation file is broken", _with("hf_quant_config.json", b"{"), CorruptModel, "hf_quant_config.json"),
+    ("quantization file is broken", _with("hf_quant_config.json", b"{"), CorruptModel, "hf_quant_config.json"),
     ("missing shard", _without(PART.format(2)), MissingSplit, PART.format(2)),
     ("cut shard", _cut(PART.format(2), 5000), MissingSplit, PART.format(2)),
     ("empty shard", _cut(PART.format(2), 0), MissingSplit, PART.format(2)),

@@ -113,7 +113,7 @@ values = st.one_of(
     junk,
     st.lists(st.sampled_from(["full_attention", "mamba", "sliding_attention", "x"]), max_size=4),
 )
-quantised = st.one_of(
+quantized = st.one_of(
     junk,
     st.fixed_dictionaries(
         {
@@ -135,7 +135,7 @@ configs: st.SearchStrategy[dict[str, Any]] = st.dictionaries(st.sampled_from(KEY
     lambda keys: st.fixed_dictionaries(
         {
             "model_type": st.one_of(st.sampled_from(["llama", "gemma3", "jamba", "mamba2", "falcon_h1", "rwkv"]), junk),
-            "quantization_config": quantised,
+            "quantization_config": quantized,
             **{key: st.just(value) for key, value in keys.items()},
         }
     )

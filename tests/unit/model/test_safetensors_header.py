@@ -110,7 +110,7 @@ def test_lengths_beyond_the_formats_limit_are_refused(tmp_path: Path) -> None:
             read_header(write_raw(tmp_path / "x.safetensors", b"{}", length=length))
 
 
-def test_a_git_lfs_pointer_is_recognised(tmp_path: Path) -> None:
+def test_a_git_lfs_pointer_is_recognized(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 4976698672\n")
     with pytest.raises(MissingSplit, match="Git LFS pointer") as caught:

@@ -1,4 +1,4 @@
-"""Names of quantisation schemes, and numbers of parameters in stored tensors."""
+"""Names of quantization schemes, and numbers of parameters in stored tensors."""
 
 from typing import Any
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.native.detokenize import Detokeniser, Stops
+from tokenmill.native.detokenize import Detokenizer, Stops
 
 
 def cut(data: bytes, places: list[int]) -> list[bytes]:
@@ -16,7 +16,7 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
 
 @given(st.text(), st.lists(st.integers(0, 1000)))
 def test_characters_come_whole(text: str, places: list[int]) -> None:
-    made = Detokeniser()
+    made = Detokenizer()
     parts = [made.add(piece) for piece in cut(text.encode(), places)]
     assert "".join(parts) == text
     assert made.end() == ""
@@ -24,13 +24,13 @@ def test_characters_come_whole(text: str, places: list[int]) -> None:
 
 @given(st.binary(), st.lists(st.integers(0, 1000)))
 def test_bytes_that_are_no_text_are_replaced_as_python_does(data: bytes, places: list[int]) -> None:
-    made = Detokeniser()
+    made = Detokenizer()
     text = "".join(made.add(piece) for piece in cut(data, places)) + made.end()
     assert text == data.decode(errors="replace")
 
 
 def test_half_a_character_is_held_back_and_shown_at_the_end() -> None:
-    made = Detokeniser()
+    made = Detokenizer()
     assert made.add("né".encode()[:2]) == "n"
     assert made.end() == "�"
 

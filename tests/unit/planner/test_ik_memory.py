@@ -85,7 +85,7 @@ def test_runtime_grows_with_the_cards() -> None:
         (minimax_m2("IQ5_K"), "q8_0", IkOptions(), 2048),
         (minimax_m2("IQ5_K"), "f16", IkOptions(), 0),
     ],
-    ids=["expanded", "expanded-f16", "latent", "amb", "quantised", "plain"],
+    ids=["expanded", "expanded-f16", "latent", "amb", "quantized", "plain"],
 )
 def test_growth_is_what_is_converted(profile: Profile, cache_type: str, options: IkOptions, elements: int) -> None:
     asked = ik_growth_bytes_per_token(profile, settings(92160, 256, cache_type), range(8), options=options)

@@ -157,7 +157,7 @@ def test_a_plan_that_does_not_fit_suggests_changes() -> None:
     (missing,) = found.shortfalls
     assert missing.tier == "dram"
     assert missing.missing_bytes > 60 * GIB
-    assert [change.what for change in found.changes] == ["quantisation Q2_K"]
+    assert [change.what for change in found.changes] == ["quantization Q2_K"]
 
 
 def test_small_changes_are_suggested_if_they_suffice() -> None:

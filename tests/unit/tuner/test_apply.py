@@ -175,7 +175,7 @@ def test_a_point_holds_for_a_placement_like_its_own(cards: int, resident: int, t
     assert misplaced(plan, Overlaid(Goal())) is None, "no point is in force"
 
 
-def test_flash_attention_is_not_taken_away_from_a_quantised_cache() -> None:
+def test_flash_attention_is_not_taken_away_from_a_quantized_cache() -> None:
     plain = replace(DIALS, flash_attention=False, cache_type_k="f16", cache_type_v="f16")
     point = replace(POINT, dials=plain)
     assert overlay(Goal(), point).goal.flash_attention is False

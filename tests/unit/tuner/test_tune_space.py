@@ -74,7 +74,7 @@ def test_what_the_goal_names_stays() -> None:
     space = space_for(said, Aim(), cores=16, max_sequences=16)
     assert (space.threads, space.threads_batch, space.ubatch) == ((12,), (14,), (256,))
     assert space.cache_types == (("q8_0", "q8_0"),)
-    assert space.flash_attention == (True,)  # a quantised V needs it
+    assert space.flash_attention == (True,)  # a quantized V needs it
     assert space.free == ("sequences",)
 
 

@@ -156,10 +156,10 @@ def summarize_asset(
     prune: bool = False,
     **options: Any,
 ) -> dg.AssetsDefinition:
-    """A summary of every document; later runs summarise only documents that changed.
+    """A summary of every document; later runs summarize only documents that changed.
 
     `docs`: a file, a folder or rows. `folder` holds the summaries and their manifest; the table of all summaries is
-    written to `path`. Without {partition} in `folder`, a document that occurs in two partitions is summarised once.
+    written to `path`. Without {partition} in `folder`, a document that occurs in two partitions is summarized once.
     """
     texts = summary_prompts(prompts, digest, max_tokens=max_tokens, language=language)
     sampling = {"max_tokens": max_tokens, "temperature": temperature, **({} if seed is None else {"seed": seed})}

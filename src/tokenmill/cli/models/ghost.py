@@ -30,7 +30,7 @@ def ghost(
     Parameters
     ----------
     model
-        Catalogue name with a quantisation, such as kimi-k2.5:Q4_K_S; the vocabulary is a placeholder.
+        Catalogue name with a quantization, such as kimi-k2.5:Q4_K_S; the vocabulary is a placeholder.
     output
         Write to FILE.
     source

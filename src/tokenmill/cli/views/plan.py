@@ -50,7 +50,7 @@ def render(plan: Plan) -> list[RenderableType]:
     for change in plan.changes:
         parts.append(Text(f"  would fit with {change.what}: {change.effect}"))
     if plan.shortfalls and not plan.changes:
-        parts.append(Text("  no change of quantisation, context, cache type, micro-batch or sequences makes it fit"))
+        parts.append(Text("  no change of quantization, context, cache type, micro-batch or sequences makes it fit"))
     parts += [Text(f"warning: {warning}", style="yellow") for warning in plan.warnings]
     return parts
 

@@ -30,7 +30,7 @@ def render(plan: HostsPlan) -> list[RenderableType]:
             parts.append(Text(network))
     parts += shortfalls_of(plan.shortfalls)
     if plan.shortfalls:
-        parts.append(Text("  add a host, or use a shorter --context, a smaller --cache-type or quantisation"))
+        parts.append(Text("  add a host, or use a shorter --context, a smaller --cache-type or quantization"))
     parts += [Text(f"warning: {warning}", style="yellow") for warning in plan.warnings]
     return parts
 

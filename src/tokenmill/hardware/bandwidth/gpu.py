@@ -23,7 +23,7 @@ _pointer = ctypes.c_uint64
 
 
 class Cuda:
-    """The initialised driver library. Methods raise `ProbeError` if the driver reports an error."""
+    """The initialized driver library. Methods raise `ProbeError` if the driver reports an error."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library

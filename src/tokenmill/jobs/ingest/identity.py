@@ -10,7 +10,7 @@ must treat them alike. Missing a reuse costs time, but a wrong reuse is a wrong 
 - The order of keys inside tools, schemas, template arguments and tool calls matters: it affects the prompt or grammar.
 - null means absent. A value that equals an engine's default does not, because engines have different defaults; only
   values that are equivalent by definition do (n: 1, logprobs: false, an empty stop, tool_choice: "auto").
-- Text is compared by its UTF-8 bytes, without normalisation.
+- Text is compared by its UTF-8 bytes, without normalization.
 
 The place has a four-byte checksum for each chunk of the canonical prompt, so that sorting by place walks the prefix
 tree depth first, and the common prefix of two places shows the common prefix of their prompts to a chunk. Chunks have

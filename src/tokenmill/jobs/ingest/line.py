@@ -1,6 +1,6 @@
 """Converts a line of a job file, in OpenAI's batch format or as a plain body, to a row of the store.
 
-Pure. Optimised for millions of lines: creates only objects that the store needs.
+Pure. Optimized for millions of lines: creates only objects that the store needs.
 """
 
 from collections.abc import Iterator, Mapping

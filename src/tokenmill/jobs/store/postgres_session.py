@@ -27,7 +27,7 @@ class PostgresBackend:
 
     pid: int
     began: datetime | None  # start time; distinguishes processes with the same number; None: unknown
-    ahead_s: float  # server clock minus local clock in whole seconds; 0 for synchronised clocks
+    ahead_s: float  # server clock minus local clock in whole seconds; 0 for synchronized clocks
 
 
 def backend_of(connection: Connection) -> PostgresBackend:

@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 def _serialized(method: "Callable[Concatenate[Store, P], T]") -> "Callable[Concatenate[Store, P], T]":
-    """Serialise calls of a method, and repeat its transaction after conflicts.
+    """Serialize calls of a method, and repeat its transaction after conflicts.
 
     Methods change `_running` and `_held` only after the transaction, so that it can be repeated.
     """

@@ -5,5 +5,5 @@ safetensors_header  reads the header of one file
 config              the fields of config.json, and the size of recurrent state
 tensors             classes of tensors by name or shape; widths of keys and values
 kv_layout           the KV cache of each layer
-quantization        the quantisation scheme, and the parameters of stored tensors
+quantization        the quantization scheme, and the parameters of stored tensors
 """

@@ -1,8 +1,8 @@
-"""Reads the quantisation scheme of a Hugging Face checkpoint, and counts the parameters of its stored tensors.
+"""Reads the quantization scheme of a Hugging Face checkpoint, and counts the parameters of its stored tensors.
 
 Name and bits come from `quantization_config` (or ModelOpt's hf_quant_config.json). The number of values per stored
 number is derived from the shapes of weight and scale if possible, because configs list exceptions in the pattern
-language of each quantiser.
+language of each quantizer.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,9 +25,9 @@ class QuantGroup:
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """The quantisation in the config."""
+    """The quantization in the config."""
 
-    name: str | None = None  # nvfp4, awq-4bit, compressed-tensors w4a16; None: not quantised, or unknown
+    name: str | None = None  # nvfp4, awq-4bit, compressed-tensors w4a16; None: not quantized, or unknown
     groups: tuple[QuantGroup, ...] = ()
 
 
@@ -180,7 +180,7 @@ def meaning(name: str, stored: StoredTensor, find: Find, scheme: Scheme) -> Mean
 
 
 def _beside_weight(module: str, part: str, find: Find) -> bool:
-    """Whether a `.scale` (DeepSeek) or `.biases` (MLX) belongs to a quantised weight and is therefore overhead."""
+    """Whether a `.scale` (DeepSeek) or `.biases` (MLX) belongs to a quantized weight and is therefore overhead."""
     if part == "biases":
         return find(f"{module}.scales") is not None
     weight = find(f"{module}.weight") if part == "scale" else None

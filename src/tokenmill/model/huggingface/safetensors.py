@@ -321,7 +321,7 @@ def _storage_doubts(table: _Table, meanings: Mapping[tuple[str, StoredTensor], M
 
 
 def _commonest(tensors: Iterable[Tensor]) -> str | None:
-    """The type of most weights, for models without a quantisation scheme."""
+    """The type of most weights, for models without a quantization scheme."""
     totals: dict[str, int] = {}
     for tensor in tensors:
         if tensor.elements:

@@ -1,4 +1,4 @@
-"""Chooses the files of a repository for the name of a quantisation. Pure."""
+"""Chooses the files of a repository for the name of a quantization. Pure."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -9,7 +9,7 @@ from tokenmill.errors import MissingSplit, UnknownModel, UsageError
 from tokenmill.model.pull.store import split_of
 from tokenmill.units import format_bytes
 
-# quantisations at the end of file names: Q4_K_M, IQ2_XXS, UD-Q4_K_XL, TQ1_0, MXFP4_MOE, BF16, f16
+# quantizations at the end of file names: Q4_K_M, IQ2_XXS, UD-Q4_K_XL, TQ1_0, MXFP4_MOE, BF16, f16
 _QUANT = re.compile(
     r"(?:^|[-._])((?:UD-)?(?:I?Q\d+[A-Z0-9_]*|TQ\d_\d|(?:MX|NV)FP4[A-Z0-9_]*|BF16|FP?16|FP?32|FP8|INT[48]))$",
     re.IGNORECASE,
@@ -36,7 +36,7 @@ class RemoteFile:
 class FileSet:
     """The files that make up one model, in order."""
 
-    label: str  # the quantisation as written by the publisher
+    label: str  # the quantization as written by the publisher
     files: tuple[RemoteFile, ...]
     count: int  # number of splits according to the file names
 
@@ -66,7 +66,7 @@ def file_sets(files: Iterable[RemoteFile]) -> tuple[FileSet, ...]:
 
 
 def choose(repo: str, sets: Sequence[FileSet], wanted: str | None) -> FileSet:
-    """The set for `wanted`, a quantisation in any case or the path of one of its files.
+    """The set for `wanted`, a quantization in any case or the path of one of its files.
 
     Raises `UnknownModel`, `UsageError` if several sets match, or `MissingSplit`.
     """
@@ -86,7 +86,7 @@ def choose(repo: str, sets: Sequence[FileSet], wanted: str | None) -> FileSet:
     if missing:
         raise MissingSplit(
             f"{repo} lacks {missing} of the {chosen.count} files of {chosen.stem}",
-            hint="the upload may be incomplete; choose another quantisation or try later",
+            hint="the upload may be incomplete; choose another quantization or try later",
         )
     return chosen
 

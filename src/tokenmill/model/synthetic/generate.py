@@ -1,7 +1,7 @@
 """Generates small models with random weights that llama.cpp runs, for tests and benchmarks.
 
 There are three kinds: mixture of experts with latent attention (like DeepSeek and Kimi), mixture of experts with
-ordinary attention (like Qwen3-MoE), and dense (like Llama). They tokenise any text, generate nonsense words, and are
+ordinary attention (like Qwen3-MoE), and dense (like Llama). They tokenize any text, generate nonsense words, and are
 byte-identical for the same seed.
 """
 
@@ -153,7 +153,7 @@ def _check(kind: SyntheticKind, chosen: Sizes) -> None:
         (kind == "moe-mla" and chosen.layers < 2, "--layers must be at least 2, because the first layer is dense"),
         (
             kind == "moe-mla" and chosen.layers in _LITE_LAYERS,
-            f"--layers must not be {chosen.layers}, by which llama.cpp recognises DeepSeek-V2-Lite",
+            f"--layers must not be {chosen.layers}, by which llama.cpp recognizes DeepSeek-V2-Lite",
         ),
     ]
     for wrong, message in problems:
@@ -166,7 +166,7 @@ def _head(kind: SyntheticKind, chosen: Sizes, type: str, seed: int) -> Encoded:
     keys: dict[str, Plain] = {f"{architecture}.{name}": value for name, value in own.items()}
     slots = architectures.slots(architecture, keys, chosen.vocab, extras)
     rows: list[TensorRow] = [
-        (name, shape, quant_mix.fitting(type, shape[0]) if quant_mix.quantisable(name, shape) else "F32")
+        (name, shape, quant_mix.fitting(type, shape[0]) if quant_mix.quantizable(name, shape) else "F32")
         for name, shape in slots
     ]
     words = vocabulary.build(chosen.vocab, _SPECIAL, speakable=True)

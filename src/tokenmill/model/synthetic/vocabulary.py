@@ -1,6 +1,6 @@
 """Builds byte-level BPE vocabularies: placeholders for ghosts, and speakable ones for synthetic models.
 
-All vocabularies contain the 256 byte tokens, so that any text can be tokenised, then merges of common English pairs
+All vocabularies contain the 256 byte tokens, so that any text can be tokenized, then merges of common English pairs
 and, in placeholders, tokens marked as unused. They copy no published vocabulary.
 """
 

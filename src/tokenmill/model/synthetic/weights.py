@@ -1,7 +1,7 @@
 """Generates random weights directly in the blocks of a tensor type, a gigabyte in seconds.
 
 The codes of a block are random bits, and its scales give the weights the requested standard deviation; no floats are
-quantised. The bits come from the raw stream of SFC64, which numpy keeps stable, so that a seed gives the same bytes on
+quantized. The bits come from the raw stream of SFC64, which numpy keeps stable, so that a seed gives the same bytes on
 all machines.
 """
 

@@ -1,4 +1,4 @@
-"""Template families that llama.cpp treats specially, recognised by parts of their source.
+"""Template families that llama.cpp treats specially, recognized by parts of their source.
 
 For most templates, `capabilities.py` decides how a conversation is changed. These families expect what their makers'
 own code sends: reasoning under another name, tool results in another place. Each also has its own header for an answer

@@ -1,11 +1,11 @@
 """Text to tokens and back, with a model's own vocabulary.
 
-llama.cpp's tokeniser is const and says of itself that it is thread-safe: a vocabulary may be used by one thread while
+llama.cpp's tokenizer is const and says of itself that it is thread-safe: a vocabulary may be used by one thread while
 another decodes. It cuts text at special tokens first and works on each part between them alone, so parts that come
 again and again (a digest in a thousand prompts) are looked up instead:
 
     <|im_start|> system\\n40 KB of digest <|im_end|> \\n <|im_start|> user\\nquestion <|im_end|> ...
-      a token      found in the cache      a token        a token     tokenised      a token
+      a token      found in the cache      a token        a token     tokenized      a token
 
 Where parts are not independent (other kinds of vocabulary, special tokens that swallow spaces around them, special
 tokens that overlap in the text), the whole text goes to llama.cpp.
@@ -28,14 +28,14 @@ from tokenmill.units import MIB
 
 SPM = 1
 BPE = 2
-# Kinds whose parts between special tokens are tokenised each by itself, read in llama_vocab::impl::tokenize.
+# Kinds whose parts between special tokens are tokenized each by itself, read in llama_vocab::impl::tokenize.
 _INDEPENDENT = frozenset({SPM, BPE})
 _UNKNOWN = 1 << 0
 _CONTROL = 1 << 3
 _USER_DEFINED = 1 << 4
 _SWALLOWS = (1 << 7) | (1 << 8)  # spaces left or right of it
 CACHE_BYTES = 64 * MIB
-LEAST_CACHED_BYTES = 256  # shorter parts are tokenised faster than they are worth keeping
+LEAST_CACHED_BYTES = 256  # shorter parts are tokenized faster than they are worth keeping
 
 
 class Vocab:
@@ -149,7 +149,7 @@ class Vocab:
         """Approximate memory of the cached text parts."""
         return self._cache.held
 
-    def tokenise(self, text: str, *, parse_special: bool = True, add_special: bool = True) -> tuple[int, ...]:
+    def tokenize(self, text: str, *, parse_special: bool = True, add_special: bool = True) -> tuple[int, ...]:
         """Tokens of a text; `add_special` puts the BOS and EOS around it that the model asks for."""
         try:
             raw = text.encode()
@@ -186,12 +186,12 @@ class Vocab:
         most = len(raw) + 16  # a token is a byte at least
         tokens = self._ffi.new("int32_t[]", most)
         count = int(self._lib.llama_tokenize(self.pointer, raw, len(raw), tokens, most, add_special, parse_special))
-        if count < 0 and count != -(1 << 31):  # a normaliser made the text longer
+        if count < 0 and count != -(1 << 31):  # a normalizer made the text longer
             most = -count
             tokens = self._ffi.new("int32_t[]", most)
             count = int(self._lib.llama_tokenize(self.pointer, raw, len(raw), tokens, most, add_special, parse_special))
         if count < 0:
-            raise RequestRefused(f"a text of {len(raw)} bytes is too long for llama.cpp's tokeniser")
+            raise RequestRefused(f"a text of {len(raw)} bytes is too long for llama.cpp's tokenizer")
         return tuple(self._ffi.unpack(tokens, count))
 
     def _cut(self, raw: bytes, parse_special: bool) -> list[bytes | int] | None:

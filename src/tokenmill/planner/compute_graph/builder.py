@@ -77,7 +77,7 @@ class GraphBuilder:
         return self._push("held", GraphOp(0, reads, external=True))
 
     def norm(self, read: int, size: int) -> int:
-        """Add a normalisation and the product with its weights."""
+        """Add a normalization and the product with its weights."""
         return self.add("norm", size, self.add("norm", size, read, in_place=True), in_place=True)
 
     def _push(self, name: str, step: GraphOp) -> int:

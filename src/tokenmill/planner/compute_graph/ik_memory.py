@@ -127,7 +127,7 @@ def ik_growth_bytes_per_token(
     """Bytes that each further token of context adds to a GPU's scratch pool, which never shrinks.
 
     Expanding K and V multiplies a weight with the cache. cuBLAS computes that in 16 bits, so the pool holds the product
-    in 16 bits and two copies of the cache's rows, one of them in 16 bits. Attention with a quantised cache converts the
+    in 16 bits and two copies of the cache's rows, one of them in 16 bits. Attention with a quantized cache converts the
     cache first. The largest layer counts, because the layers run one after another.
     """
     table = by_layer(profile)

@@ -114,7 +114,7 @@ def _added_up(graph: GraphBuilder, result: int, embed: int, used: int) -> int:
     return total
 
 
-HADAMARD = 64  # smallest side of the matrices that rotate the inputs of a quantised cache
+HADAMARD = 64  # smallest side of the matrices that rotate the inputs of a quantized cache
 _EXACT_CACHE_TYPES = ("f32", "f16", "bf16")
 
 
@@ -295,7 +295,7 @@ def _mixed(graph: GraphBuilder, tensors: Mapping[str, Tensor], embed: int, norme
 
 
 def _turn(graph: GraphBuilder, profile: Profile, cache: LayerCache, *, of_v: bool) -> int | None:
-    """The Hadamard matrix that rotates inputs of a quantised cache to spread outliers; None without rotation."""
+    """The Hadamard matrix that rotates inputs of a quantized cache to spread outliers; None without rotation."""
     cache_type = graph.batch.cache_type_v if of_v else graph.batch.cache_type_k
     head = (cache.v_elements if of_v else cache.k_elements) // (profile.kv_heads or 1)
     if cache_type in _EXACT_CACHE_TYPES or head == 0 or head % HADAMARD:

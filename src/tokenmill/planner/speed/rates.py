@@ -170,6 +170,6 @@ _FAMILIES: tuple[tuple[QuantFamily, str], ...] = (
 
 @cache
 def family(type_name: str) -> QuantFamily:
-    """The family of a quantisation type, which determines its unpacking cost; the first matching pattern wins."""
+    """The family of a quantization type, which determines its unpacking cost; the first matching pattern wins."""
     name = type_name.upper()
     return next((found for found, pattern in _FAMILIES if re.match(pattern, name)), "linear")

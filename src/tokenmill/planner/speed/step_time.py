@@ -16,7 +16,7 @@ from tokenmill.planner.speed.rates import RateConstants
 from tokenmill.planner.speed.work import PROCESSORS, CacheGroup, StepWork, WeightGroup
 
 ACTIVATION_BYTES = 4
-QUANTISED_CACHE_OPS = 3  # extra operations per layer with a quantised cache: rotate, quantise K and V
+QUANTIZED_CACHE_OPS = 3  # extra operations per layer with a quantized cache: rotate, quantize K and V
 GIGA = 1e9
 
 
@@ -203,7 +203,7 @@ def _operations(work: StepWork, step: ForecastStep, settings: Settings) -> Count
     counts = Counter(work.operations)
     if settings.cache_type_k not in ("f16", "bf16", "f32"):
         for group in work.caches:
-            counts[group.device] += QUANTISED_CACHE_OPS * group.layers
+            counts[group.device] += QUANTIZED_CACHE_OPS * group.layers
     if step.streams:
         counts[min(work.streams_to)] += counts.pop(PROCESSORS, 0)
     return counts

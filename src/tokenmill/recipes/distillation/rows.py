@@ -1,6 +1,6 @@
 """Converts a teacher's answers to rows: text, reasoning, tokens with probabilities, provenance.
 
-Token ids come only from the engine. Text is never tokenised again to obtain them, because several tokenisations can
+Token ids come only from the engine. Text is never tokenized again to obtain them, because several tokenizations can
 have the same text and the model generated only one of them.
 """
 

@@ -220,7 +220,7 @@ def _from_chat(where: str, value: Any, shape: Shape) -> Example:
 
 
 def _turns(where: str, value: Any, shape: Shape) -> list[Mapping[str, Any]]:
-    if isinstance(value, str):  # serialised in CSV and some Parquet files
+    if isinstance(value, str):  # serialized in CSV and some Parquet files
         try:
             value = json.loads(value)
         except ValueError:

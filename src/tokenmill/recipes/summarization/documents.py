@@ -2,7 +2,7 @@
 
 A document in a folder is named by its relative path, a table row by the table and its id; with several inputs, each
 input's own name comes first, so equal content elsewhere has equal names. Text is UTF-8 (or UTF-16 with a BOM); other
-files are skipped. Line endings are normalised.
+files are skipped. Line endings are normalized.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """The manifest of a folder of summaries: one line per document, and the hashes that show which files may be replaced.
 
 The manifest is written before the summaries, with the hashes of each file before and after. So an edited file is
-recognised even after a kill between the two writes. Writes are atomic.
+recognized even after a kill between the two writes. Writes are atomic.
 """
 
 import errno
@@ -119,7 +119,7 @@ def _entry(line: str, path: Path, number: int) -> ManifestEntry:
         if not all(isinstance(text, str) for text in texts) or not isinstance(entry.sampling, dict):
             raise TypeError("wrong type of a value")  # noqa: TRY301  the same message for all invalid lines
     except (ValueError, TypeError, AttributeError) as error:
-        hint = "move the file away: existing summaries are recognised, and answers are taken from the store"
+        hint = "move the file away: existing summaries are recognized, and answers are taken from the store"
         raise UsageError(f"line {number} of {path} is not a valid manifest entry", hint=hint) from error
     if not is_below(entry.summary):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""Checks whether a quantisation of a model is good enough to use.
+"""Checks whether a quantization of a model is good enough to use.
 
 tasks       the tasks: a chronicle, JSON, code, texts (tasks.toml)
 judge       pure: whether an answer is correct

@@ -68,7 +68,7 @@ async def read_texts(
 ) -> TextReading:
     """Predict up to `positions` positions of each text, sequentially, because batching changes rounding.
 
-    For an engine that cannot tokenise, the tokens of the reading `like` are used.
+    For an engine that cannot tokenize, the tokens of the reading `like` are used.
     """
     top_tokens = min(MAX_LOGPROBS, engine.capabilities.max_logprobs)
     if top_tokens < 1:
@@ -94,7 +94,7 @@ def compare(candidate: TextReading, reference: TextReading, *, worst: int = 3) -
     if candidate.by_token and reference.by_token and candidate.tokens != reference.tokens:
         raise UsageError(
             "the two models have different vocabularies, so their predictions cannot be compared",
-            hint="use --against with another quantisation of the same model",
+            hint="use --against with another quantization of the same model",
             code="vocabulary_mismatch",
         )
     others = {(place.text, place.position): place for place in reference.places}

@@ -1,4 +1,4 @@
-"""Runs the quality checks of a quantisation: sends the tasks to an engine and judges the answers.
+"""Runs the quality checks of a quantization: sends the tasks to an engine and judges the answers.
 
 Each check has a score, a threshold and examples of failures. The tasks are in tasks.toml, the judges in judge.py. The
 caller starts the engine.
@@ -28,7 +28,7 @@ _CODE_TOKENS = 400
 _AGAIN_TOKENS = 48
 _ROUNDS = 3
 _EXCERPT = 160  # characters
-_CHARS_PER_TOKEN = 4.2  # assumed for an engine that cannot tokenise
+_CHARS_PER_TOKEN = 4.2  # assumed for an engine that cannot tokenize
 _SAMPLE = 12  # paragraphs for measuring characters per token
 
 

@@ -62,7 +62,7 @@ class Moves:
         return best
 
     def climb(self, base: TrialSettings, *, skipped: str | None = None, anew: bool = True) -> Leading:
-        """Optimise one setting after the other until nothing improves.
+        """Optimize one setting after the other until nothing improves.
 
         `anew=False`: only check the neighbours, because all settings were already explored near this point.
         """

@@ -164,7 +164,7 @@ def setting(settings: TrialSettings, name: str) -> Any:
 
 
 def _takes(types: CacheTypes, *, flash: bool) -> bool:
-    """Whether llama.cpp accepts these types: a quantised V needs flash attention."""
+    """Whether llama.cpp accepts these types: a quantized V needs flash attention."""
     return flash or types[1] in ("f16", "bf16", "f32")
 
 
