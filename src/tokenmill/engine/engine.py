@@ -25,6 +25,12 @@ EngineKind = Literal["native", "llama-server", "ik_llama", "vllm", "url"]
 EngineState = Literal["starting", "loading", "warming", "ready", "restarting", "stopping", "stopped", "failed"]
 Liveness = Literal["up", "restarting", "unreachable", "failed"]
 KvLayout = Literal["unified", "per_slot"]
+SlotLimit = Literal["slots", "jobs", "cells", "prefix", "prompts"]
+"""What keeps more batch requests from running.
+
+slots: all are busy. jobs: no request waits. cells: KV cells. prefix: a prefix that is being computed.
+prompts: several prompts are admitted together, because computing them one by one takes more passes.
+"""
 MAX_LOGPROBS = 20
 
 
@@ -212,6 +218,9 @@ class Counters:
     waiting: int | None = None
     evicted_tokens: int | None = None
     preemptions: int | None = None
+    slot_steps: int | None = None  # running batch requests, summed over forward passes
+    limited_steps: Mapping[SlotLimit, int] | None = None  # forward passes by what kept more requests from running
+    batch_step_s: float | None = None  # the last forward pass with batch requests; interactive ones may wait for it
     restarts: int | None = None
 
 

@@ -4,11 +4,11 @@
 """
 
 from array import array
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from tokenmill.engine.engine import Priority
+from tokenmill.engine.engine import Priority, SlotLimit
 from tokenmill.native.kv.prefix_cache import KeepPolicy
 from tokenmill.native.kv.radix import TokenArray
 
@@ -109,6 +109,8 @@ class SchedulerTotals:
     evicted_tokens: int
     running: int
     waiting: int
+    slot_steps: int  # running batch jobs, summed over steps
+    limited_steps: Mapping[SlotLimit, int]  # steps by what kept more batch jobs from running
 
 
 @dataclass(frozen=True, slots=True)

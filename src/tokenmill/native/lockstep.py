@@ -61,8 +61,7 @@ def _largest_rectangle(jobs: Sequence[SequenceJob], budget: int) -> tuple[int, i
         start = at
         while stack and (stack[-1][1] > height or not consecutive):
             start, tall = stack.pop()
-            width = min(at - start, budget)
-            tall = min(tall, budget // width)
+            width, tall = _within(at - start, tall, budget)
             if width * tall > (best[1] - best[0]) * best[2]:
                 best = (start, start + width, tall)
         if not consecutive:
@@ -70,4 +69,16 @@ def _largest_rectangle(jobs: Sequence[SequenceJob], budget: int) -> tuple[int, i
         if height and (not stack or stack[-1][1] < height):
             stack.append((start, height))
         sequence = -2 if job is None or job.sequence is None else job.sequence
+    return best
+
+
+def _within(width: int, height: int, budget: int) -> tuple[int, int]:
+    """Return width and height of the largest rectangle inside the given one that has at most `budget` tokens."""
+    best = (0, 0)
+    for tall in range(max(1, min(height, budget // width)), height + 1):
+        wide = min(width, budget // tall)
+        if wide * tall > best[0] * best[1]:
+            best = (wide, tall)
+        if wide * tall == min(budget, width * height):
+            break
     return best

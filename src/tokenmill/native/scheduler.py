@@ -13,9 +13,9 @@ from array import array
 from collections import deque
 from collections.abc import Collection, Sequence
 from itertools import islice
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
-from tokenmill.engine.engine import Priority
+from tokenmill.engine.engine import Priority, SlotLimit
 from tokenmill.errors import RequestRefused, TooLong
 from tokenmill.native.batching import (
     DecodeStep,
@@ -26,6 +26,7 @@ from tokenmill.native.batching import (
     SequenceJob,
     SequenceWork,
     StepDraft,
+    StepLimits,
     ordered_for_streams,
     step_limits,
 )
@@ -58,7 +59,7 @@ class StepScheduler:
         self, prefix_cache: PrefixCache, *, slots: int, interactive_slots: int, budget: int, ubatch: int, context: int
     ) -> None:
         self.prefix_cache = prefix_cache
-        # These seven may be assigned at any time.
+        # These may be assigned at any time.
         self.slots = slots  # maximum batch jobs that run concurrently
         self.interactive_slots = interactive_slots  # additional slots, for interactive jobs only
         self.budget = budget  # maximum tokens of one step
@@ -67,6 +68,8 @@ class StepScheduler:
         self.streams = False  # each sequence has cells of its own: see `ordered_for_streams`
         self.mixes = True  # prompts and answers of batch jobs may be decoded in one step
         self.lockstep = False  # with streams: a step is one pass over the weights; see `lockstep`
+        self.narrow_rows = 0  # steps with fewer tokens are far cheaper, because they copy no experts to a GPU; 0: none
+        self.pauses_batch = False  # interactive answers are decoded in narrow steps of their own
         self._waited_passes = 0.0  # passes that the free slots have missed since jobs were last admitted
         self._answers = self._answer_tokens = self._answer_squares = 0  # finished jobs, their tokens and the squares
         self._jobs: dict[Id, SequenceJob] = {}
@@ -76,6 +79,9 @@ class StepScheduler:
         self._preempted: list[Id] = []  # since the last step
         self._blocked = False  # the decoder found too few free cells: admit no job until one ends
         self._prompts_first: set[int] | None = None  # arrivals of jobs whose prompts precede the next answer tokens
+        self._limit_of_slots: SlotLimit = "jobs"  # what keeps more batch jobs from running
+        self._slot_steps = 0
+        self._limited_steps: dict[SlotLimit, int] = dict.fromkeys(get_args(SlotLimit), 0)
         self._computed = self._reused = self._recomputed = self._preemptions = 0
         self._evicted = 0  # from prefix caches before this one
 
@@ -90,6 +96,8 @@ class StepScheduler:
             self._evicted + self.prefix_cache.evicted,
             running=len(self._running),
             waiting=len(self._jobs) - len(self._running),
+            slot_steps=self._slot_steps,
+            limited_steps=dict(self._limited_steps),
         )
 
     def running_sequences(self) -> list[RunningSequence]:
@@ -163,7 +171,8 @@ class StepScheduler:
         self._admit()
         if self.lockstep and self.streams:
             return self._plan_pass()
-        work: Collection[SequenceWork] = self._plan_decodes()
+        work: Collection[SequenceWork] = self._plan_narrow() if self.pauses_batch else ()
+        work = work or self._plan_decodes()
         exhausted: list[Id] = []
         for phase in () if work else self._phases():
             jobs = [job for job in self._running.values() if phase == "both" or job.prefills == (phase == "prompts")]
@@ -200,6 +209,19 @@ class StepScheduler:
             if gap not in taken
         ]
         return DecodeStep(ordered_for_streams((*work, *padding)), preempted, exhausted)
+
+    def _plan_narrow(self) -> Collection[SequenceWork]:
+        """Return the work of urgent jobs alone if it is a narrow step; else nothing.
+
+        A prompt with more tokens is computed together with the batch, where its rows cost almost nothing.
+        """
+        jobs = [job for job in self._running.values() if job.urgent]
+        rows = sum(max(1, len(job.prompt) - job.position) for job in jobs)
+        if not 0 < rows < self.narrow_rows or rows > self.prefix_cache.free:
+            return ()
+        draft = StepDraft(StepLimits(rows, rows))
+        self._fill(draft, jobs, "both")
+        return draft.work.values()
 
     def _plan_decodes(self) -> list[SequenceWork]:
         """Return the next token of every answer if the step has no other work; else nothing.
@@ -258,6 +280,7 @@ class StepScheduler:
 
     def ran(self, step: DecodeStep) -> None:
         """Record that a step was decoded."""
+        self._count_slots(step)
         for work in step.work:
             if work.id is None:
                 self.prefix_cache.remove_padding(work.sequence, work.position)
@@ -291,6 +314,13 @@ class StepScheduler:
         self.prefix_cache.room(self.prefix_cache.available)
         return self.plan()
 
+    def _count_slots(self, step: DecodeStep) -> None:
+        """Count the running batch jobs of a step, unless it is for interactive ones alone."""
+        batch = len(self._of_batch())
+        if batch and any(job.priority == "batch" for work in step.work if (job := self._jobs.get(work.id))):
+            self._slot_steps += batch
+            self._limited_steps["slots" if batch >= self.slots else self._limit_of_slots] += 1
+
     # -- admission ---------------------------------------------------------------------------------------------------
 
     @property
@@ -305,7 +335,9 @@ class StepScheduler:
             job.urgent = job.priority == "interactive"
             batch += not job.urgent
             promised += max(0, len(job.prompt) - job.position)
+        self._limit_of_slots = "cells" if self._blocked and self._running else "jobs"
         if self._holds_back(batch):
+            self._limit_of_slots = "prompts"
             return
         for priority, queue in self._queues.items():
             if self.lockstep and self.streams:
@@ -316,10 +348,13 @@ class StepScheduler:
                 if self._waits_for_prefix(job):
                     if priority == "interactive" and job.follows is not None:
                         job.follows[0].urgent = True
+                    elif priority == "batch":
+                        self._limit_of_slots = "prefix"
                     index += 1
                     continue
                 opened = self.prefix_cache.open(job.prompt) if self._has_cells(job, batch, promised) else None
                 if opened is None:
+                    self._limit_of_slots = "cells"
                     return  # no other job overtakes it: a smaller one would only delay it further
                 del queue[index]
                 job.urgent = priority == "interactive"

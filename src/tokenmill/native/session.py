@@ -32,6 +32,7 @@ from tokenmill.native.scheduler import StepScheduler
 # Every piece wakes two processes that take cores from llama.cpp, and no user follows the text of a batch request: its
 # first piece is sent immediately, later ones at this interval, or a longer one if that would be too many pieces.
 SEND_INTERVAL_S = 0.25
+NARROW_SHARE = 4.0  # narrow steps may take this many times as long as the last step with the batch, before its next one
 MAX_PIECES_S = 400
 Handler = Callable[[dict[str, Any]], Any]
 
@@ -70,6 +71,8 @@ class StepClock:
     decode_s: float = 0.0
     busy_s: float = 0.0
     step_began_s: float | None = None
+    batch_step_s: float | None = None  # the last step with batch requests
+    narrow_s: float = 0.0  # steps without batch requests since then
 
 
 class Session:
@@ -103,8 +106,15 @@ class Session:
             began = self._receive()
             if self._sequences:
                 self._expire(began)
+                self.scheduler.pauses_batch = self._pauses_batch
                 self._perform(self.scheduler.plan())
                 self.clock.busy_s += time.monotonic() - began
+
+    @property
+    def _pauses_batch(self) -> bool:
+        """Whether interactive requests may run without the batch, which gets at least a fifth of the time."""
+        wide_s = self.clock.batch_step_s
+        return self.scheduler.narrow_rows > 0 and wide_s is not None and self.clock.narrow_s < NARROW_SHARE * wide_s
 
     def stop(self) -> None:
         """Make `run` return and abort the current step; called from the IPC thread."""
@@ -177,6 +187,9 @@ class Session:
             waiting=totals.waiting,
             evicted_tokens=totals.evicted_tokens,
             preemptions=totals.preemptions,
+            slot_steps=totals.slot_steps,
+            limited_steps=totals.limited_steps,
+            batch_step_s=clock.batch_step_s,
         )
 
     def heartbeat(self) -> protocol.Heartbeat:
@@ -285,8 +298,18 @@ class Session:
         self.server.send()
         decoded = self.context.decode(step.work)
         clock.step_began_s = None
-        clock.decode_s += time.monotonic() - began
+        self._count(step, time.monotonic() - began)
         return decoded
+
+    def _count(self, step: DecodeStep, seconds: float) -> None:
+        """Account for the time of a step."""
+        clock = self.clock
+        clock.decode_s += seconds
+        numbers = (work.id for work in step.work if work.id is not None)
+        if any(self._sequences[number].submitted.request.priority == "batch" for number in numbers):
+            clock.batch_step_s, clock.narrow_s = seconds, 0.0
+        else:
+            clock.narrow_s += seconds
 
     def _record(self, step: DecodeStep) -> None:
         self.clock.steps += 1

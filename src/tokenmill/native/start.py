@@ -23,6 +23,7 @@ from tokenmill.native.llama.settings import ContextSettings, ModelSettings
 from tokenmill.native.verify import request
 from tokenmill.native.worker_config import INTERACTIVE_SLOTS, WORKER_CONFIG, WorkerConfig, sequences_for
 from tokenmill.planner.plan import Plan
+from tokenmill.planner.speed.offload import effective_min_batch
 
 _MOST_SOCKET_BYTES = 100  # sun_path holds 108
 
@@ -53,6 +54,7 @@ async def start(
         context=replace(context, batch=max(context.ubatch, context.sequences)),
         slots=plan.settings.sequences,
         interactive_slots=INTERACTIVE_SLOTS,
+        narrow_rows=_narrow_rows(plan),
         library=_path(config.library),
         header=_path(config.header),
     )
@@ -153,6 +155,12 @@ def socket_path(state: Path, name: str) -> Path:
     except OSError as error:
         raise EngineError(f"cannot make {short} for the engine's socket: {error.strerror}") from error
     return short / hashlib.sha256(os.fsencode(beside)).hexdigest()[:24]
+
+
+def _narrow_rows(plan: Plan) -> int:
+    """The rows from which a step copies experts to a GPU, if steps of all slots do; else 0."""
+    rows = effective_min_batch(plan.profile, plan.settings, plan.placement)
+    return rows if rows is not None and plan.settings.sequences >= rows else 0
 
 
 def _path(given: str | None) -> Path | None:

@@ -123,6 +123,7 @@ class Worker:
         scheduler.streams = settings.streams
         scheduler.lockstep = settings.lockstep
         scheduler.mixes = streams.mixes(settings, self.model.settings)
+        scheduler.narrow_rows = self.config.narrow_rows
         return Session(self.server, self.model.vocab, context, prefix_cache, scheduler)
 
     @property

@@ -26,6 +26,7 @@ class WorkerConfig:
     context: ContextSettings
     slots: int
     interactive_slots: int = INTERACTIVE_SLOTS
+    narrow_rows: int = 0  # steps with fewer tokens copy no experts to a GPU, which larger ones do; 0: none do
     library: Path | None = None
     header: Path | None = None
 

@@ -13,6 +13,7 @@ from tokenmill.jobs.models import Batch, BatchTotals, Counts, Failure
 from tokenmill.jobs.scheduler.estimates import MeasuredRates
 from tokenmill.jobs.worker.progress import Failed, MinimumTokens, RunReport, Snapshot
 from tokenmill.jobs.worker.reuse import Miss, Misses
+from tokenmill.jobs.worker.slot_use import SlotUse
 from tokenmill.jobs.worker.throughput import RunTokens
 
 NOW = Snapshot(
@@ -95,6 +96,20 @@ def test_the_display_has_a_line_for_each_thing_and_none_too_long() -> None:
     assert "8 of 8 busy; about 2 min left" in text
     assert "line 17: the prompt has 9000 tokens and the context" in text
     assert len(shown) == 5
+
+
+def test_the_summary_says_what_kept_slots_free() -> None:
+    use = SlotUse(100, 450, {"slots": 40, "jobs": 50, "cells": 9, "prefix": 1})
+    rows = [text.rstrip().split(maxsplit=1) for text in printed(*summary(ended(report(slot_use=use)))).splitlines()]
+    assert (
+        dict(row for row in rows if len(row) == 2)["slots"]
+        == "4.5 per step; 50 % of steps lacked jobs, 9.0 % lacked KV cells"
+    )
+    full = SlotUse(100, 800, {"slots": 95, "jobs": 5})
+    for one in (full, None):
+        assert "lacked" not in printed(*summary(ended(report(slot_use=one))))
+    found = document(ended(report(slot_use=use)))
+    assert (found["slots_busy"], found["slots_limited_by"]["jobs"]) == (4.5, 50)
 
 
 def test_trouble_is_shown_while_there_is_any() -> None:

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from tokenmill.api.summary import NodeSummary, Summary
 from tokenmill.cli.output import facts, harmless, jsonable, say
+from tokenmill.engine.engine import SlotLimit
 from tokenmill.jobs.models import Counts
 from tokenmill.jobs.worker.progress import RunReport, Snapshot
 from tokenmill.jobs.worker.retries import remedies
@@ -27,6 +28,14 @@ _MISSES = 3  # causes shown
 _LINE_WIDTH = 71  # characters of a value on a terminal of 80 columns
 _GAP = "   "
 _FINISH_REASONS = {"length": "cut at max_tokens", "tool_calls": "tool calls"}
+_LIMITS: dict[SlotLimit, str] = {
+    "jobs": "lacked jobs",
+    "cells": "lacked KV cells",
+    "prefix": "awaited a prefix",
+    "prompts": "grouped prompts",
+}
+_ALL_BUSY = 0.9  # of the steps: slots were the limit
+_MIN_SHARE = 0.02  # of the steps, for a limit to be shown
 _WARM = 0.02  # more than this below the minimum: the engine had prefixes of an earlier run in its cache
 
 
@@ -183,6 +192,8 @@ def summary(ended: Summary) -> list[RenderableType]:
         rows["failed"] = _failed(counts)
     if report is not None and report.answers:
         rows["time"] = _time(report)
+        if (limits := _slot_limits(report)) is not None:
+            rows["slots"] = limits
         rows["prompts"] = _prompts(report)
     if (engine := _engine(ended.load_s, report)) is not None:
         rows["engine"] = engine
@@ -230,6 +241,17 @@ def _time(report: RunReport) -> str:
         parts.append(f"{report.tokens.generated / report.busy_s:,.0f} tok/s")
     of = "" if report.slots is None else f" of {report.slots}"
     return _GAP.join([*parts, f"{report.busy_slots:.1f}{of} slots busy"])
+
+
+def _slot_limits(report: RunReport) -> str | None:
+    """What kept slots free, if they were not nearly all busy; None if they were or the engine does not count."""
+    use = report.slot_use
+    if use is None or use.share("slots") >= _ALL_BUSY:
+        return None
+    causes = sorted((limit for limit in _LIMITS if use.share(limit) >= _MIN_SHARE), key=use.share, reverse=True)
+    first, *second = [(format_percent(use.share(limit)), _LIMITS[limit]) for limit in causes[:2]] or [("", "")]
+    parts = [f"{first[0]} of steps {first[1]}", *(" ".join(each) for each in second)]
+    return f"{use.slots:,.1f} per step; {', '.join(parts)}" if causes else None
 
 
 def _prompts(report: RunReport) -> str:
@@ -296,6 +318,8 @@ def document(ended: Summary) -> dict[str, Any]:
             "prefill_tok_s": report.rates.prefill_tok_s,
             "head_tok_s": report.long_prefill_tok_s,
             "lanes": round(report.busy_slots, 2),
+            "slots_busy": round(report.slot_use.slots, 2) if report.slot_use else None,
+            "slots_limited_by": dict(report.slot_use.limited_steps) if report.slot_use else None,
             "engine_deaths": report.crashes,
             "finish_reasons": dict(report.finish_reasons),
             "misses": [

@@ -7,6 +7,7 @@ from tokenmill.jobs.models import Counts
 from tokenmill.jobs.scheduler.estimates import MeasuredRates
 from tokenmill.jobs.worker.progress import Failed, MinimumTokens, RunEnd, RunReport, Snapshot
 from tokenmill.jobs.worker.reuse import Misses
+from tokenmill.jobs.worker.slot_use import combined
 from tokenmill.jobs.worker.throughput import RunTokens
 
 
@@ -60,6 +61,7 @@ def combined_report(
     )
     prefill_rates = [each.long_prefill_tok_s for each in every if each.long_prefill_tok_s is not None]
     slots = [each.slots for each in every if each.slots is not None]
+    slot_uses = [each.slot_use for each in every if each.slot_use is not None]
     finish_reasons = sum((Counter(each.finish_reasons) for each in every), Counter[str]())
     return RunReport(
         end,
@@ -77,6 +79,7 @@ def combined_report(
         sum(prefill_rates) if prefill_rates else None,
         sum(slots) if slots else None,
         dict(finish_reasons.most_common()),
+        combined(slot_uses) if slot_uses else None,
     )
 
 

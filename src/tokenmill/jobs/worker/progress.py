@@ -7,6 +7,7 @@ from typing import Literal
 from tokenmill.jobs.models import Counts, Failure
 from tokenmill.jobs.scheduler.estimates import MeasuredRates
 from tokenmill.jobs.worker.reuse import Misses
+from tokenmill.jobs.worker.slot_use import SlotUse
 from tokenmill.jobs.worker.throughput import RunTokens
 
 RunEnd = Literal["finished", "stopped", "cancelled"]
@@ -66,3 +67,4 @@ class RunReport:
     long_prefill_tok_s: float | None = None  # prefill rate of long prompts; None if there were none
     slots: int | None = None  # usable slots; None: unknown
     finish_reasons: Mapping[str, int] = field(default_factory=dict)  # answers of this run by OpenAI finish reason
+    slot_use: SlotUse | None = None  # None: the engine does not count

@@ -18,6 +18,7 @@ from tokenmill.jobs.worker.reuse import (
     MinimumEstimate,
     Misses,
 )
+from tokenmill.jobs.worker.slot_use import SlotUse
 from tokenmill.jobs.worker.throughput import Throughput
 
 
@@ -37,6 +38,7 @@ class RunStats:
         self._sample: list[int] = []  # the first answered jobs, up to the limits of counting
         self._sample_minimum = 0.0  # minimum tokens estimated for them
         self._status: EngineStatus | None = None
+        self._slot_use = SlotUse()
         self._live_prompt = 0
 
     @property
@@ -55,6 +57,8 @@ class RunStats:
         now = status.counters.prompt_tokens_computed
         if now is not None and self._status is not None:
             self._live_prompt += now - before if before is not None and before <= now else now
+        if self._status is not None:
+            self._slot_use = self._slot_use.plus(status.counters, self.counters)
         self._status = status
 
     def answered(self, attempt: Attempt, answer: Answer, prompt: bytes) -> None:
@@ -150,6 +154,7 @@ class RunStats:
             throughput.long_prefill_tok_s,
             self._shape.width,
             dict(self._finish_reasons.most_common()),
+            self._slot_use if self._slot_use.steps else None,
         )
 
     def _eta_s(self, lengths: AnswerLengths, counts: Counts, in_flight: Sequence[int]) -> float | None:
