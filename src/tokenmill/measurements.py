@@ -29,6 +29,7 @@ from typing import Any, Literal, TypeVar, cast
 
 from tokenmill.decode import decode
 from tokenmill.errors import ConfigError, TokenmillError
+from tokenmill.storage.private import private_folder
 
 MeasurementKind = Literal["load", "speed", "trial", "point", "stage", "soak", "qualification"]
 FILE = "measurements.db"
@@ -168,7 +169,7 @@ def _is_empty(state: Path) -> bool:
 def _writing(state: Path) -> Iterator[sqlite3.Connection]:
     """One transaction."""
     try:
-        state.mkdir(parents=True, exist_ok=True)
+        private_folder(state)
         with _connected(state) as connection:
             connection.execute("BEGIN IMMEDIATE")
             yield connection

@@ -29,6 +29,7 @@ from tokenmill.engine.engine import Engine as AsyncEngine
 from tokenmill.errors import RequestRefused, TokenmillError, UsageError
 from tokenmill.jobs.ingest.line import call_from
 from tokenmill.planner.plan import Plan
+from tokenmill.storage.private import private_folder
 from tokenmill.units import number_of
 
 Messages = Sequence[Mapping[str, Any]]
@@ -322,7 +323,7 @@ def _engine_folder(state: Path) -> Iterator[Path]:
     state folder does not fill with logs of old engines.
     """
     home = state / "loaded"
-    home.mkdir(parents=True, exist_ok=True)
+    private_folder(home)
     for number in count():
         lock = os.open(home / f"{number}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

@@ -11,14 +11,21 @@ from types import TracebackType
 from typing import Any, Self
 
 from tokenmill.api.planning import configuration
+from tokenmill.api.progress import log
 from tokenmill.config import Config
 from tokenmill.errors import ConfigError, UsageError
 from tokenmill.jobs.models import Batch, State
 from tokenmill.jobs.output import output_line
 from tokenmill.jobs.store.address import Address, address_of
+from tokenmill.jobs.store.gateway_db import GATEWAY_DB, MIGRATED
 from tokenmill.jobs.store.reader import StoreReader
+from tokenmill.jobs.store.sqlite import FILE, LOCK, WAIT
 from tokenmill.jobs.store.sqlite_errors import unusable
+from tokenmill.storage.private import FILE_MODE, make_private, private_folder
 
+BATCHES = "batches"  # in the state folder
+_PRIVATE = ("engines", "gateway", "gateways", "heads", "loaded", "runners")
+_STORE_FILES = ("files", FILE, f"{FILE}-wal", f"{FILE}-shm", LOCK, WAIT, GATEWAY_DB, MIGRATED)
 _NAME = "batch_"
 _PAGE = 512
 
@@ -27,7 +34,8 @@ def store_address(store: str | Path | None, config: Config) -> Address:
     """The address of a store; default: the configuration's, or the folder `batches` in the state folder."""
     named = str(store) if store is not None else config.store
     if named is None:
-        return config.state_path / "batches"
+        keep_private(config)
+        return config.state_path / BATCHES
     found = address_of(named)
     if store is not None or not isinstance(found, Path):
         return found
@@ -35,6 +43,23 @@ def store_address(store: str | Path | None, config: Config) -> Address:
         return found.expanduser()
     except RuntimeError as error:
         raise ConfigError(f"store: unknown user in {named}") from error
+
+
+def keep_private(config: Config) -> None:
+    """Remove other users' access to the state folder's batches, engines, keys and prefixes, and log what was changed.
+
+    A configured `state_dir` keeps its own mode, because the folder may hold other things too.
+    """
+    state = config.state_path
+    own = () if config.state_dir else (state,)
+    folders = [state / name for name in (*_PRIVATE, BATCHES)]
+    try:
+        changed = make_private((*own, *folders, *(folders[-1] / name for name in _STORE_FILES)))
+    except OSError as error:
+        log.warning("other users may be able to read %s: %s", state, error.strerror)
+        return
+    if changed:
+        log.warning("other users could read %s; now only you can", ", ".join(str(path) for path in changed))
 
 
 def find_batch(reader: StoreReader, name: str) -> Batch:
@@ -139,8 +164,8 @@ def work_folder(address: Address, config: Config) -> Iterator[Path]:
 def _locked(folder: Path) -> int | None:
     """The lock file of a folder, locked; None if another process has it."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        private_folder(folder)
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     except OSError as error:
         raise unusable(folder, error) from error
     try:

@@ -35,6 +35,7 @@ from tokenmill.launch.binding import host_bytes
 from tokenmill.launch.files.launch import value_of
 from tokenmill.model.identity import identity_of
 from tokenmill.planner.plan import Plan
+from tokenmill.storage.private import private_folder
 
 OnLoadProgress = Callable[[LoadProgress], None]
 OnSlowLoad = Callable[[tuple[Finding, ...]], None]
@@ -107,7 +108,7 @@ async def start_server(
 ) -> ServerEngine:
     """Start a server engine and wait until it answers. The caller must hold the lock of the name."""
     slots = registry.slots_path(state, name)
-    slots.mkdir(parents=True, exist_ok=True)
+    private_folder(slots)
     taken = holder_of(config.port) if config.port else None
     port = free_port(config.host, config.port)
     prepared = await asyncio.to_thread(

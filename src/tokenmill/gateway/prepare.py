@@ -16,12 +16,14 @@ from tokenmill.api.engines import DEFAULT_MODEL, model_path, name_after
 from tokenmill.api.options import EngineOptions
 from tokenmill.api.planning import EnginePlan, plan_engine
 from tokenmill.api.progress import OnProgress, ignore
+from tokenmill.api.stores import keep_private
 from tokenmill.api.tokens import count_digests
 from tokenmill.config import Config, DigestEntry, EngineConfig, EngineEntry
 from tokenmill.engine.pinned_prefixes import PinnedPrefix, read_digest
 from tokenmill.errors import UsageError
 from tokenmill.gateway.http.listening import bind
 from tokenmill.gateway.serving import EngineSpec, check_address
+from tokenmill.storage.private import private_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ def prepare(
     ConfigError or DoesNotFit if they cannot be served.
     """
     config = _with_options(config, options)
+    keep_private(config)
     check_address(config)
     with ExitStack() as stack:
         listening = stack.enter_context(bind(config.gateway))
@@ -138,7 +141,7 @@ class _Planner:
         The reservation is a file lock, which the kernel releases when this process dies.
         """
         folder = self.config.state_path / "gateways"
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
         for number in count(1):
             free = name if number == 1 else f"{name}-{number}"
             lock = os.open(folder / f"{free}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -24,6 +24,7 @@ from tokenmill.native.verify import request
 from tokenmill.native.worker_config import INTERACTIVE_SLOTS, WORKER_CONFIG, WorkerConfig, sequences_for
 from tokenmill.planner.plan import Plan
 from tokenmill.planner.speed.offload import effective_min_batch
+from tokenmill.storage.private import private_folder
 
 _MOST_SOCKET_BYTES = 100  # sun_path holds 108
 
@@ -143,7 +144,7 @@ def socket_path(state: Path, name: str) -> Path:
     """The socket of a worker: next to its record, or in a folder with a short path if that is too long."""
     beside = registry.folder(state, name).absolute() / "socket"
     if len(os.fsencode(beside)) <= _MOST_SOCKET_BYTES:
-        beside.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(beside.parent)
         return beside
     short = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"tokenmill-{os.getuid()}"
     try:

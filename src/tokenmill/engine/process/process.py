@@ -20,6 +20,7 @@ from tokenmill.engine.process import supervisor
 from tokenmill.engine.process.exit_status import Exit, read_exit
 from tokenmill.engine.process.identity import Pid, end_session
 from tokenmill.errors import EngineError
+from tokenmill.storage.private import private_folder
 from tokenmill.units import MIB
 
 LOG_BYTES = 16 * MIB
@@ -91,7 +92,7 @@ class Process:
         pass_fds: inherited under the same numbers; the caller closes its own copies.
         cleanup_command: command that the supervisor runs after the program has exited.
         """
-        log.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(log.parent)
         exit_file(log).unlink(missing_ok=True)
         reading, writing = os.pipe()
         args = supervisor.SupervisorArgs(

@@ -24,6 +24,7 @@ from tokenmill.engine.engine import EngineKind
 from tokenmill.engine.process.identity import Pid
 from tokenmill.errors import EngineError, UsageError
 from tokenmill.storage.atomic import replace_file
+from tokenmill.storage.private import private_folder
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _POLL_S = 0.05
@@ -73,7 +74,7 @@ def slots_path(state: Path, name: str) -> Path:
 def write(state: Path, record: Record) -> None:
     """Write a record, replacing that of the same name."""
     home = folder(state, record.name)
-    home.mkdir(parents=True, exist_ok=True)
+    private_folder(home)
     replace_file(home / "engine.json", json.dumps(asdict(record), indent=1).encode())
 
 
@@ -118,7 +119,7 @@ def forget(state: Path, record: Record) -> None:
 async def locked(state: Path, name: str, *, wait_s: float = 0.0) -> AsyncIterator[None]:
     """Lock a name, so that only one process uses it; EngineError if another process holds the lock after `wait_s`."""
     home = folder(state, name)
-    home.mkdir(parents=True, exist_ok=True)
+    private_folder(home)
     file = os.open(home / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         until = time.monotonic() + wait_s

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 
-from tokenmill.gateway.batches.routes import FOLDER as BATCHES
+from tokenmill.api.stores import BATCHES
 from tokenmill.gateway.http.faults import Busy
 from tokenmill.gateway.monitoring.backend_monitor import BackendMonitor
 from tokenmill.gateway.monitoring.memory_view import MemorySize, measure_memories

@@ -23,6 +23,7 @@ from tokenmill.errors import StoreError, StoreInUse
 from tokenmill.jobs.store.backend import FOREIGN_DATABASE, NO_BATCHES, STORE_TOO_NEW, STORE_TOO_OLD, AccessMode
 from tokenmill.jobs.store.queries import migrations, newest, queries, schema
 from tokenmill.jobs.store.sqlite_errors import is_disk_full, mapped_errors, removed, unusable
+from tokenmill.storage.private import FILE_MODE, private_file, private_folder
 from tokenmill.units import KIB, MIB
 
 FILE = "store.db"
@@ -64,7 +65,7 @@ class Database:
                 self._connection = _connected(self.path, mode)
                 self._inode = self.path.stat().st_ino
                 if mode != "read":
-                    self._wait = os.open(folder / WAIT, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+                    self._wait = os.open(folder / WAIT, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
             except OSError as error:
                 raise unusable(folder, error) from error
             self._page_bytes: int = self._connection.execute("PRAGMA page_size").fetchone()[0]
@@ -223,8 +224,8 @@ class Database:
 def _locked(folder: Path) -> int:
     """Acquire the lock file; the system releases it when the process ends."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        private_folder(folder)
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -249,6 +250,8 @@ def _connected(path: Path, mode: AccessMode) -> sqlite3.Connection:
     if mode != "work" and not path.is_file():
         raise _no_batches(path)
     access = {"work": "rwc", "ask": "rw", "read": "ro"}[mode]
+    if mode == "work":
+        private_file(path)  # SQLite gives its log the same mode
     with mapped_errors(path):
         connection = sqlite3.connect(
             f"file:{quote(str(path))}?mode={access}",

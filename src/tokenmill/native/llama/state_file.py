@@ -20,6 +20,7 @@ import numpy as np
 
 from tokenmill.errors import EngineError, ForeignState
 from tokenmill.storage.atomic import replacing
+from tokenmill.storage.private import private_folder
 from tokenmill.units import MIB
 
 MAGIC = b"tokenmill head\x1a\n"
@@ -52,7 +53,7 @@ def write(
     front = _FIXED.pack(MAGIC, VERSION, len(header)) + header + np.asarray(tokens, "<i4").tobytes()
     size = len(front) + state_bytes + _DIGEST_BYTES
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(path.parent)
         with replacing(path) as file:
             os.posix_fallocate(file.fileno(), 0, size)  # a full disk is an error here; later it would be SIGBUS
             with mmap.mmap(file.fileno(), size) as mapped:
