@@ -52,6 +52,7 @@ _AT_LEAST_ONE = (
     "requests_at_once",
     "requests_per_minute",
     "tokens_per_minute",
+    "tokens_per_day",
 )
 
 
@@ -77,7 +78,9 @@ class GatewayConfig:
     max_choices: int = 16  # maximum n of one request
     requests_at_once: int | None = None  # requests in flight per key; the next two limits are also per key
     requests_per_minute: int | None = None
-    tokens_per_minute: int | None = None
+    tokens_per_minute: int | None = None  # without batches
+    tokens_per_day: int | None = None  # batches included; a day begins at midnight UTC
+    share_answers: bool = False  # stored answers of batches may be reused for other keys
     log: Literal["text", "json", "off"] = "text"  # one line per request
 
     def __post_init__(self) -> None:

@@ -7,8 +7,9 @@ from rich.table import Table
 
 from tokenmill.cli.output import Common, say, show, show_json, show_text
 from tokenmill.gateway.http import keys as api_keys
-from tokenmill.gateway.http.keys import KeyLimits
+from tokenmill.gateway.http.keys import LIMITS, KeyLimits
 
+_NO_KEYS = "no keys; only clients on this machine can use the gateway"
 app = App(
     name="keys",
     help="Manage the API keys of `tokenmill serve`.",
@@ -24,6 +25,7 @@ def add(
     requests_at_once: int | None = None,
     requests_per_minute: int | None = None,
     tokens_per_minute: int | None = None,
+    tokens_per_day: int | None = None,
     common: Common = Common(),  # noqa: B008  frozen
 ) -> None:
     """Create an API key and print it.
@@ -42,9 +44,11 @@ def add(
     requests_per_minute:
         Maximum requests per minute. [default: from the configuration]
     tokens_per_minute:
-        Maximum prompt and completion tokens per minute. [default: from the configuration]
+        Maximum prompt and completion tokens per minute, without batches. [default: from the configuration]
+    tokens_per_day:
+        Maximum prompt and completion tokens per day (UTC), batches included. [default: from the configuration]
     """
-    limits = KeyLimits(requests_at_once, requests_per_minute, tokens_per_minute)
+    limits = KeyLimits(requests_at_once, requests_per_minute, tokens_per_minute, tokens_per_day)
     secret = api_keys.add(common.load_config().state_path, name, limits)
     if common.json:
         show_json({"name": name, "key": secret})
@@ -56,20 +60,21 @@ def add(
 @app.command(name="list")
 def list_(*, common: Common = Common()) -> None:  # noqa: B008  frozen
     """List the names and limits of all keys, without the keys themselves."""
-    found = api_keys.read(common.load_config().state_path)
+    state = common.load_config().state_path
+    found = api_keys.read(state)
     if common.json:
         show_json([{"name": key.name, "created_s": key.created_s, "limits": key.limits} for key in found])
         return
     if not found:
-        say("no keys; only clients on this machine can use the gateway")
+        revoked = api_keys.path_in(state).exists()
+        say("no keys are left; the gateway refuses every request" if revoked else _NO_KEYS)
         return
     table = Table(box=None, pad_edge=False)
-    for title in ("name", "created", "in flight", "requests/min", "tokens/min"):
+    for title in ("name", "created", "in flight", "requests/min", "tokens/min", "tokens/day"):
         table.add_column(title)
     for key in found:
         since = datetime.fromtimestamp(key.created_s, UTC).strftime("%Y-%m-%d")
-        limits = key.limits
-        numbers = (limits.requests_at_once, limits.requests_per_minute, limits.tokens_per_minute)
+        numbers = [getattr(key.limits, name) for name in LIMITS]
         table.add_row(key.name, since, *("-" if number is None else f"{number:,}" for number in numbers))
     show(table)
 
@@ -89,4 +94,7 @@ def revoke(name: str, /, *, common: Common = Common()) -> None:  # noqa: B008  f
     if common.json:
         show_json({"name": name, "keys_left": len(left)})
         return
-    say(f"revoked key {name!r}" + ("" if left else "; no keys are left"))
+    say(f"revoked key {name!r}")
+    if not left:
+        say("no keys are left, so the gateway refuses every request")
+        say(f"hint: create another, or delete {api_keys.path_in(state)} to serve this machine without keys")

@@ -35,6 +35,7 @@ from tokenmill.gateway.http import keys
 from tokenmill.gateway.http.listening import Listener, allow_files, url_of
 from tokenmill.gateway.http.middleware import allowed_to_listen
 from tokenmill.gateway.http.rate_limits import Limiter
+from tokenmill.gateway.http.token_budget import TokenBudget
 from tokenmill.gateway.monitoring.recorder import Recorders
 from tokenmill.gateway.state import AccessLog, GatewayState, ServedDigest
 from tokenmill.native.launching import ReadyEngine, Tell, launch_engine
@@ -210,7 +211,7 @@ def state_for(
         backend = ManagedBackend(one.name, engine, gate, recorder=recorder, key=key)
         backends.append(backend)
         served.append((backend, tuple(dict.fromkeys((*one.names, identity.model, one.name)))))
-    usual = keys.KeyLimits(settings.requests_at_once, settings.requests_per_minute, settings.tokens_per_minute)
+    usual = keys.KeyLimits(**{name: getattr(settings, name) for name in keys.LIMITS})
     routes = Routes(config.routes, served, int(time.time()))
     state = GatewayState(
         config,
@@ -219,7 +220,7 @@ def state_for(
         routes,
         gates,
         keys.Keys(config.state_path),
-        Limiter(usual, time.monotonic),
+        Limiter(usual, time.monotonic, TokenBudget.of(config.state_path)),
         ready_engines,
         digests_of(config, ready_engines),
         recorder=recorder,

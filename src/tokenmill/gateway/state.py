@@ -70,6 +70,11 @@ class GatewayState:
         for cancel in tuple(self.in_flight):
             cancel("stopping")
 
+    def key_name(self, owner: str | None) -> str | None:
+        """The name of an owner's key, for routes; None without one, or if the key was revoked."""
+        key = self.keys.owned_by(owner)
+        return key.name if key is not None else None
+
     def backend(self, name: str) -> Backend | None:
         """The backend with this name."""
         return next((backend for backend in self.backends if backend.name == name), None)

@@ -132,6 +132,7 @@ class Submission:
     strict: bool = False  # a bad line rejects the whole file
     defaults: Mapping[str, Any] = field(default_factory=dict)  # body keys for lines without them
     name: str | None = None  # of the batch; None: generated
+    owner: str | None = None  # existing answers are reused only within one owner; None: those without an owner
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,25 +1,32 @@
-"""A backend as an engine for batches. If the engine has no priorities of its own, requests enter through its gate."""
+"""A backend as an engine for batches: counts tokens, and uses the gate if the engine has no priorities of its own."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
-from tokenmill.engine.engine import Answer, Capabilities, Engine, EngineStatus, Identity, Liveness, Piece, Request
+from tokenmill.engine.engine import (
+    Answer,
+    Capabilities,
+    Engine,
+    EngineStatus,
+    Identity,
+    Liveness,
+    Piece,
+    Request,
+    Usage,
+)
 from tokenmill.engine.forward import ForwardingEngine
 from tokenmill.errors import EngineError, TokenmillError
 from tokenmill.gateway.backends.backend import Backend
 from tokenmill.gateway.http.faults import Busy
 
 
-def engine_behind(backend: Backend) -> Engine:
-    """The engine to run batches on: through the gate if the engine has no priorities of its own."""
-    return backend.engine if backend.engine.capabilities.interactive_first else AdmissionEngine(backend)
+class BackendEngine(ForwardingEngine):
+    """The engine of a backend, as batches use it. `close` does nothing: the backend's owner closes the engine."""
 
-
-class AdmissionEngine(ForwardingEngine):
-    """The engine of a backend, used through its gate. `close` does nothing: the backend's owner closes the engine."""
-
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, on_usage: Callable[[Usage], None] = lambda _: None) -> None:
+        """`on_usage` receives the tokens of each complete answer."""
         self._backend = backend
+        self._on_usage = on_usage
 
     @property
     def inner(self) -> Engine:
@@ -66,13 +73,16 @@ class AdmissionEngine(ForwardingEngine):
         return await self.inner.reconnect()
 
     async def stream(self, request: Request) -> AsyncGenerator[Piece | Answer, None]:
-        """Run one request; waits without a limit until the gate admits it."""
+        """Run one request; if it needs the gate, waits without a limit until it is admitted."""
         while True:
-            events = self._backend.stream(request)
+            gated = not self.capabilities.interactive_first
+            events = self._backend.stream(request) if gated else self.inner.stream(request)
             begun = False
             try:
                 async for event in events:
                     begun = True
+                    if isinstance(event, Answer):
+                        self._on_usage(event.usage)
                     yield event
             except Busy as busy:
                 if begun:

@@ -31,6 +31,7 @@ from tokenmill.jobs.store.http_batches import MAX_PAGE_FILES, HttpBatch, HttpBat
 from tokenmill.jobs.store.sqlite_errors import unusable
 from tokenmill.storage.atomic import sync_folder
 from tokenmill.storage.json_text import shown
+from tokenmill.storage.private import private_folder
 from tokenmill.units import KIB
 
 FOLDER = "files"
@@ -49,7 +50,7 @@ class FileStore:
         self._folder = folder / FOLDER
         self._rows = rows
         try:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            private_folder(self._folder)
         except OSError as error:
             raise unusable(self._folder, error) from error
 
@@ -154,9 +155,9 @@ def file_routes(state: GatewayState, opened: Callable[[], tuple[HttpBatches, Fil
 
 
 def owner_of(request: Request) -> str | None:
-    """The name of the request's API key; None if no key is required. Such clients see everything."""
+    """The owner of what the request creates; None if no key is required. Such clients see everything."""
     key = context_of(request.scope).key
-    return key.name if key is not None else None
+    return key.owner if key is not None else None
 
 
 def may_see(owner: str | None, of: str | None) -> bool:

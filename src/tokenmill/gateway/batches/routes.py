@@ -4,7 +4,7 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from tokenmill.api.stores import BATCHES
 from tokenmill.gateway.batches import schemas
 from tokenmill.gateway.batches.files import (
     FileStore,
@@ -47,7 +48,6 @@ from tokenmill.jobs.store.http_batches import (
 )
 from tokenmill.storage.json_text import shown
 
-FOLDER = "batches"  # in the state folder; the default store of `tokenmill run` and `tokenmill status`
 _WINDOW = re.compile(WINDOW[1:-1])
 _METADATA_QUERY = re.compile(r"metadata\[(.+)\]", re.DOTALL)
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -71,7 +71,7 @@ class _Service:
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
         """Open the store, import the database of an older version, and run batches until the gateway stops."""
-        folder = self.state.state_path / FOLDER
+        folder = self.state.state_path / BATCHES
         rows = await asyncio.to_thread(lambda: HttpBatches(folder, clock=self.clock))
         try:
             await asyncio.to_thread(migrate_gateway_db, folder, rows)
@@ -80,12 +80,19 @@ class _Service:
             self._opened = rows, files, runner
             runner.start()
             try:
-                yield
+                async with self._saving():
+                    yield
             finally:
                 await runner.stop()
         finally:
             self._opened = None
             rows.close()
+
+    def _saving(self) -> AbstractAsyncContextManager[None]:
+        budget = self.state.limiter.budget
+        if budget is None:
+            return nullcontext()
+        return budget.saving(lambda why: self.state.log({"event": "tokens_not_saved", "why": why}))
 
     def files(self) -> tuple[HttpBatches, FileStore]:
         """Rows and files; raises GatewayFault until the gateway serves."""

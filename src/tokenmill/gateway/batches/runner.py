@@ -186,7 +186,7 @@ class HttpBatchRunner:
             await self._refuse(batch, *checked.errors)
             return
         try:
-            chain = self._state.routes.choose(checked.model, "batch", None, batch.owner)
+            chain = self._state.routes.choose(checked.model, "batch", None, self._state.key_name(batch.owner))
         except UnknownModel as error:
             await self._refuse(batch, RefusedLine("model_not_found", error.message, 1, "body.model"))
             return
@@ -198,6 +198,7 @@ class HttpBatchRunner:
             priority=batch.priority,
             deadline_s=batch.expires_s,
             name=batch.id,
+            owner=None if self._state.config.gateway.share_answers else batch.owner,
         )
         try:
             await asyncio.to_thread(submit, store, path, how, progress=self._check_stopping)

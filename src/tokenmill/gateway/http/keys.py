@@ -3,7 +3,8 @@
     <state>/gateway/keys.json     names, hashes and limits; replaced atomically, mode 0600
 
 A fast hash is enough, because 256 random bits cannot be guessed. The file is reloaded when it changes, so a revoked
-key stops working while the gateway runs.
+key stops working while the gateway runs. Once the file exists, every request needs a key, also after the last one was
+revoked; deleting the file makes keys optional again on a loopback address.
 """
 
 import fcntl
@@ -23,11 +24,15 @@ from pydantic import TypeAdapter, ValidationError
 
 from tokenmill.errors import ConfigError, UsageError
 from tokenmill.storage.atomic import replace_file
+from tokenmill.storage.private import private_folder
 
 PREFIX = "tm-"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,99}")
 _RELOAD_S = 1.0  # interval between checks of the file
 _MAX_KEY_CHARS = 512  # characters of a presented key
+
+
+LIMITS = ("requests_at_once", "requests_per_minute", "tokens_per_minute", "tokens_per_day")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +42,10 @@ class KeyLimits:
     requests_at_once: int | None = None
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
+    tokens_per_day: int | None = None  # batches included; a day begins at midnight UTC
 
     def __post_init__(self) -> None:
-        for name in ("requests_at_once", "requests_per_minute", "tokens_per_minute"):
+        for name in LIMITS:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name} must be at least 1 (got {value})", code="invalid_limit")
@@ -53,6 +59,12 @@ class Key:
     sha256: str
     created_s: float
     limits: KeyLimits = field(default_factory=KeyLimits)
+    id: str = ""  # unique, unlike the name, which can be used again; empty in files of version 0.1
+
+    @property
+    def owner(self) -> str:
+        """The owner of files, batches and stored answers of this key."""
+        return self.id or self.name
 
 
 _FILE = TypeAdapter(dict[str, tuple[Key, ...]])
@@ -91,7 +103,9 @@ def add(state: Path, name: str, limits: KeyLimits | None = None) -> str:
         if any(key.name == name for key in keys):
             hint = f"choose another name, or revoke it with `tokenmill keys revoke {name}`"
             raise UsageError(f"key {name} already exists", hint=hint, code="key_exists")
-        keys.append(Key(name, _hash(secret), time.time(), limits or KeyLimits()))
+        hashed = _hash(secret)
+        # "~" is not allowed in names, so no name equals another key's id
+        keys.append(Key(name, hashed, time.time(), limits or KeyLimits(), f"{name}~{hashed[:12]}"))
     return secret
 
 
@@ -109,7 +123,7 @@ def revoke(state: Path, name: str) -> None:
 def _locked(state: Path) -> Iterator[list[Key]]:
     """The keys as a list that is written back on exit; a lock excludes other processes."""
     path = path_in(state)
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    private_folder(path.parent)
     lock = os.open(path.parent / "keys.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -151,6 +165,16 @@ class Keys:
                 except ConfigError:
                     self._keys = tuple(replace(key, sha256="") for key in self._keys)
         return self._keys
+
+    @property
+    def required(self) -> bool:
+        """Whether requests need a key: a key exists, or existed and was revoked."""
+        self.all()
+        return self._stamp is not None
+
+    def owned_by(self, owner: str | None) -> Key | None:
+        """The key of an owner; None without one, or if the key was revoked."""
+        return next((key for key in self.all() if key.owner == owner), None)
 
     def find(self, given: str) -> Key | None:
         """The key with this secret, compared in constant time."""

@@ -93,8 +93,7 @@ class AccessMiddleware:
             raise Stopping
         self._check_host(headers)
         self._check_origin(scope, headers)
-        known = self._state.keys.all()
-        if not known and self._loopback:
+        if not self._state.keys.required and self._loopback:
             return
         given = _key_in(headers)
         context.key = self._state.keys.find(given) if given is not None else None

@@ -1,4 +1,4 @@
-"""Rate limits of an API key: concurrent requests, and requests and tokens per minute.
+"""Rate limits of an API key: concurrent requests, requests and tokens per minute, tokens per day.
 
 Token buckets that hold one minute's worth. Tokens are charged at the end of a request, when their number is known, so
 a bucket can go negative; the client then waits until it is positive again. The clock is a parameter.
@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tokenmill.gateway.http.faults import Busy
-from tokenmill.gateway.http.keys import KeyLimits
+from tokenmill.gateway.http.keys import LIMITS, KeyLimits
+from tokenmill.gateway.http.token_budget import TokenBudget
 
 MINUTE_S = 60.0
 
@@ -52,6 +53,7 @@ class Limiter:
 
     defaults: KeyLimits
     clock: Callable[[], float]
+    budget: TokenBudget | None = None  # None: tokens per day are not limited
     _uses: dict[str, _Usage] = field(default_factory=dict)
 
     @contextmanager
@@ -60,7 +62,7 @@ class Limiter:
 
         Raises Busy if a limit is reached.
         """
-        limits = self._limits(own)
+        limits = self.limits(own)
         now_s = self.clock()
         use = self._use(name, limits, now_s)
         if limits.requests_at_once is not None and use.running >= limits.requests_at_once:
@@ -75,6 +77,13 @@ class Limiter:
         # Any positive level admits a request, because its cost is not known in advance.
         if use.tokens is not None and (wait_s := use.tokens.wait_s(now_s, 1.0)):
             raise _limited(f"{limits.tokens_per_minute} tokens per minute", wait_s)
+        if wait_s := self.daily_wait_s(name, limits):
+            raise Busy(
+                f"this key is limited to {limits.tokens_per_day:,} tokens per day (UTC), batches included",
+                retry_after_s=wait_s,
+                code="daily_tokens_exceeded",
+                kind="limits",
+            )
         if use.requests is not None:
             use.requests.take(now_s, 1.0)
         use.running += 1
@@ -82,20 +91,26 @@ class Limiter:
         def charge(tokens: int) -> None:
             if use.tokens is not None:
                 use.tokens.take(self.clock(), tokens)
+            self.charge_day(name, tokens)
 
         try:
             yield charge
         finally:
             use.running -= 1
 
-    def _limits(self, own: KeyLimits | None) -> KeyLimits:
+    def limits(self, own: KeyLimits | None) -> KeyLimits:
+        """The limits of a key, with the configured defaults."""
         own = own or KeyLimits()
-        defaults = self.defaults
-        return KeyLimits(
-            own.requests_at_once or defaults.requests_at_once,
-            own.requests_per_minute or defaults.requests_per_minute,
-            own.tokens_per_minute or defaults.tokens_per_minute,
-        )
+        return KeyLimits(**{name: getattr(own, name) or getattr(self.defaults, name) for name in LIMITS})
+
+    def daily_wait_s(self, name: str, limits: KeyLimits) -> float:
+        """Seconds until a client may use tokens again; 0 if its tokens of the day are not used up."""
+        return 0.0 if self.budget is None else self.budget.wait_s(name, limits.tokens_per_day)
+
+    def charge_day(self, name: str, tokens: int) -> None:
+        """Count tokens of a batch, which are limited per day only."""
+        if self.budget is not None and tokens:
+            self.budget.charge(name, tokens)
 
     def _use(self, name: str, limits: KeyLimits, now_s: float) -> _Usage:
         use = self._uses.setdefault(name, _Usage())

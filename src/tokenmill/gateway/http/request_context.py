@@ -35,8 +35,8 @@ class RequestContext:
 
     @property
     def client(self) -> tuple[str, KeyLimits | None]:
-        """Name and limits of the client, for `Limiter.admit`."""
-        return (self.key.name, self.key.limits) if self.key is not None else (_NO_KEY, None)
+        """Owner and limits of the client, for `Limiter.admit`."""
+        return (self.key.owner, self.key.limits) if self.key is not None else (_NO_KEY, None)
 
     def enter(self, scope: Scope) -> None:
         """Store the context in an ASGI scope."""

@@ -51,7 +51,7 @@ def route_group(state: GatewayState) -> RouteGroup:
     contents = page_files()
 
     async def page(request: Request) -> Response:
-        body = contents[_INDEX].replace(*_KEY_REQUIRED) if state.keys.all() else contents[_INDEX]
+        body = contents[_INDEX].replace(*_KEY_REQUIRED) if state.keys.required else contents[_INDEX]
         return _file(request, _INDEX, body)
 
     async def page_file(request: Request) -> Response:

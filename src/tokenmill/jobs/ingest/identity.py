@@ -146,6 +146,11 @@ def alone(identity: bytes, job: int) -> bytes:
     return sha256(b"alone\n" + identity + job.to_bytes(8, "big")).digest()
 
 
+def owned(identity: bytes, owner: str) -> bytes:
+    """The identity of the same request for one owner, so that answers are not reused for other owners."""
+    return sha256(b"owned\n" + owner.encode() + b"\n" + identity).digest()
+
+
 def _parts(values: Mapping[str, Any]) -> list[str]:
     """One text for tools and template arguments, then three for each message: role, content, other keys."""
     parts = [""]

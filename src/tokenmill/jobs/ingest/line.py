@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from pydantic_core import from_json
 
 from tokenmill.errors import RequestRefused
-from tokenmill.jobs.ingest.identity import alone, place_values
+from tokenmill.jobs.ingest.identity import alone, owned, place_values
 from tokenmill.jobs.models import INVALID_LINE, JobId, State
 from tokenmill.jobs.openai.call import URLS, Call, Endpoint, check, checked, stored_call
 from tokenmill.jobs.openai.requests import LINE_KEYS
@@ -48,6 +48,7 @@ class ParseOptions:
     priority: int = 0
     reuse: bool = True
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    owner: str | None = None  # see `Submission`
 
 
 def custom_id_of(line: Mapping[str, Any], number: int) -> str:
@@ -150,6 +151,8 @@ def _row(line: Mapping[str, Any], number: int, reading: ParseOptions) -> JobRow:
     job = JobId.of(reading.batch, number)
     if not reading.reuse:
         identity = alone(identity, job)
+    elif reading.owner is not None:
+        identity = owned(identity, reading.owner)
     get = values.get
     rank = -get("priority", reading.priority)
     # Positional, because keyword arguments would double the cost.

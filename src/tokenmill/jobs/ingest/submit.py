@@ -214,7 +214,7 @@ class FileSubmission:
         known = store.batch(batch)
         last = store.submissions.last_line(batch)
         jobs = known.counts.total
-        reading = ParseOptions(batch, how.model_id, known.priority, how.reuse, how.defaults)
+        reading = ParseOptions(batch, how.model_id, known.priority, how.reuse, how.defaults, how.owner)
         lines = (new for item in source.chunks() if (new := _after(item, last)))
         for rows, texts in _groups(parsed(lines, reading, self.processes), batch):
             if how.strict:
