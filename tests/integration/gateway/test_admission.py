@@ -43,8 +43,9 @@ def test_from_the_first_key_on_everybody_needs_one(tmp_path: Path) -> None:
         assert patient.get(f"{gateway.url}/health").status_code == 200  # needs none
         with pytest.raises(openai.AuthenticationError):
             gateway.client("none").models.list()
-        keys.revoke(tmp_path, "ann")
-        until(lambda: ask(gateway, "a").status_code == 200)
+        keys.revoke(tmp_path, "ann")  # nobody is let in afterwards, see test_tenants.py
+        until(lambda: ask(gateway, "a", headers={"authorization": f"Bearer {secret}"}).status_code == 401)
+        assert ask(gateway, "a").status_code == 401
         assert secret not in str(gateway.lines)
 
 
