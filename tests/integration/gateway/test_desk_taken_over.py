@@ -1,5 +1,6 @@
 """Import of the files and batches that an older gateway stored in desk.db."""
 
+import re
 import sqlite3
 from pathlib import Path
 from typing import Any
