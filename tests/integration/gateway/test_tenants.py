@@ -67,9 +67,10 @@ def test_a_new_key_does_not_inherit_the_files_of_a_revoked_one_of_the_same_name(
         new = gateway.client(after)
         assert new.files.list().data == []
         assert new.batches.list().data == []
-        for wanted in (lambda: new.files.content(batch.output_file_id), lambda: new.batches.retrieve(batch.id)):
-            with pytest.raises(openai.NotFoundError):
-                wanted()
+        with pytest.raises(openai.NotFoundError):
+            new.files.content(batch.output_file_id)
+        with pytest.raises(openai.NotFoundError):
+            new.batches.retrieve(batch.id)
         assert finished(new, prompt_line("a", "secret")).usage.output_tokens == 4
         assert engine.seen.streams == ["secret", "secret"]
 
