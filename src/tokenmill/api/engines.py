@@ -24,6 +24,7 @@ from tokenmill.engine.process.registry import Record
 from tokenmill.engine.start import attach
 from tokenmill.engine.warm import WarmProgress
 from tokenmill.errors import EngineError, UsageError
+from tokenmill.hardware.catalog import THIS
 from tokenmill.launch import Finding
 from tokenmill.launch.files.launch import slug
 from tokenmill.model.identity import identity_of
@@ -48,6 +49,7 @@ class EngineChoice:
     record: Record | None = None
     url: str | None = None
     path: Path | None = None
+    dry_run: bool = False  # it is planned and never started: any machine, and models without files here
 
     @property
     def starts(self) -> bool:
@@ -56,9 +58,17 @@ class EngineChoice:
 
 
 def choose_engine(
-    model: str | None, options: EngineOptions, config: Config, on_progress: OnProgress = ignore
+    model: str | None,
+    options: EngineOptions,
+    config: Config,
+    on_progress: OnProgress = ignore,
+    *,
+    dry_run: bool = False,
 ) -> EngineChoice:
-    """The engine for a model and options. Starts nothing, but downloads the default model if it is missing."""
+    """The engine for a model and options. Starts nothing, but downloads the default model if it is missing.
+
+    `dry_run`: it will not be started, so its model's files need not be here.
+    """
     asked = engine_name(options.engine or config.engine.kind)
     running = registry.listed(config.state_path)
     if "://" in asked:
@@ -70,12 +80,13 @@ def choose_engine(
         return _running(options.engine or asked, running, model, config)
     engine = options.engine_config(config)
     path = model_path(model, config, on_progress)
-    model_id = identity_of(path)
+    model_id = f"not downloaded: {model}" if dry_run and not path.exists() else identity_of(path)
     found = None
-    if options.is_default:  # a running engine may have other options
+    if options.is_default and not (dry_run and config.machine != THIS):  # a running engine may have other options
         same = [record for record in running if record.model_id == model_id and not record.name.startswith(_OWN)]
         found = next((record for record in same if options.engine is None or record.kind == asked), None)
-    choice = EngineChoice(model_id, model or DEFAULT_MODEL, engine, config.state_path, record=found, path=path)
+    name = model or DEFAULT_MODEL
+    choice = EngineChoice(model_id, name, engine, config.state_path, record=found, path=path, dry_run=dry_run)
     if choice.starts:
         options.goal_for(ENGINES[engine.kind])  # refuse contradicting options before anything is stored
     return choice
@@ -86,7 +97,7 @@ def plan_for(
 ) -> EnginePlan:
     """The plan of the engine that a choice starts, for a batch if it is given; DoesNotFit if it does not fit."""
     options = replace(options, engine=choice.config.kind)
-    return plan_engine(str(choice.path), options, config, batch=batch).require_fit()
+    return plan_engine(str(choice.path), options, config, files=not choice.dry_run, batch=batch).require_fit()
 
 
 def model_path(model: str | None, config: Config, on_progress: OnProgress = ignore) -> Path:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack, cast, get_args
 
+from tokenmill.api.loadable import has_this_library, require_here, require_weights, usable_goal, warned
 from tokenmill.api.options import ENGINES, EngineArguments, EngineOptions, engine_name, engine_options, known_engines
 from tokenmill.api.progress import log
 from tokenmill.config import Config, EngineConfig
@@ -99,7 +100,7 @@ def describe_or_plan(model: str, options: EngineOptions, config: Config) -> Desc
     plan = None
     if kind in ENGINES:
         goal = options.goal_for(ENGINES[kind])
-        plan = plan_engine(model, options, config).plan if here else make(machine, profile, goal)
+        plan = plan_engine(model, options, config, files=False).plan if here else make(machine, profile, goal)
     return DescribedModel(path, here, plan.machine if plan else machine, profile, plan)
 
 
@@ -135,9 +136,15 @@ def plan_engine(
     named = options.machine or config.machine
     machine = find(named)
     profile = read(path)
+    if files:
+        require_weights(profile, model)
+        require_here(machine, named)
     if named == THIS or named not in machines.names():
         options = options.reserving(config.reserve)
     goal = options.goal_for(dialect)
+    unused = None
+    if files or has_this_library(machine, named):
+        goal, unused = usable_goal(machine, goal, engine)
     point = Overlaid(goal)
     if options.point and dialect == ENGINES[engine.kind]:
         point = operating_point(goal, machine, profile, Path(path), engine, config.state_path)
@@ -151,6 +158,7 @@ def plan_engine(
         _log_point(point)
     made = decided(calibrated(made, config.state_path, path, engine=engine.kind), point)
     made = replace(made, decisions=(*made.decisions, *library_decisions(engine, config.engines_path)))
+    made = warned(made, unused, started=files)
     limited = _with_limits(made, engine, here=named == THIS)
     return EnginePlan(
         limited, Path(path), engine, point.words is not None or made.settings.total_cells is not None, found
@@ -321,7 +329,9 @@ def _with_limits(plan: Plan, engine: EngineConfig, *, here: bool) -> Plan:
 
 def _native_command(plan: Plan, name: str, options: EngineOptions) -> Command:
     settings = plan.settings
-    given = replace(options, context=settings.context, sequences=settings.sequences, engine=None)
+    # The command is run on the machine that it was planned for.
+    machine = None if options.machine in machines.names() else options.machine
+    given = replace(options, context=settings.context, sequences=settings.sequences, engine=None, machine=machine)
     words = ["tokenmill", "serve", name, "--engine-only"]
     for field in fields(EngineOptions):
         value = getattr(given, field.name)

@@ -36,7 +36,9 @@ def tokenizer(model: str | None, config: Config) -> Iterator[Tokenizer]:
     except ImportError:
         yield Tokenizer(None, "to count tokens: pip install 'tokenmill[native]'")
         return
-    read(path)  # llama.cpp could crash on a damaged header
+    if read(path).ghost:  # llama.cpp could crash on a damaged header, which read refuses
+        yield Tokenizer(None, f"{model} is a header without weights, and its vocabulary is a placeholder")
+        return
     from tokenmill.native.llama.library import open_running  # noqa: PLC0415
     from tokenmill.native.llama.log import LlamaLog  # noqa: PLC0415
     from tokenmill.native.llama.vocab import Vocab  # noqa: PLC0415

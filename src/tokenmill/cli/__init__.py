@@ -168,9 +168,12 @@ class _Messages(logging.Handler):
     """Send the library's log messages to stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        from tokenmill.cli.output import say  # noqa: PLC0415  importing rich is slow
+        from tokenmill.cli.output import say, warn  # noqa: PLC0415  importing rich is slow
 
-        say(record.getMessage())
+        if record.levelno >= logging.WARNING:
+            warn(record.getMessage())
+        else:
+            say(record.getMessage())
 
 
 def _log_to_stderr() -> None:

@@ -10,6 +10,8 @@ from rich.console import RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from tokenmill.api.loadable import usable_goal
+from tokenmill.api.options import EngineOptions
 from tokenmill.api.planning import locate
 from tokenmill.cli.options import GoalOptions
 from tokenmill.cli.output import Common, harmless, show, show_json, show_text
@@ -186,4 +188,10 @@ def _model(
     goal = options.reserving(config.reserve).goal_for("llama.cpp")
     measured = None if config.machine == catalog.THIS else catalog.find(config.machine).measured
     place = Path(found) if Path(found).exists() else config.models_path
-    return place, lambda machine: model_facts(model, machine, read(found), goal, measured=measured)
+    engine = EngineOptions().engine_config(config)
+
+    def facts(machine: Machine) -> ModelNeeds:
+        usable, _ = usable_goal(machine, goal, engine)
+        return model_facts(model, machine, read(found), usable, measured=measured)
+
+    return place, facts

@@ -76,12 +76,17 @@ def show_json(value: Any) -> None:
     sys.stdout.write(_NOT_UNICODE.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n")
 
 
-def say(text: str) -> None:
+def say(text: str, *, style: str | None = None) -> None:
     """Print a message on stderr, above the live display if there is one."""
     if isinstance(sys.stderr, FileProxy):  # replaced by a live display, which a new Console would overwrite
         print(harmless(text), file=sys.stderr)
         return
-    Console(stderr=True, highlight=False, emoji=False).print(harmless(text), markup=False, soft_wrap=True)
+    Console(stderr=True, highlight=False, emoji=False).print(harmless(text), markup=False, soft_wrap=True, style=style)
+
+
+def warn(text: str) -> None:
+    """Print a warning on stderr."""
+    say(f"warning: {text}", style="bold yellow")
 
 
 def harmless(text: str) -> str:

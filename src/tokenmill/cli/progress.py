@@ -116,10 +116,10 @@ class _Lines:
             say(f"{title} {words}".rstrip())
 
 
-def choose(model: str | None, options: EngineOptions, common: Common) -> EngineChoice:
+def choose(model: str | None, options: EngineOptions, common: Common, *, dry_run: bool = False) -> EngineChoice:
     """`api.choose_engine` with a progress bar for the download."""
     with shown_progress() as on_progress:
-        return api.choose_engine(model, options, common.load_config(), on_progress)
+        return api.choose_engine(model, options, common.load_config(), on_progress, dry_run=dry_run)
 
 
 @asynccontextmanager

@@ -87,7 +87,8 @@ def run_recipe_command(
     address = store_address(limits.store, config)
     stop = SignalStop()
     with shown_progress() as on_progress:
-        setup = EngineSetup(choose_engine(model, options, config, on_progress), options, config).plan()
+        choice = choose_engine(model, options, config, on_progress, dry_run=limits.dry_run)
+        setup = EngineSetup(choice, options, config).plan()
         if limits.dry_run:
             forecast_shown(prospect, setup.choice, setup.planned, address, limits.budget, called, common)
             return 0

@@ -127,7 +127,7 @@ def summarize(
         found, output, texts, given.defaults(), overlap=overlap, context=options.context, force=force, prune=prune
     )
     limits.check()
-    choice = choose(model, options, common)
+    choice = choose(model, options, common, dry_run=limits.dry_run)
     if not limits.dry_run and (ended := nothing_to_do(request, read_manifest(output), choice.model_id)) is not None:
         return _finish(ended, output, None, common)
     known = choice.model if model is None and choice.path is not None else model

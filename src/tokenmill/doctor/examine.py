@@ -10,6 +10,7 @@ Check = Callable[[Facts], CheckResult | None]
 
 CHECKS: tuple[Check, ...] = (
     engines.plan_fits,
+    gpus.gpu_library,
     memory.swap,
     gpus.gpu_memory,
     limits.memory_limit,

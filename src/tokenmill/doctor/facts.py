@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tokenmill.engine.process.registry import Record
 from tokenmill.hardware.machine import Machine
+from tokenmill.native.builds.gpu_support import UnusedGpus
 from tokenmill.planner.plan import Plan
 
 
@@ -142,6 +143,7 @@ class Facts:
     memlock_bytes: int | None = None  # None, if known: unlimited
     engine_kind: str = "native"
     own_build: bool = False  # the user provides a library, binary or container
+    unused_gpus: UnusedGpus | None = None  # GPUs that the llama.cpp library in use cannot use
     started_by_us: bool = True  # tokenmill starts the engines and binds them to CPUs and memory nodes
     model: ModelNeeds | None = None
     engines: tuple[DoctorEngine, ...] = ()

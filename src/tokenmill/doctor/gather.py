@@ -38,6 +38,7 @@ from tokenmill.hardware.machine import Machine
 from tokenmill.hardware.memory import count_channels, parse_meminfo
 from tokenmill.hardware.probe import probe
 from tokenmill.native.builds.finished import with_build
+from tokenmill.native.builds.gpu_support import unused_gpus
 from tokenmill.units import KIB
 
 SAMPLE_INTERVAL_S = 1.0
@@ -93,6 +94,7 @@ def gather(
         memlock_bytes=memlock,
         engine_kind=config.engine.kind,
         own_build=bool(engine.library or engine.binary or engine.container),
+        unused_gpus=unused_gpus(found, engine),
         started_by_us="://" not in config.engine.kind and config.engine.container is None,
         model=read,
         engines=engine_states(config.state_path),

@@ -1,4 +1,4 @@
-"""Checks of GPUs: PCIe links, memory in use, power limits and reduced clocks."""
+"""Checks of GPUs: library support, PCIe links, memory in use, power limits and reduced clocks."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,6 +33,23 @@ _WORDS = {
     "hw_power_brake": "the power supply",
 }
 _LINK_WHY = "prefill copies host experts over this link, and decoding sends activations of every layer over it"
+
+
+def gpu_library(facts: Facts) -> CheckResult | None:
+    """Whether the llama.cpp library in use was built with support for the GPUs."""
+    if not any(gpu.vram_bytes for gpu in facts.machine.gpus) or facts.engine_kind not in ("native", "llama-server"):
+        return None
+    unused = facts.unused_gpus
+    if unused is None:
+        return CheckResult("gpu-library", "fine", "the llama.cpp library in use supports the GPUs, or is your own")
+    remedy = Remedy("now", unused.command) if unused.command else Remedy("by hand", unused.remedy)
+    return CheckResult(
+        "gpu-library",
+        "problem",
+        unused.seen,
+        "run, serve and tune compute everything on the CPU",
+        remedies=(remedy,),
+    )
 
 
 def gpu_link(facts: Facts) -> CheckResult | None:

@@ -123,6 +123,12 @@ def test_no_file_and_no_such_device(library: Library, tmp_path: Path, moe: Path)
         LlamaModel.load(library, moe, ModelSettings(overrides=(("exps", "GPU3"),)))
 
 
+def test_a_library_without_gpus_refuses_layers_for_them(library: Library, moe: Path) -> None:
+    with pytest.raises(EngineError) as refused:
+        LlamaModel.load(library, moe, ModelSettings(gpus=(0,), gpu_layers=3))
+    assert refused.value.code == "gpu_not_supported"
+
+
 def test_the_log_is_kept_short_and_handed_on(library: Library, smollm2_path: Path) -> None:
     heard: list[str] = []
     log = LlamaLog(library, keep_lines=5, sink=lambda _level, line: heard.append(line))

@@ -12,6 +12,7 @@ from tokenmill.api.options import ENGINES, EngineArguments, EngineOptions, engin
 from tokenmill.api.planning import command_for, plan, plan_engine
 from tokenmill.config import Config
 from tokenmill.errors import DoesNotFit, UnknownModel, UsageError
+from tokenmill.hardware import catalog as machines
 from tokenmill.planner.goal import DialectName
 
 
@@ -27,13 +28,22 @@ def config(tmp_path: Path) -> Config:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("options", [{}, {"context": 512}, {"sequences": 2, "ubatch": 128, "threads": 3}])
-def test_plan_shows_what_run_starts(engine: str, options: dict[str, object], model: Path, config: Config) -> None:
-    shown = plan(model, config=config, engine=engine, machine="epyc-9175f", **options)  # type: ignore[arg-type]
-    asked = engine_options({**options, "engine": engine, "machine": "epyc-9175f"})
+def test_plan_shows_what_run_starts(
+    engine: str, options: dict[str, object], model: Path, config: Config, here: str
+) -> None:
+    shown = plan(model, config=config, engine=engine, machine=here, **options)  # type: ignore[arg-type]
+    asked = engine_options({**options, "engine": engine, "machine": here})
     choice = EngineChoice("id", str(model), asked.engine_config(config), config.state_path, path=model)
     started = plan_for(choice, asked, config).plan
     assert replace(shown, command=None) == started
     assert shown.command is not None
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> str:
+    """A machine file of this machine, so that two plans see the same free memory."""
+    machines.write(replace(machines.find("this"), gpus=()), tmp_path / "here.toml")
+    return str(tmp_path / "here.toml")
 
 
 def test_native_is_the_default_with_eight_sequences(model: Path, config: Config) -> None:
@@ -156,7 +166,7 @@ def test_negative_sizes_are_refused() -> None:
 
 
 def test_the_native_command_names_a_pulled_model(model: Path, config: Config) -> None:
-    made = plan_engine(str(model), EngineOptions(machine="epyc-9175f"), config)
+    made = plan_engine(str(model), EngineOptions(machine="epyc-9175f"), config, files=False)
     assert command_for(made, "smollm2", EngineOptions()).argv[2] == "smollm2"
     missing = plan_engine("kimi-k2.5:Q4_K_S", EngineOptions(machine="epyc-9175f"), config, files=False)
     assert command_for(missing, "kimi-k2.5:Q4_K_S", EngineOptions()).argv[2].endswith("kimi-k2.5-Q4_K_S.gguf")

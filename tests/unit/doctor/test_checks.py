@@ -38,6 +38,7 @@ from tokenmill.hardware.machine import (
     Swap,
 )
 from tokenmill.launch.binding import host_weights_bytes
+from tokenmill.native.builds.gpu_support import UnusedGpus
 from tokenmill.planner.plan import Shortfall
 from tokenmill.units import GIB, MIB
 
@@ -253,6 +254,12 @@ CASES: list[tuple[Check, Facts, Severity]] = [
         "problem",
     ),
     (engines.engine_records, facts(), "fine"),
+    (gpus.gpu_library, facts(replace(MACHINE, gpus=(CARD,))), "fine"),
+    (
+        gpus.gpu_library,
+        facts(replace(MACHINE, gpus=(CARD,)), unused_gpus=UnusedGpus((CARD,), "a library")),
+        "problem",
+    ),
 ]
 
 
@@ -289,6 +296,8 @@ def test_every_check_has_a_case_of_every_severity_that_it_knows() -> None:
         (processor.cpu_throttling, facts(replace(MACHINE, virtual="KVM"))),
         (processor.instruction_set, facts(own_build=True)),
         (processor.instruction_set, facts(engine_kind="vllm")),
+        (gpus.gpu_library, facts()),
+        (gpus.gpu_library, facts(replace(MACHINE, gpus=(CARD,)), engine_kind="vllm")),
         (gpus.gpu_link, facts()),
         (gpus.gpu_memory, facts()),
         (gpus.gpu_power, facts(card(vendor="amd"))),

@@ -11,7 +11,7 @@ from typing import Any
 from tokenmill.errors import EngineError
 from tokenmill.native.llama.library import Library, metadata
 from tokenmill.native.llama.log import LOG_DEBUG, LlamaLog
-from tokenmill.native.llama.settings import LOAD_MODES, ModelSettings, place
+from tokenmill.native.llama.settings import LOAD_MODES, ModelSettings, place, require_gpu
 from tokenmill.native.llama.vocab import Vocab
 
 OnWeightsProgress = Callable[[float], bool]
@@ -66,6 +66,8 @@ class LlamaModel:
         if not path.is_file():
             raise EngineError(f"no model file at {path}", hint="tokenmill models ls shows what is here")
         library.lib.llama_backend_init()
+        if settings.gpus and settings.gpu_layers and not vocab_only:
+            require_gpu(library)
         params = library.lib.llama_model_default_params()
         kept = place(
             library,

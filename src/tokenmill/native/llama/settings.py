@@ -99,6 +99,17 @@ def device(library: Library, name: str) -> Any:
     raise EngineError(f"this llama.cpp has no {name}", hint=f"it has {', '.join(devices)}")
 
 
+def require_gpu(library: Library) -> None:
+    """EngineError unless the library has a GPU: it would silently compute everything on the CPU."""
+    devices = library.devices()
+    if not any(Buffer(name).gpu is not None for name in devices):
+        raise EngineError(
+            f"the plan places layers on GPUs, but {library.path} has only {', '.join(devices) or 'no devices'}",
+            hint="tokenmill engines build --cuda builds a library for NVIDIA GPUs; --cpu-only plans without GPUs",
+            code="gpu_not_supported",
+        )
+
+
 def cache_type(name: str) -> int:
     """The number that ggml gives a cache type."""
     if name.lower() not in GGML_TYPES:

@@ -9,10 +9,13 @@ import pytest
 
 from tokenmill.config import EngineConfig
 from tokenmill.errors import UsageError
+from tokenmill.hardware.machine import Gpu, Machine
 from tokenmill.native.builds import finished
 from tokenmill.native.builds.finished import Build, Host, chosen, max_sequences, name_of, remove, with_build
+from tokenmill.native.builds.gpu_support import unused_gpus
 from tokenmill.native.builds.toolchain import Processor
 from tokenmill.native.llama.library import LLAMA_VERSION, WHEEL_MAX_SEQUENCES, WHEEL_VERSION
+from tokenmill.units import GIB
 
 HERE = Host(Processor("A CPU", ("avx2", "avx512f")), (), gpu_wheel=False)
 
@@ -98,6 +101,16 @@ def test_a_build_suits_the_machine_that_it_was_made_for(
     changes: dict[str, object], host: Host, suits: bool, tmp_path: Path
 ) -> None:
     assert (finished.unsuitable(write(tmp_path, **changes), host) is None) is suits
+
+
+def test_a_build_without_cuda_uses_no_gpu(tmp_path: Path) -> None:
+    cuda = write(tmp_path, cuda_architectures=("86",))
+    cpu = write(tmp_path)
+    machine = Machine("box", gpus=(Gpu(0, "RTX 3090", "nvidia", 24 * GIB),))
+    assert unused_gpus(machine, EngineConfig(library=str(cuda.library))) is None
+    found = unused_gpus(machine, EngineConfig(library=str(cpu.library)))
+    assert found is not None
+    assert found.library == cpu.name
 
 
 def test_an_engine_uses_the_build(tmp_path: Path) -> None:
