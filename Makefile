@@ -4,17 +4,21 @@ BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help venv demo test test-vllm test-build check format record bench clean
+.PHONY: help venv demo test test-vllm test-build test-dist dist docs check format record bench clean
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 venv: .venv/ready ## create .venv and install tokenmill and all that its tests need
 
 .venv/ready: pyproject.toml integrations/dagster-tokenmill/pyproject.toml
+	@PYTHON="$(PYTHON)" sh scripts/venv.sh dev
+	@touch .venv/installed $@
+
+.venv/installed: pyproject.toml
 	@PYTHON="$(PYTHON)" sh scripts/venv.sh
 	@touch $@
 
-demo: venv ## plan, load and run a batch of real jobs on a small model, twice
+demo: .venv/installed ## plan, load and run a batch of real jobs on a small model, twice
 	@sh examples/demo.sh
 
 test: check ## run every check and every test
@@ -28,6 +32,16 @@ test-build: venv ## build llama.cpp for this processor (10 minutes on 2 cores) a
 	@build="$$($(BIN)/tokenmill engines build --cpu)" && \
 	TOKENMILL_TEST_BUILD="$$build" $(BIN)/python -m pytest tests/llama_build tests/integration/native \
 		--ignore=tests/integration/native/test_native_sampling_parity.py  # which compares with the wheel's server
+
+dist: venv ## build the wheel and the source distribution into dist/
+	@rm -rf dist
+	@$(BIN)/python -m build --outdir dist .
+
+test-dist: dist ## install the wheel into an empty environment and run a batch and a server with it
+	@$(BIN)/python -m pytest tests/dist
+
+docs: venv ## build the documentation site into build/site; warnings are errors
+	@$(BIN)/mkdocs build --quiet --strict
 
 check: venv ## lint, types, import rules
 	@$(BIN)/ruff check .

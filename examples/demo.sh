@@ -1,6 +1,6 @@
 #!/bin/sh
 # Run by `make demo`: a small batch on a real model, the same command again, and a plan for a model with a trillion
-# parameters. Results and state are written to a temporary folder.
+# parameters. Results and state are written to a temporary folder. Ends with how to use tokenmill from here on.
 set -eu
 
 say() { printf "\n$ %s\n" "$*" >&2; }
@@ -39,3 +39,16 @@ tokenmill status last
 
 say tokenmill plan kimi-k2.5:Q4_K_S --machine epyc-9175f --context 32768
 tokenmill plan kimi-k2.5:Q4_K_S --machine epyc-9175f --context 32768 | sed '/^run:$/,$d'
+
+cat >&2 <<'NEXT'
+
+tokenmill is installed in .venv. Put it on the PATH of this shell:
+
+  . .venv/bin/activate
+
+Then:
+
+  tokenmill doctor                                             # what slows this machine down
+  tokenmill plan MODEL.gguf                                    # does your model fit, and how fast will it be?
+  tokenmill run jobs.jsonl -o results.jsonl --model MODEL.gguf # a batch of your own jobs
+NEXT

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Creates .venv and installs the project into it. Needs python >= 3.11 and a package index, nothing else.
+# Creates .venv and installs the project into it: `sh scripts/venv.sh` what users need, `sh scripts/venv.sh dev` also what
+# the tests and the documentation need. Needs python >= 3.11 and a package index, nothing else.
 set -eu
 
 fail() {
@@ -23,5 +24,8 @@ fi
 [ -x .venv/bin/python ] || "$PYTHON" -m venv .venv
 echo "installing tokenmill into .venv" >&2
 .venv/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
-.venv/bin/python -m pip install --quiet --editable '.[native,serve,hub,parquet,zstd,recipes,postgres,ray]' \
-    --editable ./integrations/dagster-tokenmill --group dev
+if [ "${1:-}" = dev ]; then
+    .venv/bin/python -m pip install --quiet --editable '.[all]' --editable ./integrations/dagster-tokenmill --group dev
+else
+    .venv/bin/python -m pip install --quiet --editable .
+fi

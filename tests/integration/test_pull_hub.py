@@ -2,7 +2,6 @@
 
 import hashlib
 import random
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -288,11 +287,3 @@ def test_names_that_lead_elsewhere_are_refused(pulling: Pulling, path: str) -> N
     assert type(refused.value) is PullError
     assert not any("/resolve/" in asked.path for asked in pulling.shelf.asked)
     assert not pulling.models_path.exists()
-
-
-def test_without_the_library(pulling: Pulling, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == "huggingface_hub"]:
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(PullError, match="needs huggingface_hub") as caught:
-        pulling()
-    assert caught.value.hint == "pip install 'tokenmill[hub]'"

@@ -30,12 +30,6 @@ def tokenizer(model: str | None, config: Config) -> Iterator[Tokenizer]:
     if not path.is_file() or path.suffix != ".gguf":
         yield Tokenizer(None, f"{model} has no GGUF file on this machine to count tokens with")
         return
-    try:
-        import cffi  # noqa: F401, PLC0415  an extra
-        import xllamacpp  # noqa: F401, PLC0415
-    except ImportError:
-        yield Tokenizer(None, "to count tokens: pip install 'tokenmill[native]'")
-        return
     if read(path).ghost:  # llama.cpp could crash on a damaged header, which read refuses
         yield Tokenizer(None, f"{model} is a header without weights, and its vocabulary is a placeholder")
         return

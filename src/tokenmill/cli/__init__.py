@@ -3,9 +3,11 @@
 import io
 import logging
 import os
+import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cyclopts import App, CycloptsError, Group, Parameter
@@ -54,6 +56,7 @@ _COMMANDS = {
         "history": "history:history",
         "report": "report:report",
     },
+    "Shell": {"completion": "completion:completion"},
 }
 """The commands by panel of the overview, each with its module and function."""
 _PLACEHOLDERS = {
@@ -102,30 +105,59 @@ def _shown_default(value: object) -> str | None:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-app = App(
-    name="tokenmill",
-    version=__version__,
-    help=(
-        "Run large batches on your own hardware with models bigger than your GPU.\n\n"
-        "Results go to stdout, messages to stderr; every command takes --json. "
-        "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 does not fit.\n\n"
-        "    tokenmill probe\n"
-        "    tokenmill plan kimi-k2.5:Q4_K_S --machine epyc-9175f\n"
-        "    tokenmill run jobs.jsonl -o results.jsonl --model kimi.gguf"
-    ),
-    help_format="markdown",
-    help_formatter=_HelpFormatter(),
-    default_parameter=Parameter(negative=(), show_default=_shown_default),
-    group_parameters=Group.create_default_parameters("Options"),
-    result_action="return_value",
-    suppress_keyboard_interrupt=False,  # cyclopts would exit silently
-)
-for _title, _commands in _COMMANDS.items():
-    _group = Group.create_ordered(_title)
-    for _position, (_name, _place) in enumerate(_commands.items()):
-        # By module path, so that running one command imports no other.
-        app.command(f"tokenmill.cli.{_place}", name=_name, group=_group, sort_key=_position)
+def _application() -> App:
+    """The application without its commands."""
+    return App(
+        name="tokenmill",
+        version=__version__,
+        help=(
+            "Run large batches on your own hardware with models bigger than your GPU.\n\n"
+            "Results go to stdout, messages to stderr; every command takes --json. "
+            "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 does not fit.\n\n"
+            "    tokenmill probe\n"
+            "    tokenmill plan kimi-k2.5:Q4_K_S --machine epyc-9175f\n"
+            "    tokenmill run jobs.jsonl -o results.jsonl --model kimi.gguf"
+        ),
+        help_format="markdown",
+        help_formatter=_HelpFormatter(),
+        default_parameter=Parameter(negative=(), show_default=_shown_default),
+        group_parameters=Group.create_default_parameters("Options"),
+        result_action="return_value",
+        suppress_keyboard_interrupt=False,  # cyclopts would exit silently
+    )
+
+
+def _panels() -> Iterator[tuple[Group, int, str, str]]:
+    """The panel, the position in it, the name and the place of every command."""
+    for title, commands in _COMMANDS.items():
+        panel = Group.create_ordered(title)
+        yield from ((panel, position, name, place) for position, (name, place) in enumerate(commands.items()))
+
+
+app = _application()
+for _panel, _position, _name, _place in _panels():
+    # By module path, so that running one command imports no other.
+    app.command(f"tokenmill.cli.{_place}", name=_name, group=_panel, sort_key=_position)
 app["--help"].group = app["--version"].group = Group.create_ordered("Help")
+
+
+def overview() -> App:
+    """The application for its own help: every command has only a summary. Importing all commands takes a second."""
+    made = _application()
+    for panel, position, name, place in _panels():
+        made.command(App(name=name, help=summary(place), group=panel, sort_key=position))
+    made["--help"].group = made["--version"].group = Group.create_ordered("Help")
+    return made
+
+
+def summary(place: str) -> str:
+    """The first line of a command's docstring, or the help of a group, read from the source."""
+    module, _, name = place.partition(":")
+    path = Path(__file__).with_name(module)
+    source = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text(encoding="utf-8")
+    pattern = r'^app = App\(.*?help="([^"]*)"' if name == "app" else rf'^def {name}\(.*?"""([^\n"]*)'
+    found = re.search(pattern, source, re.DOTALL | re.MULTILINE)
+    return found[1] if found else ""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -144,9 +176,11 @@ def run(arguments: Sequence[str]) -> int:
     _log_to_stderr()
     try:
         words, group = _command(arguments)
-        if list(arguments[len(words) :]) in ([], ["--help"], ["-h"]):
+        shows_help = list(arguments[len(words) :]) in ([], ["--help"], ["-h"])
+        if shows_help and words:
             _load_all(group)
-        result = app(arguments, exit_on_error=False, print_error=False)
+        called = overview() if shows_help and not words else app
+        result = called(arguments, exit_on_error=False, print_error=False)
         sys.stdout.flush()  # here, where an error can still be reported
     except CycloptsError as error:
         return _fail(UsageError(str(error), hint=" ".join(["tokenmill", *_command(arguments)[0], "--help"])))

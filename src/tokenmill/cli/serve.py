@@ -1,7 +1,6 @@
 """`tokenmill serve`: serves models over HTTP, or runs one engine without the gateway (--engine-only)."""
 
 import asyncio
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +15,6 @@ from tokenmill.cli.progress import load_shown
 from tokenmill.cli.signals import CancelOnSignals, served_code
 from tokenmill.cli.views.serve import document, engine_facts
 from tokenmill.errors import UsageError
-from tokenmill.gateway.service import serve_extra
 
 
 def serve(
@@ -60,7 +58,9 @@ def serve(
     if not engine_only:
         if detach:
             raise UsageError("--detach requires --engine-only", hint="add --engine-only, or omit --detach")
-        return _gateway()(model, name, host, digest, options, common)
+        from tokenmill.cli.serve_gateway import gateway  # noqa: PLC0415  its packages are slow to import
+
+        return gateway(model, name, host, digest, options, common)
     if model is None:
         raise UsageError("--engine-only requires a model", hint="for example: tokenmill serve --engine-only smollm2")
     if host is not None:
@@ -75,12 +75,6 @@ def serve(
     except asyncio.CancelledError:
         return served_code(signals.code)
     return 0
-
-
-def _gateway() -> Callable[..., int]:
-    with serve_extra():
-        from tokenmill.cli.serve_gateway import gateway  # noqa: PLC0415  its packages are an extra
-    return gateway
 
 
 async def _serve(engine: PlannedEngine, detach: bool, common: Common, signals: CancelOnSignals) -> None:

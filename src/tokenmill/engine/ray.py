@@ -26,7 +26,7 @@ from tokenmill.errors import EngineDied, EngineError, TokenmillError, UsageError
 from tokenmill.model.identity import identity_of
 from tokenmill.planner.plan import Plan
 from tokenmill.units import format_bytes
-from tokenmill.version import __version__
+from tokenmill.version import __version__, install_hint
 
 LOCAL = "ray"  # a cluster on this machine, started if there is none
 _ADDRESS = re.compile(r"ray://[^\s/]+:\d+|[^\s/:]+:\d+|\[[0-9a-fA-F:]+\]:\d+|auto|local")
@@ -294,7 +294,7 @@ def connect(address: str) -> Iterator[RayCluster]:
     try:
         import ray  # noqa: PLC0415  an extra
     except ImportError as error:
-        raise EngineError("Ray is not installed", hint="pip install 'tokenmill[ray]'") from error
+        raise EngineError("Ray is not installed", hint=install_hint("ray")) from error
     _check_listening(address)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # for a cluster that this process starts
     before = signal.getsignal(signal.SIGTERM)

@@ -9,8 +9,8 @@ import asyncio
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -23,7 +23,6 @@ from tokenmill.api.options import EngineArguments, engine_options
 from tokenmill.api.planning import configuration
 from tokenmill.api.progress import OnProgress, Progress, log
 from tokenmill.config import Config
-from tokenmill.errors import UsageError
 
 if TYPE_CHECKING:
     from tokenmill.gateway.prepare import PreparedGateway
@@ -52,11 +51,11 @@ def serve(
     events in the calling thread; default: a progress bar if stderr is a terminal or a notebook. The logger
     `tokenmill.requests` logs every request.
 
-    Raises UsageError if the port is taken or the extra `tokenmill[serve]` is missing, and DoesNotFit if the plan does
-    not fit. A load that fails or is interrupted leaves no process behind.
+    Raises UsageError if the port is taken, and DoesNotFit if the plan does not fit. A load that fails or is interrupted
+    leaves no process behind.
     """
-    with serve_extra():
-        from tokenmill.gateway.prepare import ServeOptions, prepare  # noqa: PLC0415  an extra
+    from tokenmill.gateway.prepare import ServeOptions, prepare  # noqa: PLC0415  slow to import
+
     asked = ServeOptions(host, name, tuple(map(Path, digests)), engine_options(options))
     with nullcontext(on_progress) if on_progress is not None else display() as report:
         prepared = prepare(None if model is None else str(model), asked, configuration(config), report)
@@ -119,19 +118,6 @@ class Server:
     def __repr__(self) -> str:
         state = ", stopped" if self._stopped.is_set() else ""
         return f"<tokenmill.Server {self.url}: {', '.join(self.models)}{state}>"
-
-
-@contextmanager
-def serve_extra() -> Iterator[None]:
-    """Wraps imports of the gateway; raises UsageError if a package of the extra `serve` is missing."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("tokenmill"):
-            raise
-        raise UsageError(
-            f"the gateway needs {error.name}, which is not installed", hint="pip install 'tokenmill[serve]'"
-        ) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,11 +63,8 @@ def custom_ids(table: Table, key: str | None) -> list[str]:
 
 def table_from_arrow(source: Any) -> Table:
     """A table from pandas, Polars, PyArrow or another object with `__arrow_c_stream__`."""
-    try:
-        import pyarrow  # noqa: PLC0415  an extra
-    except ImportError:
-        hint = "pip install 'tokenmill[parquet]', or pass the rows as dicts"
-        raise UsageError("reading a table needs pyarrow", hint=hint) from None
+    import pyarrow  # noqa: PLC0415  slow to import
+
     table = pyarrow.table(source)
     rows = (row for batch in table.to_batches(_ROWS) for row in batch.to_pylist())
     return _table("table", tuple(table.column_names), rows)

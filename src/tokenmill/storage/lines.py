@@ -274,12 +274,8 @@ def _gunzipped(name: str, file: IO[bytes]) -> Iterator[bytes]:
 
 
 def _unzstd(name: str, file: IO[bytes]) -> Iterator[bytes]:
-    try:
-        import zstandard  # noqa: PLC0415  an extra
-    except ImportError:
-        raise UsageError(
-            f"{name} is compressed with zstd", hint="pip install 'tokenmill[zstd]', or decompress it with unzstd"
-        ) from None
+    import zstandard  # noqa: PLC0415  slow to import
+
     frame = None
     try:
         for packed in iter(lambda: file.read(BLOCK_BYTES // 8), b""):

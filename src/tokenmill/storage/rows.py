@@ -54,17 +54,13 @@ def suffix_of(path: Path) -> str:
 
 def check_target(path: Path) -> None:
     """UsageError if the file could not be written. Writes nothing."""
-    suffix = suffix_of(path)
+    suffix_of(path)
     if path.is_dir() or (path.exists() and not path.is_file()):
         raise UsageError(f"{path} is not a regular file", hint="give a file name")
     if not path.absolute().parent.is_dir():
         raise UsageError(f"folder {path.absolute().parent} does not exist", hint="create the folder first")
     if not os.access(path.absolute().parent, os.W_OK):
         raise UsageError(f"folder {path.absolute().parent} is not writable", hint="choose another folder")
-    if suffix == ".parquet":
-        pyarrow_for(path)
-    elif suffix == ".jsonl.zst":
-        _zstandard(path)
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
@@ -216,7 +212,7 @@ def _jsonl_writer(path: Path, suffix: str, rows: Iterable[Row], columns: Mapping
     if suffix == ".jsonl.gz":
         compressed = _gzipped
     elif suffix == ".jsonl.zst":
-        compressed = _zstandard(path)
+        compressed = _zstandard
 
     def write(file: BinaryIO) -> int:
         count = 0
@@ -249,38 +245,22 @@ def _gzipped(file: BinaryIO) -> AbstractContextManager[Sink]:
     return gzip.GzipFile(filename="", fileobj=file, mode="wb", mtime=0, compresslevel=_GZIP_LEVEL)
 
 
-def _zstandard(path: Path) -> Callable[[BinaryIO], AbstractContextManager[Sink]]:
-    try:
-        import zstandard  # noqa: PLC0415  an extra
-    except ImportError:
-        raise UsageError(f"writing {path} requires zstd", hint="pip install 'tokenmill[zstd]', or use .gz") from None
+def _zstandard(file: BinaryIO) -> AbstractContextManager[Sink]:
+    import zstandard  # noqa: PLC0415  slow to import
 
-    def compressed(file: BinaryIO) -> AbstractContextManager[Sink]:
-        target: AbstractContextManager[Sink] = zstandard.ZstdCompressor().stream_writer(file, closefd=False)
-        return target
-
-    return compressed
+    target: AbstractContextManager[Sink] = zstandard.ZstdCompressor().stream_writer(file, closefd=False)
+    return target
 
 
 # -- Parquet -----------------------------------------------------------------------------------------------------------
 
 
-def pyarrow_for(what: object) -> tuple[Any, Any]:
-    """pyarrow and pyarrow.parquet; UsageError if they are not installed."""
-    try:
-        import pyarrow  # noqa: PLC0415  an extra
-        from pyarrow import parquet  # noqa: PLC0415
-    except ImportError:
-        raise UsageError(
-            f"{what} requires Parquet support", hint="pip install 'tokenmill[parquet]', or use JSONL"
-        ) from None
-    return pyarrow, parquet
-
-
 @contextmanager
 def reading_parquet(name: object) -> Iterator[tuple[Any, Any]]:
     """Yield pyarrow and pyarrow.parquet; their errors in the block become UsageErrors about the file."""
-    pyarrow, parquet = pyarrow_for(name)
+    import pyarrow  # noqa: PLC0415  slow to import
+    from pyarrow import parquet  # noqa: PLC0415
+
     try:
         yield pyarrow, parquet
     except (pyarrow.ArrowException, OSError) as error:
@@ -317,7 +297,9 @@ def _parquet_rows(path: Path, columns: Sequence[str] | None) -> Iterator[dict[st
 
 
 def _parquet_writer(path: Path, rows: Iterable[Row], columns: Mapping[str, str], metadata: Mapping[str, str]) -> Write:
-    pyarrow, parquet = pyarrow_for(path)
+    import pyarrow  # noqa: PLC0415  slow to import
+    from pyarrow import parquet  # noqa: PLC0415
+
     fields = [(name, _arrow_type(pyarrow, kind)) for name, kind in columns.items()]
     schema = pyarrow.schema(fields, metadata=dict(metadata) or None)
     json_columns = [name for name, kind in columns.items() if kind == "json"]

@@ -179,18 +179,6 @@ def test_a_server_that_is_not_closed_ends_with_python(smollm2_path: Path, tmp_pa
     until(lambda: registry.listed(tmp_path / "tokenmill") == ())
 
 
-def test_a_missing_extra_is_a_usage_error() -> None:
-    script = (
-        "import sys; sys.modules['uvicorn'] = None\n"
-        "import tokenmill\n"
-        "from tokenmill.errors import UsageError\n"
-        "try: tokenmill.serve('smollm2')\n"
-        "except UsageError as error: print(error.hint)"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=LIMIT_S, check=True)
-    assert done.stdout == "pip install 'tokenmill[serve]'\n"
-
-
 @pytest.mark.parametrize("options", [{"port": 70000}, {"host": "203.0.113.1"}, {"sequence": 2}, {"engine": "nothing"}])
 def test_wrong_options_are_refused_before_a_load(serve: Serve, tmp_path: Path, options: dict[str, Any]) -> None:
     with pytest.raises(UsageError):

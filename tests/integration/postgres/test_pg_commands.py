@@ -163,5 +163,5 @@ def test_a_newer_store_asks_for_a_newer_tokenmill(server: PostgresAddress) -> No
     asked(server, "UPDATE tokenmill SET version = 99")
     with pytest.raises(StoreError, check=lambda error: error.code == "store_too_new") as caught:
         Store(server)
-    assert "pip install --upgrade" in str(caught.value.hint)
+    assert "newer tokenmill" in str(caught.value.hint)
     assert "another database" not in str(caught.value.hint)

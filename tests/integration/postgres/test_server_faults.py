@@ -259,4 +259,4 @@ def test_the_driver_is_an_extra() -> None:
     )
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stdout) == (1, "")
-    assert "hint: pip install 'tokenmill[postgres]'" in done.stderr
+    assert "hint: pip install 'psycopg[binary]" in done.stderr

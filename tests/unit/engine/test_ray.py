@@ -41,7 +41,7 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(EngineError) as caught, connect("ray"):
         pass
-    assert caught.value.hint == "pip install 'tokenmill[ray]'"
+    assert caught.value.hint == "pip install 'ray>=2.40,<3'"
 
 
 @pytest.mark.parametrize(("said", "holds"), [(None, "0"), ("1", "1")])

@@ -15,9 +15,8 @@ from typing import Any
 from tokenmill.engine.process.ports import free_port, is_loopback
 from tokenmill.errors import EngineError, TokenmillError, UsageError
 from tokenmill.units import MIB
+from tokenmill.version import INSTALL_HINT, WHEEL
 
-WHEEL = "xllamacpp"
-_INSTALL = "pip install 'tokenmill[native]'"
 _LOAD_MODES = {
     "auto": "AUTO",
     "none": "NONE",
@@ -39,7 +38,7 @@ def version() -> str:
     try:
         wheel = metadata.version(WHEEL)
     except metadata.PackageNotFoundError as error:
-        raise EngineError("the embedded llama-server is not installed", hint=_INSTALL) from error
+        raise EngineError(f"{WHEEL} is not installed", hint=INSTALL_HINT) from error
     return f"llama.cpp b{wheel.rpartition('.')[2]} ({WHEEL} {wheel})"
 
 

@@ -10,8 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from importlib.metadata import version as version_of
 from typing import Any, TypeVar
+
+from tokenmill.version import __version__, install_hint
 
 try:
     import psycopg
@@ -23,7 +24,7 @@ except ImportError as error:
 
     raise _StoreError(
         "a store on PostgreSQL requires the driver psycopg, which is not installed",
-        hint="pip install 'tokenmill[postgres]'",
+        hint=install_hint("postgres"),
     ) from error
 
 from tokenmill.errors import StoreError
@@ -391,8 +392,7 @@ def _version(connection: Connection, server: PostgresAddress) -> int | None:
     if version > VERSION:
         raise StoreError(
             f"{server} was written by a newer tokenmill: it has version {version}, this one supports up to {VERSION}",
-            hint=f"upgrade tokenmill {version_of('tokenmill')} on this host: pip install --upgrade "
-            "'tokenmill[postgres]'",
+            hint=f"install a newer tokenmill on this host (this is {__version__})",
             code=STORE_TOO_NEW,
         )
     if version < OLDEST:

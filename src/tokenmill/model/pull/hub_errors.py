@@ -11,10 +11,8 @@ _ACCESS_HINT = "accept the terms on its page if there are any, then set HF_TOKEN
 @contextmanager
 def hub_errors(repo: str) -> Iterator[None]:
     """Raise errors of huggingface_hub as `PullError`, `UnknownModel` or `UsageError`."""
-    try:
-        from huggingface_hub import errors  # noqa: PLC0415
-    except ImportError as error:
-        raise PullError("pulling from a hub needs huggingface_hub", hint="pip install 'tokenmill[hub]'") from error
+    from huggingface_hub import errors  # noqa: PLC0415  slow to import
+
     # httpx in the library's 1.x, httpx2 in its 2.x
     transport_error: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
     try:

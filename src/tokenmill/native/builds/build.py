@@ -36,8 +36,9 @@ from tokenmill.native.builds.toolchain import (
     this_processor,
 )
 from tokenmill.native.builds.verify import verify
-from tokenmill.native.llama.library import LLAMA_VERSION, WHEEL_VERSION
+from tokenmill.native.llama.library import LLAMA_VERSION
 from tokenmill.storage.atomic import sync_folder
+from tokenmill.version import WHEEL_VERSION
 
 DEFAULT_SEQUENCES = 4096
 TARGETS = ("llama", "llama-server")

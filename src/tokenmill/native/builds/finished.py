@@ -20,9 +20,10 @@ from tokenmill.config import EngineConfig
 from tokenmill.decode import decode
 from tokenmill.errors import ConfigError, UsageError
 from tokenmill.native.builds.toolchain import Processor, architectures_here, this_processor
-from tokenmill.native.llama.library import LLAMA_VERSION, WHEEL, WHEEL_MAX_SEQUENCES, WHEEL_VERSION, open_library
+from tokenmill.native.llama.library import LLAMA_VERSION, WHEEL_MAX_SEQUENCES, open_library
 from tokenmill.planner.plan import Decision
 from tokenmill.storage.atomic import replace_file
+from tokenmill.version import WHEEL, WHEEL_VERSION
 
 RECORD = "build.json"
 FROM_WHEEL = "wheel"

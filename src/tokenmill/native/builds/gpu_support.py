@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from tokenmill.config import EngineConfig
 from tokenmill.hardware.machine import Gpu, Machine
 from tokenmill.native.builds.finished import build_of, this_host
-from tokenmill.native.llama.library import WHEEL, WHEEL_VERSION
 from tokenmill.units import number_of
+from tokenmill.version import WHEEL, WHEEL_VERSION
 
 BUILD_COMMAND = "tokenmill engines build --cuda"
 _OTHER_VENDORS = "set engine.library and engine.header to a llama.cpp built for this GPU (ROCm, SYCL or Vulkan)"

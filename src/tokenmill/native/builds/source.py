@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tokenmill.errors import ChecksumMismatch, EngineError, UsageError
-from tokenmill.native.llama.library import WHEEL, WHEEL_MAX_SEQUENCES, WHEEL_VERSION
+from tokenmill.native.llama.library import WHEEL_MAX_SEQUENCES
+from tokenmill.version import WHEEL, WHEEL_VERSION
 
 SDIST = f"{WHEEL}-{WHEEL_VERSION}.tar.gz"
 SDIST_SHA256 = "c17ee1163006f70726abb9f72137830818f3d8cb60bfc34cb232d08428eaa22b"

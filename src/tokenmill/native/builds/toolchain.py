@@ -1,6 +1,5 @@
 """What a build needs: cmake, ninja, compilers, memory and disk, and the cards that it is made for."""
 
-import importlib.util
 import os
 import re
 import shutil
@@ -13,8 +12,8 @@ from pathlib import Path
 from tokenmill.errors import EngineError, NoSpace, UsageError
 from tokenmill.hardware.cpu import read_cpu
 from tokenmill.hardware.host import LocalHost
-from tokenmill.native.llama.library import WHEEL, WHEEL_VERSION
 from tokenmill.units import GIB, format_bytes
+from tokenmill.version import WHEEL, WHEEL_VERSION
 
 MIN_CMAKE = (3, 18)
 _LIMIT_S = 60.0  # nvidia-smi takes seconds where the driver is not loaded
@@ -122,9 +121,6 @@ def find_toolchain(*, cuda: bool, asked: bool) -> Toolchain:
     missing += ["ninja"] if ninja is None else []
     missing += ["a C++ compiler"] if compiler is None else []
     hints = [f"{_APT} (cmake and ninja are on the package index, too)"] if missing else []
-    if importlib.util.find_spec("cffi") is None:
-        missing.append("cffi, which opens the library")
-        hints.append("pip install 'tokenmill[native]'")
     if cuda and nvcc is None:
         missing.append("nvcc, CUDA's compiler")
         hints.append("install the CUDA toolkit, or set CUDACXX to its nvcc")

@@ -19,9 +19,9 @@ from tokenmill.engine.fit_params import Buffer
 from tokenmill.errors import EngineError
 from tokenmill.native.llama import breakdown, state_file
 from tokenmill.native.llama.batch import BatchRow, DecodeBatch
-from tokenmill.native.llama.library import INSTALL_HINT
 from tokenmill.native.llama.model import LlamaModel, ModelMetadata
 from tokenmill.native.llama.settings import ContextSettings, cache_type
+from tokenmill.version import INSTALL_HINT
 
 Logits = NDArray[np.float32]
 

@@ -16,12 +16,10 @@ from typing import Any
 
 from tokenmill.errors import EngineError
 from tokenmill.native.llama import cdefs
+from tokenmill.version import INSTALL_HINT, WHEEL, WHEEL_VERSION
 
-WHEEL = "xllamacpp"
-WHEEL_VERSION = "2026.10.11549"
 LLAMA_VERSION = "0.6.0-dev"  # what that wheel's llama_version() returns; structures change more often than it does
 WHEEL_MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ of that wheel, which does not export the function that returns it
-INSTALL_HINT = f"pip install '{WHEEL}=={WHEEL_VERSION}'"
 OWN_HINT = f"engine.library and engine.header must be of one build; without both it is the wheel's: {INSTALL_HINT}"
 
 
@@ -48,10 +46,8 @@ class Library:
 
 def open_library(path: Path | None = None, *, header: Path | None = None, more: str = "") -> Library:
     """Open llama.cpp: the pinned wheel's, or `path` with the llama.h it was built from; `more`: more declarations."""
-    try:
-        from cffi import FFI, CDefError  # noqa: PLC0415 - an extra: planning without it must work
-    except ImportError as error:
-        raise EngineError("cffi is not installed", hint="pip install 'tokenmill[native]'") from error
+    from cffi import FFI, CDefError  # noqa: PLC0415  slow to import
+
     if path is None and header is not None:
         raise EngineError(f"{header} is given without the library that was built from it", hint=OWN_HINT)
     source, hint = (wheel_library(), INSTALL_HINT) if path is None else (path, OWN_HINT)

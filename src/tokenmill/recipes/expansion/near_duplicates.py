@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from tokenmill.errors import TokenmillError, UsageError
+from tokenmill.version import install_hint
 
 PERMUTATIONS = 128  # standard error of about 0.035 at a similarity of 0.8
 WORDS = 3
@@ -119,6 +120,6 @@ def _library() -> Any:
     except ImportError:
         raise TokenmillError(
             "finding near-duplicates needs the package datasketch, which is not installed",
-            hint="pip install 'tokenmill[recipes]'",
+            hint=install_hint("recipes"),
         ) from None
     return datasketch

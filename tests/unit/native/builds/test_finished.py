@@ -14,8 +14,9 @@ from tokenmill.native.builds import finished
 from tokenmill.native.builds.finished import Build, Host, chosen, max_sequences, name_of, remove, with_build
 from tokenmill.native.builds.gpu_support import unused_gpus
 from tokenmill.native.builds.toolchain import Processor
-from tokenmill.native.llama.library import LLAMA_VERSION, WHEEL_MAX_SEQUENCES, WHEEL_VERSION
+from tokenmill.native.llama.library import LLAMA_VERSION, WHEEL_MAX_SEQUENCES
 from tokenmill.units import GIB
+from tokenmill.version import WHEEL_VERSION
 
 HERE = Host(Processor("A CPU", ("avx2", "avx512f")), (), gpu_wheel=False)
 

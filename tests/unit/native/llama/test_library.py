@@ -1,5 +1,6 @@
 """llama.cpp's C interface: the declarations match the pinned wheel, and other libraries are refused."""
 
+import tomllib
 from importlib import metadata
 from pathlib import Path
 
@@ -10,6 +11,9 @@ from tokenmill.errors import EngineError
 from tokenmill.native.llama import cdefs
 from tokenmill.native.llama import library as llama_library
 from tokenmill.native.llama.settings import GGML_TYPES
+from tokenmill.version import INSTALL_HINT, WHEEL, WHEEL_VERSION
+
+PROJECT = tomllib.loads((Path(__file__).parents[4] / "pyproject.toml").read_text())
 
 # As llama.h writes them: comments, enumerations, callbacks and pointers to structures of its own.
 HEADER = """
@@ -91,10 +95,10 @@ def test_the_wheels_library_passes_every_check(library: llama_library.Library) -
     assert "AVX2 = 1" in library.text(library.lib.llama_print_system_info())
 
 
-def test_the_pin_is_the_projects(library: llama_library.Library) -> None:
-    required = [line for line in metadata.requires("tokenmill") or [] if line.startswith(llama_library.WHEEL)]
-    assert required == [f"{llama_library.WHEEL}=={llama_library.WHEEL_VERSION}; extra == 'native'"]
-    assert metadata.version(llama_library.WHEEL) == llama_library.WHEEL_VERSION
+def test_the_pin_is_the_projects() -> None:
+    pinned = f"{WHEEL}=={WHEEL_VERSION}"
+    assert [line for line in PROJECT["project"]["dependencies"] if line.startswith(WHEEL)] == [pinned]
+    assert metadata.version(WHEEL) == WHEEL_VERSION
 
 
 def test_parameters_survive_the_way_there_and_back(library: llama_library.Library) -> None:
@@ -187,7 +191,7 @@ def test_no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama_library, "find_spec", lambda _name: None)
     with pytest.raises(EngineError, match="xllamacpp") as caught:
         llama_library.wheel_library()
-    assert caught.value.hint == llama_library.INSTALL_HINT
+    assert caught.value.hint == INSTALL_HINT
 
 
 def test_differences_as_text() -> None:
