@@ -229,7 +229,7 @@ class Config:
         return _home("XDG_DATA_HOME", ".local/share") / "engines"
 
     @property
-    def heads_path(self) -> Path:
+    def prefixes_path(self) -> Path:
         """The folder of saved prompt prefixes."""
         given = self.engine.heads_dir
         return _folder("engine.heads_dir", given) if given else self.state_path / "heads"

@@ -134,16 +134,16 @@ def test_a_stopped_supervisor_does_not_keep_a_run_from_ending(smollm2_path: Path
     try:
         until(lambda: last_batch(store)[0].running > 0)
         (record,) = registry.listed(state)
-        record.minder.send(signal.SIGSTOP)
+        record.supervisor.send(signal.SIGSTOP)
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=LIMIT_S)
     finally:
         process.kill()
-        record.minder.send(signal.SIGCONT)
+        record.supervisor.send(signal.SIGCONT)
     assert process.returncode == 143
-    assert f"supervisor (pid {record.minder.pid}) was stopped" in said.decode()
+    assert f"supervisor (pid {record.supervisor.pid}) was stopped" in said.decode()
     assert not record.engine.alive
-    assert not record.minder.alive
+    assert not record.supervisor.alive
 
 
 def test_a_second_interrupt_ends_it_at_once(smollm2_path: Path, tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_second_interrupt_ends_it_at_once(smollm2_path: Path, tmp_path: Path) 
         process.kill()
         process.communicate()
     record.engine.send(signal.SIGKILL)
-    until(lambda: not record.minder.alive)
+    until(lambda: not record.supervisor.alive)
 
 
 def test_a_full_disk_is_told_and_the_same_command_goes_on(home: Path, smollm2_path: Path, tmp_path: Path) -> None:

@@ -100,13 +100,13 @@ class Grown:
         rest = tokens[opened.reused :][:compute]
         if rest:
             self.cells.decode(opened.sequence, opened.reused, rest)
-            self.cache.filled(opened.sequence, len(rest))
+            self.cache.record_prefill(opened.sequence, len(rest))
         return opened.sequence
 
     def answer(self, sequence: int, tokens: list[int]) -> None:
         for token in tokens:
             self.cells.decode(sequence, self.cache.length(sequence), [token])
-            self.cache.appended(sequence, token)
+            self.cache.record_token(sequence, token)
 
     def leave(self, tokens: list[int], keep: KeepPolicy = "prompt", answer: tuple[int, ...] = ()) -> None:
         """A whole sequence, from its beginning to its end."""

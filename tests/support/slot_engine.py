@@ -126,10 +126,6 @@ class SlotEngine(Engine):
         super().die()
         self._left = [b""] * len(self._left)
 
-    def overwrite(self, slot: int) -> None:
-        """A request of another client."""
-        self._left[slot] = b"\0"
-
     def _look(self, request: _Request) -> int:
         if request.slot is None:
             request.slot = self._choose(request.work.prompt)

@@ -164,7 +164,7 @@ async def drained(stream: AsyncGenerator[Piece | Answer, None]) -> None:
 
 
 def tree(served: Served) -> list[Pid]:
-    """Every process of the server, its minder's too."""
+    """Every process of the server, its supervisor's too."""
     process = served.server.process
     assert process is not None
     numbers = (process.supervisor.pid, *descendants(process.supervisor.pid))
@@ -186,7 +186,7 @@ def test_a_killed_server_is_noticed_and_comes_back(served: Served, runner: async
         return first, back
 
     first, back = runner.run(killed())
-    assert len(first) >= 4  # minder, server, engine core, worker
+    assert len(first) >= 4  # supervisor, server, engine core, worker
     assert not [pid for pid in first if pid.alive]
     assert back.usage.completion_tokens == 8
     assert runner.run(served.counters()).restarts == 1

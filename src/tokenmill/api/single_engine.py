@@ -58,8 +58,8 @@ async def started(
             tell=on_progress,
             slow=SlowLoad().report,
             detach=detach,
-            heads=engine.digests,
-            heads_dir=engine.config.heads_path,
+            prefixes=engine.digests,
+            prefixes_dir=engine.config.prefixes_path,
         )
     except asyncio.CancelledError:
         raise EngineError(f"{engine.name} was stopped while it was loading") from None

@@ -13,7 +13,7 @@ from tokenmill.model.read import read
 
 
 @dataclass(frozen=True, slots=True)
-class Tokenizer:
+class TokenCounter:
     """`count` returns the number of tokens of a text; without a vocabulary it is None, and `why_not` says why."""
 
     count: Callable[[str], int] | None
@@ -21,17 +21,17 @@ class Tokenizer:
 
 
 @contextmanager
-def tokenizer(model: str | None, config: Config) -> Iterator[Tokenizer]:
-    """The tokenizer of a model; it has no `count` unless the model's GGUF file is on this machine."""
+def token_counter(model: str | None, config: Config) -> Iterator[TokenCounter]:
+    """The token counter of a model; it has no `count` unless the model's GGUF file is on this machine."""
     if model is None:
-        yield Tokenizer(None, "--model FILE.gguf counts tokens exactly")
+        yield TokenCounter(None, "--model FILE.gguf counts tokens exactly")
         return
     path = Path(locate(model, config))
     if not path.is_file() or path.suffix != ".gguf":
-        yield Tokenizer(None, f"{model} has no GGUF file on this machine to count tokens with")
+        yield TokenCounter(None, f"{model} has no GGUF file on this machine to count tokens with")
         return
     if read(path).ghost:  # llama.cpp could crash on a damaged header, which read refuses
-        yield Tokenizer(None, f"{model} is a header without weights, and its vocabulary is a placeholder")
+        yield TokenCounter(None, f"{model} is a header without weights, and its vocabulary is a placeholder")
         return
     from tokenmill.native.llama.library import open_running  # noqa: PLC0415
     from tokenmill.native.llama.log import LlamaLog  # noqa: PLC0415
@@ -48,7 +48,7 @@ def tokenizer(model: str | None, config: Config) -> Iterator[Tokenizer]:
         raise EngineError(f"llama.cpp cannot read the vocabulary of {path.name}", hint=log.last())
     vocab = Vocab(library, pointer, log)
     try:
-        yield Tokenizer(lambda text: len(vocab.tokenize(text, add_special=False)))
+        yield TokenCounter(lambda text: len(vocab.tokenize(text, add_special=False)))
     finally:
         vocab.close()
         library.lib.llama_model_free(pointer)
@@ -63,7 +63,7 @@ def count_digests(
     """
     if not digests:
         return ()
-    with tokenizer(model, config) as tokens:
+    with token_counter(model, config) as tokens:
         if tokens.count is None:
             return digests
         counted = tuple(replace(digest, tokens=tokens.count(digest.text)) for digest in digests)

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from tokenmill.api.tokens import tokenizer
+from tokenmill.api.tokens import token_counter
 from tokenmill.cli.output import Common, facts, say, show, show_json
 from tokenmill.errors import UsageError
 from tokenmill.jobs.digest import Digest, build, estimate
@@ -48,7 +48,7 @@ def digest(
     if tokens < 1:
         raise UsageError(f"--tokens must be at least 1 (got {tokens})", hint="8,000 to 16,000 are usual")
     found = gather(files, leave_out=output)
-    with tokenizer(model, common.load_config()) as counting:
+    with token_counter(model, common.load_config()) as counting:
         made = build(found.documents, tokens, counting.count or estimate)
     if not made.text:
         raise UsageError("no text files found", hint="hidden, ignored and binary files are skipped")

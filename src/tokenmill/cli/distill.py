@@ -38,7 +38,7 @@ _OPTIONS = frozenset(("max_tokens", "max_completion_tokens", "temperature", "top
 
 @Parameter(name="*", group=SAMPLING)
 @dataclass(frozen=True, slots=True)
-class SamplingFlags:
+class DistillSampling:
     """Sampling of answers; values in a line take precedence."""
 
     samples: int = 1
@@ -105,7 +105,7 @@ def distill(
     export: Annotated[tuple[str, ...], Parameter(metavar="FORMAT=FILE")] = (),
     check: bool = False,
     force: bool = False,
-    sampling: SamplingFlags = SamplingFlags(),
+    sampling: DistillSampling = DistillSampling(),
     limits: RecipeOptions = RecipeOptions(),  # noqa: B008  frozen
     options: EngineFlags = EngineFlags(),  # noqa: B008  frozen
     common: Common = Common(),  # noqa: B008  frozen

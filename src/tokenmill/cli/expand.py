@@ -105,7 +105,7 @@ class FilterOptions:
 
 @Parameter(name="*", group=SAMPLING)
 @dataclass(frozen=True, slots=True)
-class SamplingFlags:
+class ExpandSampling:
     """Sampling of answers."""
 
     max_tokens: int = 512
@@ -136,7 +136,7 @@ def expand(
     generation: GenerationOptions = GenerationOptions(),
     seed_options: SeedOptions = SeedOptions(),
     filters: FilterOptions = FilterOptions(),
-    sampling: SamplingFlags = SamplingFlags(),
+    sampling: ExpandSampling = ExpandSampling(),
     limits: RecipeOptions = RecipeOptions(),  # noqa: B008  frozen
     options: EngineFlags = EngineFlags(),  # noqa: B008  frozen
     common: Common = Common(),  # noqa: B008  frozen

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from tokenmill.api.options import EngineOptions
 from tokenmill.api.planning import locate, plan_engine
-from tokenmill.api.tokens import Tokenizer, tokenizer
+from tokenmill.api.tokens import TokenCounter, token_counter
 from tokenmill.cli.output import Common, byte_progress, say, show, show_json
 from tokenmill.cli.views.lint import document, render
 from tokenmill.errors import UsageError
@@ -96,7 +96,7 @@ def lint(
     known = (
         LintModel(speed="no time estimate: add --model FILE.gguf") if model is None else _model(model, machine, common)
     )
-    with tokenizer(model, common.load_config()) as tokens:
+    with token_counter(model, common.load_config()) as tokens:
         survey = Survey() if fix else None
         report = _scan(jobs, tokens, context or known.context, survey)
         fixed = None
@@ -177,7 +177,7 @@ def _measured(place: str, machine: Machine, state: Path) -> SpeedRecord | None:
     return next((speed for speed in reversed(found) if speed.model_id == model_id), None)
 
 
-def _scan(jobs: str, tokens: Tokenizer, context: int | None, survey: Survey | None) -> Report:
+def _scan(jobs: str, tokens: TokenCounter, context: int | None, survey: Survey | None) -> Report:
     """One pass over the file."""
     scan = Lint(context=context, count=tokens.count)
     for item in _lines(jobs, "lint"):

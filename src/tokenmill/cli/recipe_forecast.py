@@ -10,7 +10,7 @@ from rich.text import Text
 
 from tokenmill.api.engines import EngineChoice
 from tokenmill.api.planning import EnginePlan
-from tokenmill.api.tokens import Tokenizer, tokenizer
+from tokenmill.api.tokens import TokenCounter, token_counter
 from tokenmill.cli.output import Common, facts, show, show_json
 from tokenmill.jobs.store.address import Address
 from tokenmill.jobs.store.open import has_batches
@@ -45,7 +45,9 @@ def forecast_shown(
     origin = planned_origin(choice, wanted)
     machine = wanted.plan.machine.name if wanted is not None else None
     with ExitStack() as stack:
-        tokens = stack.enter_context(tokenizer(None if choice.path is None else str(choice.path), common.load_config()))
+        tokens = stack.enter_context(
+            token_counter(None if choice.path is None else str(choice.path), common.load_config())
+        )
         planned = prospect(tokens.count)
         known_lengths, settled = _seen(address, choice.model_id, planned.stages)
         known = KnownCosts(tokens.count, origin.context, known_lengths, settled, config.costs.per_hour, budget)
@@ -76,7 +78,7 @@ def render(
     machine: str | None,
     currency: str,
     budget: Budget,
-    tokens: Tokenizer,
+    tokens: TokenCounter,
     per_hour: float | None,
 ) -> list[RenderableType]:
     """The forecast at 80 columns."""
@@ -156,7 +158,7 @@ def _time(found: RecipeForecast, *, own: bool) -> dict[str, str]:
     return rows
 
 
-def _basis(found: RecipeForecast, tokens: Tokenizer) -> dict[str, str]:
+def _basis(found: RecipeForecast, tokens: TokenCounter) -> dict[str, str]:
     rows = dict[str, str]()
     speeds = found.speeds
     if speeds is not None:

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from tokenmill.api.engines import EngineChoice, plan_for
 from tokenmill.api.stores import store_address
-from tokenmill.api.tokens import tokenizer
+from tokenmill.api.tokens import token_counter
 from tokenmill.cli.options import BodyOptions, EngineFlags
 from tokenmill.cli.output import Common, facts, say, show, show_json
 from tokenmill.cli.progress import choose, opened
@@ -131,7 +131,7 @@ def summarize(
     if not limits.dry_run and (ended := nothing_to_do(request, read_manifest(output), choice.model_id)) is not None:
         return _finish(ended, output, None, common)
     known = choice.model if model is None and choice.path is not None else model
-    with tokenizer(str(choice.path) if choice.path is not None else None, common.load_config()) as counting:
+    with token_counter(str(choice.path) if choice.path is not None else None, common.load_config()) as counting:
         if counting.count is None:
             why = counting.why_not if choice.path is not None else "the vocabulary of a running engine is unknown"
             say(f"tokens are estimated at 4 bytes each, and a quarter of the context is kept free: {why}")

@@ -217,7 +217,7 @@ def engine_states(state: Path) -> tuple[DoctorEngine, ...]:
         with suppress(UsageError):  # not a valid engine name
             record = registry.read(state, home.name)
             if record is not None:
-                found.append(DoctorEngine(record, record.alive, record.minder.alive))
+                found.append(DoctorEngine(record, record.alive, record.supervisor.alive))
     return tuple(found)
 
 

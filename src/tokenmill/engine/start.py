@@ -60,7 +60,9 @@ async def attach(url: str, config: EngineConfig, *, model: str | None = None) ->
 
 async def adopt_server(record: registry.Record, *, progress: OnLoadProgress | None = None) -> ServerEngine:
     """Connect to the running server of a record; waits while it is loading."""
-    process = Process(record.engine, record.minder, Path(record.log), predicted_host_bytes=record.predicted_host_bytes)
+    process = Process(
+        record.engine, record.supervisor, Path(record.log), predicted_host_bytes=record.predicted_host_bytes
+    )
     client = client_for(record.address)
     try:
         watch = LoadWatch(record.engine.pid, (), log=process.log, kind=record.kind)
@@ -135,7 +137,7 @@ async def start_server(
         name=name,
         kind=prepared.kind,
         engine=process.pid,
-        minder=process.supervisor,
+        supervisor=process.supervisor,
         address=address,
         model=plan.profile.name,
         model_id=model_id,

@@ -149,12 +149,12 @@ class PrefixSegment(TypedDict):
     digest: str | None
 
 
-class Forest(TypedDict):
+class EnginePrefixes(TypedDict):
     """The prefixes in an engine's cache."""
 
     engine: str
     total: Annotated[int, Meta(ge=0, description="Number of segments; the list may be shorter.")]
-    heads: Annotated[
+    segments: Annotated[
         list[PrefixSegment],
         Meta(description="In depth-first order: the parent of a segment is the last shallower one before it."),
     ]
@@ -233,7 +233,7 @@ class StatusObject(TypedDict):
     notices: list[Notice]
 
 
-class StatusWithForest(StatusObject):
+class StatusWithPrefixes(StatusObject):
     """The answer of /api/status."""
 
-    forest: list[Forest]
+    prefixes: list[EnginePrefixes]

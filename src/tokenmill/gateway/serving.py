@@ -94,8 +94,8 @@ async def started_engines(
                     name=one.name,
                     tell=tell(one.name) if tell is not None else None,
                     slow=slow,
-                    heads=one.digests,
-                    heads_dir=config.heads_path,
+                    prefixes=one.digests,
+                    prefixes_dir=config.prefixes_path,
                 )
                 engine = ready_engines[one.name].engine
             stack.push_async_callback(engine.close)

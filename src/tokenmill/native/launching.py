@@ -56,13 +56,13 @@ async def launch_engine(
     tell: Tell | None = None,
     slow: OnSlowLoad | None = None,
     detach: bool = False,
-    heads: Sequence[PinnedPrefix] = (),
-    heads_dir: Path | None = None,
+    prefixes: Sequence[PinnedPrefix] = (),
+    prefixes_dir: Path | None = None,
 ) -> ReadyEngine:
     """Start an engine for a plan and make it ready; unless detached, it is restarted when it dies.
 
-    The prefixes in `heads` are pinned, also after a restart. They are saved in `heads_dir` if it is given; those of a
-    llama.cpp server are saved next to its record.
+    `prefixes` are pinned, also after a restart, and saved in `prefixes_dir` if it is given; those of a llama.cpp server
+    are saved next to its record.
     """
     report: Tell = tell or (lambda _: None)
     paths = [Path(file.path) for file in plan.profile.files] or [model_path]
@@ -84,17 +84,17 @@ async def launch_engine(
             name=name,
             progress=report,
             slow=slow,
-            again_ready=lambda engine: pin_prefixes(engine, heads, heads_dir, slots=slots),
+            again_ready=lambda engine: pin_prefixes(engine, prefixes, prefixes_dir, slots=slots),
         )
     load_s = loop.time() - began_s
     try:
         warmth: WarmReport | None = None
         if config.warm:
             warmth = await warm(
-                engine, plan, paths, prefixes=heads, folder=heads_dir, slots=slots, progress=report, filled=filled
+                engine, plan, paths, prefixes=prefixes, folder=prefixes_dir, slots=slots, progress=report, filled=filled
             )
-        elif heads:
-            done = await pin_with_progress(engine, plan, heads, heads_dir, slots, report)
+        elif prefixes:
+            done = await pin_with_progress(engine, plan, prefixes, prefixes_dir, slots, report)
             warmth = WarmReport(None, None, None, None, done.prefixes, done.notes)
         held = await asyncio.to_thread(hold, plan, engine, log_path(state, name))
         entry = load_history.record(plan, held, model_id=engine.identity.model_id, load_s=load_s)

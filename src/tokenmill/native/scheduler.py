@@ -291,10 +291,10 @@ class StepScheduler:
             job.awaits_token = work.logits
             if job.pending is not None:
                 self._prompts_first = None
-                self.prefix_cache.appended(work.sequence, job.pending)
+                self.prefix_cache.record_token(work.sequence, job.pending)
                 job.decoded()
                 continue
-            self.prefix_cache.filled(work.sequence, len(work.tokens))
+            self.prefix_cache.record_prefill(work.sequence, len(work.tokens))
             new, again = job.advanced(len(work.tokens))
             self._computed += new
             self._recomputed += again
@@ -311,7 +311,7 @@ class StepScheduler:
             if victim is None:
                 return DecodeStep((), exhausted=tuple(job.id for job in self._running.values()))
             self._preempt(victim)
-        self.prefix_cache.room(self.prefix_cache.available)
+        self.prefix_cache.make_room(self.prefix_cache.available)
         return self.plan()
 
     def _count_slots(self, step: DecodeStep) -> None:
@@ -384,7 +384,7 @@ class StepScheduler:
         free = self.slots - batch
         if not self.lockstep or not self.streams or not queue or free <= 0 or not self._running:
             return False
-        own = len(queue[0].prompt) - self.prefix_cache.look(queue[0].prompt).coming
+        own = len(queue[0].prompt) - self.prefix_cache.match(queue[0].prompt).coming
         if self._queues["interactive"] or not self._answers:
             return False
         mean = self._answer_tokens / self._answers
@@ -404,7 +404,7 @@ class StepScheduler:
         """Whether another job is computing the job's prefix, or its last token is not sampled; updates `follows`."""
         if job.awaits_token or job.waits_for_leader():
             return True
-        match = self.prefix_cache.look(job.prompt)
+        match = self.prefix_cache.match(job.prompt)
         if match.leader is None:
             job.follows = None
             return False
@@ -433,7 +433,7 @@ class StepScheduler:
         For an urgent job, batch jobs are preempted immediately; a batch job takes the remaining cells first.
         """
         while wanted > 0:
-            if self.prefix_cache.room(draft.cells + wanted):
+            if self.prefix_cache.make_room(draft.cells + wanted):
                 return wanted
             victim = self._victim(job)
             spare = self.prefix_cache.available - draft.cells
@@ -475,7 +475,7 @@ class StepScheduler:
         if job.sequence is None:
             self._queues[job.priority].remove(job)
             if job.reached:  # it ran before, so its paused sequence may still be cached
-                self.prefix_cache.forget(job.prompt)
+                self.prefix_cache.release_paused(job.prompt)
         else:
             wanted = (other.prompt for queue in self._queues.values() for other in islice(queue, LOOK_AHEAD))
             self.prefix_cache.close(job.sequence, keep, prompt_tokens=job.prompt_tokens, wanted=wanted)

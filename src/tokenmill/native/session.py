@@ -153,7 +153,7 @@ class Session:
     def restore(self, path: Path, model_id: str, *, pin: bool) -> int:
         """Load a saved prefix into the cells, and return its number of tokens."""
         count = state_file.tokens_in(path)
-        sequence = self.prefix_cache.take() if self.prefix_cache.room(count) else None
+        sequence = self.prefix_cache.reserve_id() if self.prefix_cache.make_room(count) else None
         if sequence is None:
             raise EngineError(
                 f"no room for a prefix of {count} tokens", hint="use a larger context, or pin fewer prefixes"
@@ -162,9 +162,9 @@ class Session:
             tokens = self.context.restore_sequence(sequence, path, {"model": model_id})
         except TokenmillError:
             self.context.cut(sequence, 0)
-            self.prefix_cache.given_back(sequence)
+            self.prefix_cache.release_id(sequence)
             raise
-        self.prefix_cache.adopted(sequence, tokens)
+        self.prefix_cache.adopt(sequence, tokens)
         if pin:
             self.pin(tokens)
         return len(tokens)

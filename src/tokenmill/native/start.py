@@ -67,7 +67,7 @@ async def start(
         name=name,
         kind="native",
         engine=process.pid,
-        minder=process.supervisor,
+        supervisor=process.supervisor,
         address=str(worker_config.socket),
         model=worker_config.name,
         model_id=worker_config.model_id,

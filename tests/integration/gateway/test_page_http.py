@@ -76,7 +76,7 @@ def test_events_come_at_once_and_end_with_the_gateway(tmp_path: Path) -> None:
         assert name == "status"
         assert status["status"] == "ok"
         assert status["engines"][0]["name"] == "fake"
-        assert next(coming) == ("heads", [])  # this engine does not tell
+        assert next(coming) == ("prefixes", [])  # this engine does not tell
         later = next(coming)
         assert later[0] == "status"
         assert later[1]["now_s"] > status["now_s"]
@@ -133,7 +133,7 @@ def test_a_death_is_reported_before_the_next_poll(tmp_path: Path, monkeypatch: p
         return [("fake", RestartingEngine(lives[0], start, delay=lambda *_: 0.0))]
 
     with served(fake_engines(make), config_in(tmp_path)) as gateway, stream(gateway) as coming:
-        assert [next(coming)[0] for _ in range(3)] == ["history", "status", "heads"]
+        assert [next(coming)[0] for _ in range(3)] == ["history", "status", "prefixes"]
 
         async def die() -> None:
             lives[0].die(KILLED)

@@ -87,7 +87,7 @@ def test_chat_and_close(serve: Serve, tmp_path: Path) -> None:
         assert server.url.endswith("/v1")
         assert server.models == ("smollm2",)
         assert chat(server)
-        processes = (engine(tmp_path).engine, engine(tmp_path).minder)
+        processes = (engine(tmp_path).engine, engine(tmp_path).supervisor)
         assert [process.alive for process in processes] == [True, True]
     assert [process.alive for process in processes] == [False, False]
     assert_no_engine(tmp_path)

@@ -87,8 +87,8 @@ def test_an_engine_that_was_started_again_holds_its_digests(
             config=EngineConfig(warm=False),
             state=tmp_path,
             name="d",
-            heads=digests,
-            heads_dir=tmp_path / "heads",
+            prefixes=digests,
+            prefixes_dir=tmp_path / "heads",
         )
         restarting = up.engine
         try:

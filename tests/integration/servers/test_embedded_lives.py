@@ -60,7 +60,7 @@ def test_killed_it_is_noticed_and_comes_back(
         assert record.engine.pid == engine.identity.pid
         await engine.close()
         assert not record.engine.alive
-        assert not record.minder.alive
+        assert not record.supervisor.alive
         assert registry.listed(tmp_path) == ()
 
     run(scene)
@@ -118,7 +118,7 @@ def test_one_that_was_not_to_survive_does_not(tmp_path: Path, smollm2_path: Path
     record = started(smollm2_path, tmp_path, "tied")
 
     async def over() -> bool:
-        return not record.engine.alive and not record.minder.alive
+        return not record.engine.alive and not record.supervisor.alive
 
     run(lambda: until(over))
 
@@ -182,7 +182,7 @@ def test_a_taken_port_is_not_used_and_a_cancelled_load_leaves_nothing(tmp_path: 
             record = registry.read(tmp_path, "a")
             if record is not None and not seen:
                 assert record.address != f"http://127.0.0.1:{taken}"
-                seen.extend((record.engine, record.minder))
+                seen.extend((record.engine, record.supervisor))
                 task.cancel()
 
         with socket.create_server(("127.0.0.1", 0)) as other:

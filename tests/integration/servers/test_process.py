@@ -237,37 +237,37 @@ asyncio.run(main())
 def parent(log: Path, how: str) -> tuple["subprocess.Popen[str]", Pid, Pid]:
     starter = subprocess.Popen([sys.executable, "-c", PARENT, str(log), how], stdout=subprocess.PIPE, text=True)
     assert starter.stdout is not None
-    engine, minder = (Pid(*fields) for fields in json.loads(starter.stdout.readline()))
-    return starter, engine, minder
+    engine, supervisor = (Pid(*fields) for fields in json.loads(starter.stdout.readline()))
+    return starter, engine, supervisor
 
 
 def test_it_dies_with_us(tmp_path: Path) -> None:
-    starter, engine, minder = parent(tmp_path / "log", "tied")
+    starter, engine, supervisor = parent(tmp_path / "log", "tied")
     with starter:
         starter.kill()
-    asyncio.run(asyncio.wait_for(gone(engine, minder), 5))
+    asyncio.run(asyncio.wait_for(gone(engine, supervisor), 5))
 
 
 def test_detached_it_does_not_and_is_found_again(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    starter, engine, minder = parent(log, "detach")
+    starter, engine, supervisor = parent(log, "detach")
     with starter:
         starter.kill()
 
     async def scene() -> None:
         assert engine.alive
-        process = Process(engine, minder, log)
+        process = Process(engine, supervisor, log)
         assert process.running
         end = await process.stop()
         assert end.asked
-        late = Process(engine, minder, log)
+        late = Process(engine, supervisor, log)
         assert await late.wait() == end, "and how it ended can still be read"
-        assert not minder.alive
+        assert not supervisor.alive
 
     run(scene)
 
 
-def test_it_dies_with_its_minder(tmp_path: Path) -> None:
+def test_it_dies_with_its_supervisor(tmp_path: Path) -> None:
     async def scene() -> None:
         process = await Process.start(["sh", "-c", "sleep 60 & echo up; wait"], log=tmp_path / "log")
         await said(process, "up")

@@ -17,7 +17,7 @@ from tokenmill.hardware.identity import differences
 from tokenmill.hardware.machine import Dram, Gpu, Machine
 from tokenmill.model.synthetic import ghost
 from tokenmill.native.builds import gpu_support
-from tokenmill.native.builds.finished import Host
+from tokenmill.native.builds.finished import BuildMachine
 from tokenmill.native.builds.gpu_support import BUILD_COMMAND
 from tokenmill.native.builds.toolchain import Processor
 from tokenmill.units import GIB
@@ -46,7 +46,7 @@ def box(monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(planning, "find", find)
     monkeypatch.setattr(loadable, "find", find)
     monkeypatch.setattr(
-        gpu_support, "this_host", lambda: Host(Processor(found.cpu.model, found.cpu.isa), (), gpu_wheel=False)
+        gpu_support, "this_host", lambda: BuildMachine(Processor(found.cpu.model, found.cpu.isa), (), gpu_wheel=False)
     )
     return found
 

@@ -9,9 +9,9 @@ from support.llama_source import stand_in, write_archive
 from tokenmill.cli import run
 from tokenmill.native.builds import build as building
 from tokenmill.native.builds import finished
-from tokenmill.native.builds.finished import Host
+from tokenmill.native.builds.finished import BuildMachine
 from tokenmill.native.builds.toolchain import this_processor
-from tokenmill.native.builds.verify import Opened
+from tokenmill.native.builds.verify import OpenedLibrary
 
 BUILD = ("engines", "build", "--cpu", "--max-sequences", "1024", "--source")
 
@@ -21,8 +21,8 @@ def source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     """A source distribution, on a machine without a GPU."""
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    monkeypatch.setattr(building, "verify", lambda *_, max_sequences: Opened("0", max_sequences, ("CPU",)))
-    monkeypatch.setattr(finished, "this_host", lambda: Host(this_processor(), (), gpu_wheel=False))
+    monkeypatch.setattr(building, "verify", lambda *_, max_sequences: OpenedLibrary("0", max_sequences, ("CPU",)))
+    monkeypatch.setattr(finished, "this_host", lambda: BuildMachine(this_processor(), (), gpu_wheel=False))
     stand_in(monkeypatch, tmp_path)
     return str(write_archive(tmp_path))
 

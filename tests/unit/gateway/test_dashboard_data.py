@@ -94,7 +94,7 @@ def test_unknown_rooms_stay_unknown_and_gpus_come_first() -> None:
 
 
 @st.composite
-def forests(draw: st.DrawFn) -> list[dict[str, Any]]:
+def prefix_trees(draw: st.DrawFn) -> list[dict[str, Any]]:
     """Depth first: one can be at most one deeper than the one before it."""
     heads: list[dict[str, Any]] = []
     for number in range(draw(st.integers(0, 2 * MAX_PREFIXES))):
@@ -104,7 +104,7 @@ def forests(draw: st.DrawFn) -> list[dict[str, Any]]:
     return heads
 
 
-@given(forests())
+@given(prefix_trees())
 def test_shown_prefixes_have_their_ancestors_shown(heads: list[dict[str, Any]]) -> None:
     shown = _most_used(heads)
     assert len(shown) == len(heads) if len(heads) <= MAX_PREFIXES else 0 < len(shown) <= MAX_PREFIXES

@@ -30,7 +30,6 @@ CASES: list[tuple[Dispatch, Evidence, Cause, tuple[str, ...]]] = [
     (SENT, Evidence("shares", restarted=True), "engine restarted", ()),
     (SENT, Evidence("none", notes=("the model is recurrent",)), "cannot reuse", ("(the model is recurrent)",)),
     (PINNED, Evidence("slots", slot=5), "slot taken", ("slot 2", "slot 5")),
-    (PINNED, Evidence("slots", slot=2, slot_taken=True), "slot taken", ("slot 2",)),
     (SENT, Evidence("shares", evicted_tokens=812), "evicted", ("812",)),
     (SENT, Evidence("prefix cache", cells_between=9000, cells_total=4096), "evicted", ("9000", "4096")),
     (SENT, Evidence("prefix cache", cells_between=900, cells_total=4096), "unknown", ("chat template",)),

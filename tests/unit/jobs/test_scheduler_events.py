@@ -188,41 +188,6 @@ def test_interactive_work_takes_slots_as_they_become_free(shape: EngineShape) ->
     assert sorted(night.done) == list(range(40))
 
 
-@pytest.mark.parametrize("shape", BY_REUSE)
-def test_the_width_can_change(shape: EngineShape) -> None:
-    night = Night(Scheduler(shape), engine_for(shape), some_works(8, 80))
-    night.scheduler.set_width(2)
-    night.act()
-    assert len(night.scheduler.in_flight) <= 2 + shape.look_ahead
-    night.scheduler.set_width(30)
-    night.run()
-    assert sorted(night.done) == list(range(80))
-    assert night.most_in_flight <= (4 if shape.slots else 30 + shape.look_ahead)
-
-
-def test_a_slot_that_somebody_else_uses_is_left_alone_and_cold_afterwards() -> None:
-    works = some_works(2, 40)
-    night = Night(Scheduler(EngineShape("slots", 2, 2)), SlotEngine(2), works)
-    night.act()
-    slot = night.sent[night.order[0]].slot
-    assert slot is not None
-    while night.report_next().job != night.order[0] or not night.done:
-        pass
-    assert isinstance(night.engine, SlotEngine)
-    night.engine.overwrite(slot)
-    night.scheduler.slot_taken(slot)
-    before = len(night.order)
-    for _ in range(8):
-        night.act()
-        night.report_next()
-    assert {night.sent[job].slot for job in night.order[before:]} == {1 - slot}
-    night.scheduler.slot_freed(slot)
-    night.run()
-    assert sorted(night.done) == list(range(40))
-    for job, sent in night.sent.items():
-        assert sent.expected_bytes <= night.engine.found[job]
-
-
 def on(job: int, *chunks: bytes, priority: int = 0) -> Pending:
     """A job whose prompt is these chunks, with an answer that is always worth a slot if there are a few."""
     return Pending(job, long_key(*chunks), CHUNK_BYTES * len(chunks), 200.0, priority, max_tokens=200)
@@ -292,8 +257,6 @@ def test_reasons_to_wait_are_said() -> None:
     scheduler.available((work.record for work in some_works(1, 9)), more=False)
     assert len(dispatches(scheduler)) == 1
     assert scheduler.decide() == (Wait("recompute_too_costly"),)
-    scheduler.slot_taken(1)
-    assert scheduler.decide() == (Wait("slots_busy"),)
     tight = Scheduler(EngineShape("shares", 4, cells_total=420))
     tight.available((work.record for work in some_works(4, 9)), more=False)
     (first,) = dispatches(tight)

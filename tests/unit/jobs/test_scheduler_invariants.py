@@ -56,7 +56,6 @@ class NightMachine(RuleBasedStateMachine):
         self.given: set[int] = set()  # pending or in flight
         self.flying: dict[int, Dispatch] = {}
         self.warm: set[int] = set()  # in flight, first token seen
-        self.taken: set[int] = set()
         self.answered: list[int] = []
         self.ended: set[int] = set()
         self.store(late)
@@ -95,7 +94,7 @@ class NightMachine(RuleBasedStateMachine):
         assert len(self.flying) < max(0, self.width - self.interactive) + self.shape.look_ahead
         assert (sent.slot is not None) == (self.shape.reuse == "slots")
         if sent.slot is not None:
-            assert sent.slot not in {other.slot for other in self.flying.values()} | self.taken
+            assert sent.slot not in {other.slot for other in self.flying.values()}
         assert 0 <= sent.expected_bytes <= self.jobs[sent.job].prompt_bytes
         assert (sent.source_job is None) == (sent.expected_bytes == 0)
         if self.shape.reuse == "prefix cache" and sent.source_job in self.flying:
@@ -145,7 +144,6 @@ class NightMachine(RuleBasedStateMachine):
         assert set(lost) == set(self.flying)
         self.flying.clear()
         self.warm.clear()
-        self.taken.clear()
         self.up = False
 
     @rule()
@@ -153,26 +151,12 @@ class NightMachine(RuleBasedStateMachine):
         self.scheduler.engine_back()
         self.up = True
 
-    @rule(running=st.sampled_from([0, 0, 1, 9]), width=st.integers(1, 6), forward_s=st.floats(0, 3000))
-    def change(self, running: int, width: int, forward_s: float) -> None:
+    @rule(running=st.sampled_from([0, 0, 1, 9]), forward_s=st.floats(0, 3000))
+    def change(self, running: int, forward_s: float) -> None:
         self.scheduler.set_interactive(running)
-        self.scheduler.set_width(width)
-        self.width = width if self.shape.slots is None else min(width, self.shape.slots)
         self.interactive = running
         self.now_s += forward_s
         self.scheduler.advance_clock(self.now_s)
-
-    @precondition(lambda self: self.shape.slots)
-    @rule(data=st.data())
-    def take_slot(self, data: st.DataObject) -> None:
-        busy = {sent.slot for sent in self.flying.values()}
-        slot = data.draw(st.integers(0, (self.shape.slots or 1) - 1))
-        if slot in self.taken:
-            self.taken.discard(slot)
-            self.scheduler.slot_freed(slot)
-        elif slot not in busy:
-            self.taken.add(slot)
-            self.scheduler.slot_taken(slot)
 
     @invariant()
     def counts_agree(self) -> None:
@@ -189,9 +173,6 @@ class NightMachine(RuleBasedStateMachine):
         self.up = True
         self.scheduler.set_interactive(0)
         self.interactive = 0
-        for slot in self.taken:
-            self.scheduler.slot_freed(slot)
-        self.taken.clear()
         if self.stream:
             self.scheduler.reopen_stream()
         for _ in range(10 * len(self.jobs) + 10):

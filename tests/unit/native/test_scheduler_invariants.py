@@ -127,7 +127,7 @@ class MillMachine(RuleBasedStateMachine):
             else:
                 assert len(job.answer) == job.answer_tokens
                 assert job.spent.reused + job.spent.computed == len(job.prompt)
-        assert self.harness.cache.room(self.harness.cache.total_cells)
+        assert self.harness.cache.make_room(self.harness.cache.total_cells)
         assert self.harness.cells.used == 0
 
 

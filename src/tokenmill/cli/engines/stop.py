@@ -37,8 +37,8 @@ async def _stop(state: Path, name: str) -> None:
         known = f"running: {', '.join(found)}" if found else "no engines are running"
         raise UsageError(f"no running engine named {name}", hint=known)
     record = found[name]
-    process = Process(record.engine, record.minder, Path(record.log))
-    if record.minder.alive:
+    process = Process(record.engine, record.supervisor, Path(record.log))
+    if record.supervisor.alive:
         await process.stop()
     else:
         record.engine.send(signal.SIGTERM)

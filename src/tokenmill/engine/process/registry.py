@@ -37,7 +37,7 @@ class Record:
     name: str
     kind: EngineKind
     engine: Pid
-    minder: Pid  # the supervisor; "minder" is its key in stored records
+    supervisor: Pid
     address: str  # URL or socket
     model: str
     model_id: str
@@ -82,11 +82,12 @@ def read(state: Path, name: str) -> Record | None:
     """Return the record of a name, also of a dead engine; None if it is missing or unreadable."""
     try:
         given = json.loads((folder(state, name) / "engine.json").read_text(encoding="utf-8"))
+        supervisor = given.pop("minder", None) or given["supervisor"]  # "minder" until version 0.1
         record = Record(
             **{
                 **given,
                 "engine": Pid(**given["engine"]),
-                "minder": Pid(**given["minder"]),
+                "supervisor": Pid(**supervisor),
                 "argv": tuple(given["argv"]),
             }
         )

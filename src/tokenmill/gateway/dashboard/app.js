@@ -54,7 +54,7 @@ async function listen() {
   for await (const [name, data] of events(await ask("/api/events"))) {
     const value = JSON.parse(data);
     if (name === "status") status(value);
-    else if (name === "heads") prefixes(value);
+    else if (name === "prefixes") prefixes(value);
     else if (name === "history") engines.remember(value);
     else if (name === "stopping") throw new Error("it is shutting down");
   }

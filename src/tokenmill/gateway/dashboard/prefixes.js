@@ -15,10 +15,10 @@ function row(one, most) {
 
 export const prefixes = changing((trees) => {
   const drawn = trees.flatMap((one) => {
-    const most = Math.max(1, ...one.heads.map((each) => each.tokens));
+    const most = Math.max(1, ...one.segments.map((each) => each.tokens));
     const title = trees.length > 1 ? [el("h3", {}, one.engine)] : [];
-    const left = one.total > one.heads.length ? [el("p", { class: "under" }, `${count(one.total - one.heads.length)} more`)] : [];
-    return one.heads.length ? [...title, ...one.heads.map((each) => row(each, most)), ...left]
+    const left = one.total > one.segments.length ? [el("p", { class: "under" }, `${count(one.total - one.segments.length)} more`)] : [];
+    return one.segments.length ? [...title, ...one.segments.map((each) => row(each, most)), ...left]
       : [...title, el("p", { class: "empty" }, "The cache is empty.")];
   });
   byId("prefixes").replaceChildren(drawn.length ? el("div", { class: "scroll" }, ...drawn)

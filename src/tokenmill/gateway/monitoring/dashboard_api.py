@@ -19,7 +19,7 @@ from tokenmill.gateway.monitoring.events import EventStream, Feed
 from tokenmill.gateway.monitoring.metrics import CONTENT_TYPE, Metrics
 from tokenmill.gateway.monitoring.monitor import Monitor
 from tokenmill.gateway.monitoring.view import prefix_view, status_view
-from tokenmill.gateway.schemas import Forest, StatusObject, StatusWithForest
+from tokenmill.gateway.schemas import EnginePrefixes, StatusObject, StatusWithPrefixes
 from tokenmill.gateway.state import GatewayState
 
 FOLDER = "/page"
@@ -62,7 +62,7 @@ def route_group(state: GatewayState) -> RouteGroup:
 
     async def status(_request: Request) -> Response:
         await monitor.poll(max_age_s=MAX_AGE_S)
-        found: StatusWithForest = {**status_view(monitor), "forest": prefix_view(monitor)}
+        found: StatusWithPrefixes = {**status_view(monitor), "prefixes": prefix_view(monitor)}
         return JSONResponse(found)
 
     async def events(_request: Request) -> Response:
@@ -107,8 +107,8 @@ def _file(request: Request, name: str, body: bytes) -> Response:
 
 
 _EVENTS = (
-    "Server-sent events: `history` (once), `status` (every second), `heads` (after a change), `stopping` (the last "
-    "one). The data is JSON: a list of rates, Status, a list of Forest, an empty object."
+    "Server-sent events: `history` (once), `status` (every second), `prefixes` (after a change), `stopping` (the last "
+    "one). The data is JSON: a list of rates, Status, a list of EnginePrefixes, an empty object."
 )
 _UNCHANGED = DocumentedAnswer("Not modified.")
 _OPERATIONS = (
@@ -136,13 +136,13 @@ _OPERATIONS = (
         path="/api/status",
         id="status",
         summary="State of the gateway, its engines and their running requests.",
-        answers={200: DocumentedAnswer("The current state.", StatusWithForest)},
+        answers={200: DocumentedAnswer("The current state.", StatusWithPrefixes)},
     ),
     Operation(
         path="/api/events",
         id="events",
         summary="State changes of the gateway as server-sent events.",
-        answers={200: DocumentedAnswer(_EVENTS, media=("text/event-stream",), mentions=(StatusObject, Forest))},
+        answers={200: DocumentedAnswer(_EVENTS, media=("text/event-stream",), mentions=(StatusObject, EnginePrefixes))},
         errors=(429, *NO_KEY),
     ),
     Operation(

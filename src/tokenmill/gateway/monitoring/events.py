@@ -2,7 +2,7 @@
 
     history    once: the rates of the last minutes, one entry per poll
     status     after every poll: the content of /api/status
-    heads      after a change: the prefix tree of each engine
+    prefixes   after a change: the prefix tree of each engine
     stopping   the last event, when the gateway shuts down
 
 A slow client skips polls. A comment keeps the connection alive while there are no events.
@@ -44,7 +44,7 @@ class Feed:
         if self._version != self.monitor.version:
             self._version = self.monitor.version
             self.status = event("status", status_view(self.monitor))
-            self.prefixes = event("heads", prefix_view(self.monitor))
+            self.prefixes = event("prefixes", prefix_view(self.monitor))
         return self._version
 
 

@@ -9,7 +9,14 @@ from tokenmill.gateway.monitoring.backend_monitor import BackendMonitor
 from tokenmill.gateway.monitoring.memory_view import memory_view
 from tokenmill.gateway.monitoring.monitor import Monitor
 from tokenmill.gateway.monitoring.throughput import quantile
-from tokenmill.gateway.schemas import EngineStatusObject, Forest, Health, PrefixSegment, SlotActivity, StatusObject
+from tokenmill.gateway.schemas import (
+    EnginePrefixes,
+    EngineStatusObject,
+    Health,
+    PrefixSegment,
+    SlotActivity,
+    StatusObject,
+)
 from tokenmill.version import __version__
 
 MAX_PREFIXES = 200
@@ -59,9 +66,9 @@ def status_view(monitor: Monitor) -> StatusObject:
     }
 
 
-def prefix_view(monitor: Monitor) -> list[Forest]:
+def prefix_view(monitor: Monitor) -> list[EnginePrefixes]:
     """The prefix tree of every engine that reports one, limited to the most used prefixes and their ancestors."""
-    found: list[Forest] = []
+    found: list[EnginePrefixes] = []
     for monitored in monitor.backends:
         if monitored.prefixes is None:
             continue
@@ -72,7 +79,7 @@ def prefix_view(monitor: Monitor) -> list[Forest]:
             {
                 "engine": monitored.backend.name,
                 "total": len(monitored.prefixes),
-                "heads": cast(list[PrefixSegment], prefixes),
+                "segments": cast(list[PrefixSegment], prefixes),
             }
         )
     return found

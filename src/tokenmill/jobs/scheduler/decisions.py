@@ -9,7 +9,6 @@ WaitReason = Literal[
     "all_in_flight",
     "interactive",  # interactive requests use all slots
     "max_in_flight",
-    "slots_busy",
     "recompute_too_costly",  # a free slot would have to recompute a prefix
     "prefix_pending",  # a prefix that the next jobs share is being computed
     "kv_cache_full",

@@ -156,10 +156,6 @@ class Scheduler:
         """The engine is up again, with an empty cache."""
         self._engine_up = True
 
-    def set_width(self, width: int) -> None:
-        """Set the maximum number of concurrent jobs; jobs in flight continue."""
-        self._width = width if self.shape.slots is None else min(width, self.shape.slots)
-
     def measured(self, rates: MeasuredRates) -> None:
         """Update the engine's measured rates."""
         self._costs.measured(rates)
@@ -167,15 +163,6 @@ class Scheduler:
     def set_interactive(self, running: int) -> None:
         """Set the number of running interactive requests; as batch jobs end, their slots are left to these."""
         self._interactive = running
-
-    def slot_taken(self, slot: int) -> None:
-        """Another client uses a slot, so its cached prompt is lost."""
-        self._slots[slot].taken = True
-        self._slots[slot].cached = None
-
-    def slot_freed(self, slot: int) -> None:
-        """No other client uses a slot any more."""
-        self._slots[slot].taken = False
 
     def advance_clock(self, now_s: float) -> None:
         """Set the current time, to find deadlines at risk."""
@@ -329,15 +316,13 @@ class Scheduler:
                 )
 
     def _wait_reason(self) -> WaitReason:
-        slots = self.shape.reuse == "slots"
         reasons: tuple[tuple[bool, WaitReason], ...] = (
             (not self._engine_up, "engine_down"),
             (not len(self._backlog) and not self._in_flight, "no_jobs"),
             (not len(self._backlog), "all_in_flight"),
             (not self.width, "interactive"),
             (len(self._in_flight) >= self._max_in_flight, "max_in_flight"),
-            (slots and not self._slots.any_free, "slots_busy"),
-            (slots, "recompute_too_costly"),
+            (self.shape.reuse == "slots", "recompute_too_costly"),
             (any(self._cache.cold), "prefix_pending"),
         )
         return next((reason for applies, reason in reasons if applies), "kv_cache_full")

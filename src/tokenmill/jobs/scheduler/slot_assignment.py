@@ -34,12 +34,11 @@ class Slot:
     number: int
     cached: Pending | None = None  # the prompt of its last request
     running: Pending | None = None
-    taken: bool = False  # used by another client
 
     @property
     def free(self) -> bool:
         """Whether a job can be sent to it."""
-        return self.running is None and not self.taken
+        return self.running is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +69,6 @@ class Slots:
 
     def __getitem__(self, number: int) -> Slot:
         return self._slots[number]
-
-    @property
-    def any_free(self) -> bool:
-        """Whether any slot is free."""
-        return any(slot.free for slot in self._slots)
 
     def clear(self) -> None:
         """Reset all slots after an engine restart."""

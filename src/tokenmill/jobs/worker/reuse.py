@@ -39,7 +39,6 @@ class Evidence:
     source_prompt: bytes | None = None  # canonical prompt of the job that computed the expected prefix
     slot: int | None = None  # that served it
     restarted: bool = False  # the engine restarted after it had computed the prefix
-    slot_taken: bool = False  # another client used the slot in between
     evicted_tokens: int | None = None  # evicted by the engine since the prefix was computed
     cells_between: int | None = None  # tokens that other jobs needed since then ...
     cells_total: int | None = None  # ... and the engine's capacity
@@ -140,8 +139,6 @@ def _around(text: bytes, at: int) -> str:
 def _slot_taken(sent: Dispatch, evidence: Evidence) -> str | None:
     if sent.slot is not None and evidence.slot not in (None, sent.slot):
         return f"sent to slot {sent.slot}, but served by slot {evidence.slot}, because the slot was busy"
-    if sent.slot is not None and evidence.slot_taken:
-        return f"another request used slot {sent.slot} in between and replaced its prompt"
     return None
 
 

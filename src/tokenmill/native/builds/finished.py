@@ -87,7 +87,7 @@ class Build:
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class BuildMachine:
     """What decides whether a build suits a machine."""
 
     processor: Processor
@@ -120,16 +120,16 @@ def read(folder: Path) -> Build | None:
 
 
 @cache
-def this_host() -> Host:
+def this_host() -> BuildMachine:
     """The machine and the wheel of this process."""
     try:
         wheel = packages.version(WHEEL)
     except packages.PackageNotFoundError:
         wheel = ""
-    return Host(this_processor(), architectures_here(), gpu_wheel="+" in wheel)
+    return BuildMachine(this_processor(), architectures_here(), gpu_wheel="+" in wheel)
 
 
-def unsuitable(build: Build, host: Host) -> str | None:
+def unsuitable(build: Build, host: BuildMachine) -> str | None:
     """Why a build cannot be used on a machine, or None if it can."""
     if build.xllamacpp != WHEEL_VERSION or build.llama_version != LLAMA_VERSION:
         return f"built from {WHEEL} {build.xllamacpp}; this tokenmill needs {WHEEL_VERSION}"

@@ -34,7 +34,7 @@ ON = ("BUILD_SHARED_LIBS", "LLAMA_BUILD_COMMON", "LLAMA_BUILD_TOOLS", "LLAMA_BUI
 
 
 @dataclass(frozen=True, slots=True)
-class Tool:
+class BuildTool:
     """A program and its version."""
 
     path: Path
@@ -45,10 +45,10 @@ class Tool:
 class Toolchain:
     """The programs of a build."""
 
-    cmake: Tool
-    ninja: Tool
-    compiler: Tool
-    nvcc: Tool | None
+    cmake: BuildTool
+    ninja: BuildTool
+    compiler: BuildTool
+    nvcc: BuildTool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,24 +175,24 @@ def configuration(source: Path, tree: Path, tools: Toolchain, architectures: tup
     return [*words, *(f"-D{option}" for option in options_for(architectures))]
 
 
-def _tool(name: str) -> Tool | None:
+def _tool(name: str) -> BuildTool | None:
     """A program on PATH or in the folder of the running Python, where pip installs cmake and ninja."""
     found = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
-    return None if found is None else Tool(Path(found), _version(found))
+    return None if found is None else BuildTool(Path(found), _version(found))
 
 
-def _compiler() -> Tool | None:
+def _compiler() -> BuildTool | None:
     names = [os.environ.get("CXX", ""), "c++", "g++", "clang++"]
     found = next((path for name in names if name and (path := shutil.which(name))), None)
-    return None if found is None else Tool(Path(found), _version(found))
+    return None if found is None else BuildTool(Path(found), _version(found))
 
 
-def _nvcc() -> Tool | None:
+def _nvcc() -> BuildTool | None:
     given = [os.environ.get("CUDACXX", ""), "nvcc"]
     folders = [os.environ.get("CUDA_HOME", ""), os.environ.get("CUDA_PATH", ""), *_CUDA_FOLDERS]
     names = [*given, *(f"{folder}/bin/nvcc" for folder in folders if folder)]
     found = next((path for name in names if name and (path := shutil.which(name))), None)
-    return None if found is None else Tool(Path(found), _version(found))
+    return None if found is None else BuildTool(Path(found), _version(found))
 
 
 def _version(program: str) -> str:

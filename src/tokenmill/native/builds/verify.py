@@ -13,7 +13,7 @@ _LIMIT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedLibrary:
     """What a library says about itself."""
 
     version: str
@@ -21,7 +21,7 @@ class Opened:
     devices: tuple[str, ...]
 
 
-def verify(library: Path, header: Path, *, max_sequences: int) -> Opened:
+def verify(library: Path, header: Path, *, max_sequences: int) -> OpenedLibrary:
     """Open a library in a child process; EngineError unless it is the pinned version with the expected limit."""
     command = [sys.executable, "-m", "tokenmill.native.builds.verify", str(library), str(header)]
     try:
@@ -35,7 +35,7 @@ def verify(library: Path, header: Path, *, max_sequences: int) -> Opened:
         ) from error
     if "error" in answer:
         raise EngineError(answer["error"], hint=answer["hint"], code="build_failed")
-    opened = Opened(answer["version"], answer["max_sequences"], tuple(answer["devices"]))
+    opened = OpenedLibrary(answer["version"], answer["max_sequences"], tuple(answer["devices"]))
     if (opened.version, opened.max_sequences) != (LLAMA_VERSION, max_sequences):
         raise EngineError(
             f"{library} is llama.cpp {opened.version} with {opened.max_sequences} sequences,"

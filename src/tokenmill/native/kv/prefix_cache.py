@@ -30,7 +30,7 @@ class Match:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedSequence:
     """A new running sequence."""
 
     sequence: int
@@ -95,7 +95,7 @@ class PrefixCache:
         self._cells = cells
         self._least_evicted = max(1, min(_MOST_EVICTED, total_cells // _EVICTED_SHARE))
         self._least_copied = least_copied
-        self._taken: set[int] = set()
+        self._reserved: set[int] = set()
         self._reset()
 
     def clear(self) -> None:
@@ -103,7 +103,7 @@ class PrefixCache:
         pins = self._pool.pins
         self._reset()
         self._pool.pins = pins
-        self._taken.clear()
+        self._reserved.clear()
 
     def _reset(self) -> None:
         self._pool = SequencePool(self._cells, self.sequences, streams=self.streams, least_copied=self._least_copied)
@@ -131,7 +131,7 @@ class PrefixCache:
         """Return how many tokens of a sequence are in the cells."""
         return self._tree.ends[sequence].end
 
-    def look(self, tokens: Sequence[int]) -> Match:
+    def match(self, tokens: Sequence[int]) -> Match:
         """Find the cached part of a prompt; never its last token, whose logits are needed."""
         if not self.shares and not self.streams:
             return Match(0, 0)
@@ -182,7 +182,7 @@ class PrefixCache:
             for node in self._tree.nodes()
         ]
 
-    def open(self, tokens: Sequence[int]) -> Opened | None:
+    def open(self, tokens: Sequence[int]) -> OpenedSequence | None:
         """Start a sequence with the cached prefix of its prompt, and lock that prefix; None if no id is available.
 
         If all ids are in use, the least recently used retained sequence is released.
@@ -209,9 +209,9 @@ class PrefixCache:
         self._pool.touch(prefix, hits=1)
         prefix.forked |= splits
         self._prefilling[sequence] = None
-        return Opened(sequence, ready)
+        return OpenedSequence(sequence, ready)
 
-    def filled(self, sequence: int, count: int) -> None:
+    def record_prefill(self, sequence: int, count: int) -> None:
         """Record that the next `count` tokens of a prompt were computed: other sequences can reuse them from now on."""
         start = self.length(sequence)
         prompt = self._pool.uses[sequence].prompt
@@ -219,7 +219,7 @@ class PrefixCache:
         if start + count >= len(prompt):
             self._prefilling.pop(sequence, None)
 
-    def appended(self, sequence: int, token: int) -> None:
+    def record_token(self, sequence: int, token: int) -> None:
         """Record that a token after the prompt was computed."""
         self._tree.extend(sequence, array("i", (token,)))
 
@@ -257,7 +257,7 @@ class PrefixCache:
         self._prefilling.pop(sequence, None)
         return self._pool.idle(sequence)
 
-    def forget(self, tokens: Sequence[int]) -> None:
+    def release_paused(self, tokens: Sequence[int]) -> None:
         """Release the sequence that was paused with these tokens, except for pinned ones: it will not be resumed."""
         wanted = as_tokens(tokens)
         paused = self._pool.paused_at(*self._tree.walk(wanted, len(wanted)))
@@ -265,7 +265,7 @@ class PrefixCache:
             self._pool.uses[paused].paused = False
             self._pool.retain(paused, self._pool.pinned_length(paused))
 
-    def room(self, count: int) -> bool:
+    def make_room(self, count: int) -> bool:
         """Free `count` cells by evicting idle ones, oldest first; False, without evicting any, if there are too few."""
         if count <= self.free:
             return True
@@ -297,23 +297,23 @@ class PrefixCache:
         """The pinned prefixes."""
         return tuple(self._pool.pins.values())
 
-    def take(self) -> int | None:
+    def reserve_id(self) -> int | None:
         """Return an empty id into which a saved prefix can be loaded; None if no id is available.
 
-        It must be passed to `adopted` or `given_back`.
+        It must be passed to `adopt` or `release_id`.
         """
         before = self.used
         claimed = self._pool.claim(self._tree.root, 0) if self.shares else None
         self.evicted += before - self.used
         if claimed is None:
             return None
-        self._taken.add(claimed[0])
+        self._reserved.add(claimed[0])
         return claimed[0]
 
-    def adopted(self, sequence: int, tokens: Sequence[int]) -> None:
-        """Record that a taken id was loaded with these tokens. There must have been room for them."""
+    def adopt(self, sequence: int, tokens: Sequence[int]) -> None:
+        """Record that a reserved id was loaded with these tokens. There must have been room for them."""
         wanted = as_tokens(tokens)
-        self._taken.remove(sequence)
+        self._reserved.remove(sequence)
         use = SequenceUse(array("i"), running=False)
         node, reached = self._tree.walk(wanted, len(wanted))
         if reached == len(wanted):  # cached already: drop the loaded copy
@@ -325,7 +325,7 @@ class PrefixCache:
         self._pool.touch(self._tree.ends[sequence])
         self._pool.retain(sequence, len(wanted))
 
-    def given_back(self, sequence: int) -> None:
-        """Return a taken id that was not loaded."""
-        self._taken.remove(sequence)
+    def release_id(self, sequence: int) -> None:
+        """Return a reserved id that was not loaded."""
+        self._reserved.remove(sequence)
         self._pool.put_back(sequence)

@@ -16,13 +16,13 @@ from tokenmill.errors import EngineError, UsageError
 from tokenmill.native.builds import build as building
 from tokenmill.native.builds import finished, source
 from tokenmill.native.builds.build import BuildOptions, BuildProgress, build
-from tokenmill.native.builds.verify import Opened, verify
+from tokenmill.native.builds.verify import OpenedLibrary, verify
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The file with the calls of cmake and ninja."""
-    monkeypatch.setattr(building, "verify", lambda *_, max_sequences: Opened("0", max_sequences, ("CPU",)))
+    monkeypatch.setattr(building, "verify", lambda *_, max_sequences: OpenedLibrary("0", max_sequences, ("CPU",)))
     return stand_in(monkeypatch, tmp_path)
 
 

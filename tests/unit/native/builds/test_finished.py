@@ -11,14 +11,14 @@ from tokenmill.config import EngineConfig
 from tokenmill.errors import UsageError
 from tokenmill.hardware.machine import Gpu, Machine
 from tokenmill.native.builds import finished
-from tokenmill.native.builds.finished import Build, Host, chosen, max_sequences, name_of, remove, with_build
+from tokenmill.native.builds.finished import Build, BuildMachine, chosen, max_sequences, name_of, remove, with_build
 from tokenmill.native.builds.gpu_support import unused_gpus
 from tokenmill.native.builds.toolchain import Processor
 from tokenmill.native.llama.library import LLAMA_VERSION, WHEEL_MAX_SEQUENCES
 from tokenmill.units import GIB
 from tokenmill.version import WHEEL_VERSION
 
-HERE = Host(Processor("A CPU", ("avx2", "avx512f")), (), gpu_wheel=False)
+HERE = BuildMachine(Processor("A CPU", ("avx2", "avx512f")), (), gpu_wheel=False)
 
 
 def write(engines: Path, **changes: object) -> Build:
@@ -99,7 +99,7 @@ def test_the_newest_suitable_build_is_used(tmp_path: Path) -> None:
     ],
 )
 def test_a_build_suits_the_machine_that_it_was_made_for(
-    changes: dict[str, object], host: Host, suits: bool, tmp_path: Path
+    changes: dict[str, object], host: BuildMachine, suits: bool, tmp_path: Path
 ) -> None:
     assert (finished.unsuitable(write(tmp_path, **changes), host) is None) is suits
 

@@ -7,12 +7,12 @@ import pytest
 from tokenmill.config import EngineConfig
 from tokenmill.hardware.machine import Gpu, Machine
 from tokenmill.native.builds import gpu_support
-from tokenmill.native.builds.finished import Host
+from tokenmill.native.builds.finished import BuildMachine
 from tokenmill.native.builds.gpu_support import BUILD_COMMAND, unused_gpus
 from tokenmill.native.builds.toolchain import Processor
 from tokenmill.units import GIB
 
-HOST = Host(Processor("A CPU", ()), (), gpu_wheel=False)
+HOST = BuildMachine(Processor("A CPU", ()), (), gpu_wheel=False)
 NVIDIA = Gpu(0, "RTX 3090", "nvidia", 24 * GIB)
 AMD = replace(NVIDIA, name="W7900", vendor="amd")
 

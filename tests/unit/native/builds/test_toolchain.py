@@ -9,7 +9,7 @@ from support.llama_source import stand_in
 from tokenmill.errors import EngineError, NoSpace, UsageError
 from tokenmill.native.builds import toolchain
 from tokenmill.native.builds.toolchain import (
-    Tool,
+    BuildTool,
     Toolchain,
     check_disk,
     choose_architectures,
@@ -18,7 +18,7 @@ from tokenmill.native.builds.toolchain import (
     find_toolchain,
 )
 
-TOOL = Tool(Path("/usr/bin/tool"), "1.0")
+TOOL = BuildTool(Path("/usr/bin/tool"), "1.0")
 TOOLS = Toolchain(TOOL, TOOL, TOOL, None)
 
 
@@ -93,7 +93,7 @@ def test_programs_of_the_running_environment_are_found(monkeypatch: pytest.Monke
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     monkeypatch.setattr("sys.executable", str(path / "python"))
     monkeypatch.setattr("shutil.which", only_in(path))
-    assert find_toolchain(cuda=False, asked=False).cmake == Tool(path / "cmake", "cmake version 3.25.1")
+    assert find_toolchain(cuda=False, asked=False).cmake == BuildTool(path / "cmake", "cmake version 3.25.1")
 
 
 def only_in(folder: Path) -> Callable[..., str | None]:

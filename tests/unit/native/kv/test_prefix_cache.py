@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from support.kv_cells import Grown, NoCells
-from tokenmill.native.kv.prefix_cache import CachedPrefix, KeepPolicy, Match, Opened, PrefixCache
+from tokenmill.native.kv.prefix_cache import CachedPrefix, KeepPolicy, Match, OpenedSequence, PrefixCache
 from tokenmill.native.kv.radix import as_tokens, common
 
 DIGEST = list(range(100, 120))
@@ -49,7 +49,7 @@ def test_common_beginnings(left: list[int], right: list[int], offset: int, limit
 def test_the_longest_cached_prefix_is_copied(cached: list[int], asked: list[int], ready: int) -> None:
     grown = Grown()
     grown.leave(cached)
-    assert grown.cache.look(asked) == Match(ready, ready)
+    assert grown.cache.match(asked) == Match(ready, ready)
     opened = grown.cache.open(asked)
     assert opened is not None
     assert opened.reused == ready
@@ -60,8 +60,8 @@ def test_the_longest_cached_prefix_is_copied(cached: list[int], asked: list[int]
 def test_tokens_may_be_any_sequence() -> None:
     grown = Grown()
     grown.leave([1, 2, 3])
-    assert grown.cache.look((1, 2, 3, 4)).ready == grown.cache.look(array("i", [1, 2, 3, 4])).ready == 3
-    assert grown.cache.look(array("q", [1, 2, 3, 4])).ready == 3
+    assert grown.cache.match((1, 2, 3, 4)).ready == grown.cache.match(array("i", [1, 2, 3, 4])).ready == 3
+    assert grown.cache.match(array("q", [1, 2, 3, 4])).ready == 3
 
 
 def test_a_shared_prefix_is_stored_once() -> None:
@@ -87,17 +87,17 @@ def test_a_shared_prefix_is_stored_once() -> None:
 def test_what_a_running_sequence_has_promised_is_coming(done: int, asked: list[int], expected: Match) -> None:
     grown = Grown()
     opened = grown.cache.open([*DIGEST, 1, 1])
-    assert opened == Opened(0, 0)
+    assert opened == OpenedSequence(0, 0)
     grown.cells.decode(0, 0, [*DIGEST, 1, 1][:done])
-    grown.cache.filled(0, done)
-    assert grown.cache.look(asked) == expected
+    grown.cache.record_prefill(0, done)
+    assert grown.cache.match(asked) == expected
 
 
 def test_the_promise_that_goes_furthest_leads() -> None:
     grown = Grown()
     for length in (5, 15, 10):
         assert grown.cache.open([*DIGEST[:length], 1]) is not None
-    assert grown.cache.look([*DIGEST, 2]) == Match(0, 15, 1)
+    assert grown.cache.match([*DIGEST, 2]) == Match(0, 15, 1)
 
 
 @pytest.mark.parametrize("keep", ["nothing", "prompt", "all"])
@@ -106,7 +106,7 @@ def test_a_promise_ends_with_its_sequence_and_what_was_filled_may_stay(keep: Kee
     sequence = grown.open([*DIGEST, 1], compute=8)
     grown.cache.close(sequence, keep)
     kept = 0 if keep == "nothing" else 8
-    assert grown.cache.look([*DIGEST, 2]) == Match(kept, kept)
+    assert grown.cache.match([*DIGEST, 2]) == Match(kept, kept)
     assert grown.cache.used == grown.cells.used == kept
 
 
@@ -153,7 +153,7 @@ def test_clear_forgets_all_but_the_pins() -> None:
     grown = Grown(cells=30, sequences=2)
     grown.cache.pin(DIGEST)
     grown.open(DIGEST)
-    grown.cache.take()
+    grown.cache.reserve_id()
     grown.cache.clear()
     grown.cells.cells.clear()
     assert grown.cache.used == 0
@@ -164,20 +164,20 @@ def test_clear_forgets_all_but_the_pins() -> None:
 def test_an_architecture_that_cannot_share() -> None:
     grown = Grown(shares=False)
     first = grown.open([*DIGEST, 1])
-    assert grown.cache.look([*DIGEST, 2]) == Match(0, 0)
+    assert grown.cache.match([*DIGEST, 2]) == Match(0, 0)
     grown.cache.pin(DIGEST)
     grown.open([*DIGEST, 2])
     assert grown.cache.used == 42
     grown.cache.close(first, "all")
     assert grown.cache.used == grown.cells.used == 21
     assert grown.cache.find(DIGEST) is None
-    assert grown.cache.take() is None
+    assert grown.cache.reserve_id() is None
     assert grown.cache.fits([*DIGEST, 3], 200 - 42)
     assert not grown.cache.fits([*DIGEST, 3], 200 - 41)
 
 
 READS: list[Callable[[PrefixCache], object]] = [
-    lambda cache: cache.look([*DIGEST[:7], 3, 4]),
+    lambda cache: cache.match([*DIGEST[:7], 3, 4]),
     lambda cache: cache.fits([*DIGEST[:7], 3, 4], 5),
     lambda cache: cache.find(DIGEST[:7]),
     lambda cache: cache.segments(),
@@ -211,12 +211,12 @@ def test_a_long_prefix_is_found_and_taken_at_memory_speed(length: int) -> None:
     head = array("i", range(length))
     opened = cache.open(head)
     assert opened is not None
-    cache.filled(opened.sequence, length)
+    cache.record_prefill(opened.sequence, length)
     times = []
     for tail in range(30):
         prompt = head + array("i", [tail] * 100)
         began = time.perf_counter()
-        assert cache.look(prompt).ready == length
+        assert cache.match(prompt).ready == length
         assert cache.open(prompt) is not None
         times.append(time.perf_counter() - began)
     assert min(times) < 1e-3 * length / 16_384

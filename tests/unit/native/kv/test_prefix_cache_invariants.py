@@ -29,7 +29,7 @@ class ForestMachine(RuleBasedStateMachine):
 
     @rule(target=running, tokens=TOKENS | TOKENS.map(SHARED.__add__))
     def open(self, tokens: list[int]) -> object:
-        match, before = self.cache.look(tokens), self.cache.used
+        match, before = self.cache.match(tokens), self.cache.used
         assert 0 <= match.ready <= match.coming < len(tokens)
         assert (match.leader is None) == (match.ready == match.coming)
         opened = self.cache.open(tokens)
@@ -50,14 +50,14 @@ class ForestMachine(RuleBasedStateMachine):
         chunk = prompt[len(content) : len(content) + count]
         tokens = chunk or [len(content) % 3]
         fits = self.cache.available >= len(tokens)
-        assert self.cache.room(len(tokens)) == fits
+        assert self.cache.make_room(len(tokens)) == fits
         if not fits:
             return
         self.cells.decode(sequence, len(content), tokens)
         if chunk:
-            self.cache.filled(sequence, len(chunk))
+            self.cache.record_prefill(sequence, len(chunk))
         else:
-            self.cache.appended(sequence, tokens[0])
+            self.cache.record_token(sequence, tokens[0])
         content += tokens
 
     @rule(
@@ -86,7 +86,7 @@ class ForestMachine(RuleBasedStateMachine):
         self.cache.pause(sequence)
         assert self.ready(content) == len(content) * self.shares
         if not comes_back:
-            self.cache.forget([*content, token])
+            self.cache.release_paused([*content, token])
 
     @precondition(lambda self: self.shares)
     @rule(tokens=TOKENS.map(SHARED.__add__) | st.just(SHARED))
@@ -105,23 +105,23 @@ class ForestMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, CELLS))
     def make_room(self, count: int) -> None:
         possible, before, evicted = self.cache.available >= count, self.cache.used, self.cache.evicted
-        assert self.cache.room(count) == possible
+        assert self.cache.make_room(count) == possible
         assert self.cache.evicted - evicted == before - self.cache.used
         assert self.cache.free >= count if possible else self.cache.used == before
 
     @rule(tokens=TOKENS, fits=st.booleans())
     def restore(self, tokens: list[int], fits: bool) -> None:
         """A prefix that is loaded from a file."""
-        sequence = self.cache.take()
+        sequence = self.cache.reserve_id()
         if sequence is None:
             return
         assert self.shares
         assert not self.cells.content(sequence)
-        if not fits or not self.cache.room(len(tokens)):
-            self.cache.given_back(sequence)
+        if not fits or not self.cache.make_room(len(tokens)):
+            self.cache.release_id(sequence)
             return
         self.cells.decode(sequence, 0, tokens)
-        self.cache.adopted(sequence, tokens)
+        self.cache.adopt(sequence, tokens)
         assert self.ready(tokens) == len(tokens)
 
     def ready(self, tokens: list[int]) -> int:
@@ -183,7 +183,7 @@ class ForestMachine(RuleBasedStateMachine):
             self.cache.close(sequence, "prompt")
         for pinned in self.pins:
             self.cache.unpin(pinned)
-        assert self.cache.room(CELLS)
+        assert self.cache.make_room(CELLS)
         assert self.cells.used == 0
         for _ in range(SEQUENCES):
             assert self.cache.open([1, 2, 3]) is not None, "an id was lost"

@@ -3,7 +3,7 @@
 import pytest
 
 from support.kv_cells import Grown, NoCells
-from tokenmill.native.kv.prefix_cache import KeepPolicy, Opened, PrefixCache
+from tokenmill.native.kv.prefix_cache import KeepPolicy, OpenedSequence, PrefixCache
 
 DIGEST = list(range(100, 120))
 
@@ -13,7 +13,7 @@ def test_the_least_recently_used_goes_first() -> None:
     for first in (1, 2, 3):
         grown.leave([first] * 10, "all")
     grown.leave([1] * 10 + [7], "nothing")  # used again
-    assert grown.cache.room(11)
+    assert grown.cache.make_room(11)
     assert [grown.cached([first] * 10) for first in (1, 2, 3)] == [10, 0, 10]
     assert grown.cache.evicted == 10
 
@@ -23,7 +23,7 @@ def test_the_end_of_a_sequence_is_a_use_too() -> None:
     first, second = grown.open([1] * 10), grown.open([2] * 10)
     grown.cache.close(second, "all")
     grown.cache.close(first, "all")
-    assert grown.cache.room(5)
+    assert grown.cache.make_room(5)
     assert (grown.cached([1] * 10), grown.cached([2] * 10)) == (10, 5)
 
 
@@ -31,10 +31,10 @@ def test_tails_go_before_their_prefixes() -> None:
     grown = Grown(cells=30)
     grown.leave([*DIGEST, 1, 1, 1, 1], "all")
     grown.leave([*DIGEST, 2, 2, 2, 2], "all")
-    assert grown.cache.room(6)
+    assert grown.cache.make_room(6)
     assert grown.cached([*DIGEST, 1, 1, 1, 1]) == 20
     assert grown.cached([*DIGEST, 2, 2, 2, 2]) == 24
-    assert grown.cache.room(30)
+    assert grown.cache.make_room(30)
     assert grown.cells.used == 0
 
 
@@ -53,15 +53,15 @@ def test_a_long_prefix_is_trimmed_from_its_end(cells: int, count: int, kept: int
     tokens = list(range(1000))
     grown.leave(tokens)
     cuts = len(grown.cells.cuts)
-    assert grown.cache.room(count)
+    assert grown.cache.make_room(count)
     assert grown.cached(tokens) == kept
     assert len(grown.cells.cuts) == cuts + 1
 
 
 def test_large_caches_are_not_trimmed_by_large_pieces() -> None:
     cache = PrefixCache(NoCells(), total_cells=100_000, sequences=2, shares=True)
-    cache.adopted(cache.take() or 0, range(99_999))
-    assert cache.room(2)
+    cache.adopt(cache.reserve_id() or 0, range(99_999))
+    assert cache.make_room(2)
     assert cache.used == 99_999 - 256
 
 
@@ -70,9 +70,9 @@ def test_running_sequences_lose_nothing() -> None:
     sequence = grown.open([*DIGEST, 1])
     grown.leave([*DIGEST, 2, 2], "all")
     assert grown.cache.available == 9
-    assert not grown.cache.room(10)
+    assert not grown.cache.make_room(10)
     assert grown.cache.used == 23, "what cannot be had is not tried"
-    assert grown.cache.room(9)
+    assert grown.cache.make_room(9)
     assert grown.cells.content(sequence) == [*DIGEST, 1]
 
 
@@ -81,7 +81,7 @@ def test_a_keeper_above_a_running_sequence_gives_nothing_and_is_left_alone() -> 
     grown.leave(DIGEST)
     sequence = grown.open([*DIGEST, 1])
     grown.leave([5] * 9)
-    assert grown.cache.room(4)
+    assert grown.cache.make_room(4)
     grown.cache.close(sequence, "nothing")
     assert (grown.cached(DIGEST), grown.cached([5] * 9)) == (20, 5)
 
@@ -129,11 +129,11 @@ def test_a_pinned_prefix_is_never_evicted(when: str, keep: KeepPolicy) -> None:
     if when == "after":
         grown.cache.pin(DIGEST)
     assert grown.cache.available == 10
-    assert grown.cache.room(10)
-    assert not grown.cache.room(11)
+    assert grown.cache.make_room(10)
+    assert not grown.cache.make_room(11)
     assert grown.cached([*DIGEST, 1, 2]) == 20
     grown.cache.unpin(DIGEST)
-    assert grown.cache.room(30)
+    assert grown.cache.make_room(30)
 
 
 def test_a_pin_keeps_the_cached_part() -> None:
@@ -141,7 +141,7 @@ def test_a_pin_keeps_the_cached_part() -> None:
     grown.cache.pin(DIGEST)
     sequence = grown.open([*DIGEST, 1], compute=12)
     grown.cache.close(sequence, "nothing")
-    assert not grown.cache.room(19)
+    assert not grown.cache.make_room(19)
     assert grown.cached(DIGEST) == 12
 
 
@@ -150,11 +150,11 @@ def test_a_pin_within_a_longer_path_ends_where_it_ends() -> None:
     grown.leave(DIGEST)
     grown.cache.pin(DIGEST[:5])
     grown.cache.pin(DIGEST[:5])
-    assert grown.cache.room(25)
+    assert grown.cache.make_room(25)
     assert grown.cached(DIGEST) == 5
     grown.cache.unpin(DIGEST[:5])
     grown.cache.unpin([1, 2, 3])
-    assert grown.cache.room(30)
+    assert grown.cache.make_room(30)
 
 
 def test_a_pinned_tail_is_not_dropped_at_a_fork() -> None:
@@ -193,7 +193,7 @@ def test_no_id_is_had_from_running_or_pinned_sequences() -> None:
     grown.leave([1] * 5)
     grown.open([2] * 5)
     assert grown.cache.open([3]) is None
-    assert grown.cache.take() is None
+    assert grown.cache.reserve_id() is None
     opened = grown.cache.open([1] * 6)
     assert opened is not None, "its own pinned head it may go on holding"
     assert opened.reused == 5
@@ -212,9 +212,9 @@ def test_letting_a_keeper_go_for_its_id_does_not_lose_the_prefix() -> None:
     grown = Grown(sequences=2)
     grown.leave(DIGEST, "all")
     first = grown.cache.open([*DIGEST, 1, 1])
-    assert first == Opened(1, 20)
+    assert first == OpenedSequence(1, 20)
     grown.cells.decode(1, 20, [1, 1])
-    grown.cache.filled(1, 2)
+    grown.cache.record_prefill(1, 2)
     second = grown.open([*DIGEST, 2, 2])
     assert second == 0
     assert grown.cells.content(second) == [*DIGEST, 2, 2]
@@ -243,13 +243,13 @@ def test_a_keeper_above_another_is_let_go() -> None:
 
 def test_a_restored_prefix_is_as_good_as_a_computed_one() -> None:
     grown = Grown()
-    sequence = grown.cache.take()
+    sequence = grown.cache.reserve_id()
     assert sequence is not None
-    assert grown.cache.room(20)
+    assert grown.cache.make_room(20)
     grown.cells.decode(sequence, 0, DIGEST)
-    grown.cache.adopted(sequence, DIGEST)
+    grown.cache.adopt(sequence, DIGEST)
     assert grown.cache.find([*DIGEST, 1]) == (sequence, 20)
-    assert grown.cache.look([*DIGEST, 1]).ready == 20
+    assert grown.cache.match([*DIGEST, 1]).ready == 20
     grown.leave([*DIGEST, 1])
     grown.leave([*DIGEST, 2])
     assert grown.cache.used == 20 + 1
@@ -259,19 +259,19 @@ def test_a_restored_prefix_is_as_good_as_a_computed_one() -> None:
 def test_cached_tokens_are_not_stored_twice(there: list[int]) -> None:
     grown = Grown(sequences=2)
     grown.leave(there)
-    sequence = grown.cache.take() or 0
+    sequence = grown.cache.reserve_id() or 0
     grown.cells.decode(sequence, 0, DIGEST)
-    grown.cache.adopted(sequence, DIGEST)
+    grown.cache.adopt(sequence, DIGEST)
     assert grown.cache.used == grown.cells.used == len(there)
-    assert grown.cache.take() is not None
+    assert grown.cache.reserve_id() is not None
 
 
 def test_a_restored_prefix_with_a_cached_part_of_it() -> None:
     grown = Grown(cells=50)
     first = grown.open(DIGEST[:10])
-    sequence = grown.cache.take() or 0
+    sequence = grown.cache.reserve_id() or 0
     grown.cells.decode(sequence, 0, DIGEST)
-    grown.cache.adopted(sequence, DIGEST)
+    grown.cache.adopt(sequence, DIGEST)
     assert grown.cached(DIGEST) == 20
     assert grown.cache.used == 30
     grown.cache.close(first, "nothing")
@@ -280,13 +280,13 @@ def test_a_restored_prefix_with_a_cached_part_of_it() -> None:
 
 def test_an_id_that_was_not_loaded_comes_back() -> None:
     grown = Grown(sequences=1)
-    sequence = grown.cache.take()
+    sequence = grown.cache.reserve_id()
     assert sequence == 0
     assert grown.cache.open([1]) is None
     grown.cells.decode(0, 0, [1, 2])  # a file that ended too early
-    grown.cache.given_back(0)
+    grown.cache.release_id(0)
     assert grown.cells.used == 0
-    assert grown.cache.open([1]) == Opened(0, 0)
+    assert grown.cache.open([1]) == OpenedSequence(0, 0)
 
 
 def test_the_holder_of_a_prefix() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from support.kv_cells import Grown
-from tokenmill.native.kv.prefix_cache import Opened
+from tokenmill.native.kv.prefix_cache import OpenedSequence
 from tokenmill.native.kv.radix import as_tokens
 
 DIGEST = list(range(100, 120))
@@ -86,7 +86,7 @@ def test_a_fork_that_was_trimmed_away_is_forgotten() -> None:
     grown = Grown(cells=30)
     for tail in (1, 2):
         grown.leave([*DIGEST, tail])
-    assert grown.cache.room(20)
+    assert grown.cache.make_room(20)
     assert grown.cached(DIGEST) == 10
     grown.leave([*DIGEST[:10], 5, 5])
     assert grown.cache.used == 12
@@ -218,7 +218,7 @@ def test_a_paused_sequence_goes_on_in_its_own_place() -> None:
         grown.leave([*DIGEST, tail])
     assert grown.cached([*DIGEST, 1, 5, 6]) == 23, "it is no tail that others may replace"
     copies = len(grown.cells.copies)
-    assert grown.cache.open([*DIGEST, 1, 5, 6, 7]) == Opened(sequence, 23)
+    assert grown.cache.open([*DIGEST, 1, 5, 6, 7]) == OpenedSequence(sequence, 23)
     assert len(grown.cells.copies) == copies
     grown.cache.close(sequence, "prompt", prompt_tokens=21)
     assert grown.cache.used == 21, "nothing of the answer is left"
@@ -228,21 +228,21 @@ def test_what_is_left_of_a_paused_sequence_is_taken_over_as_well() -> None:
     grown = Grown(cells=30)
     sequence = grown.open([*DIGEST, 1, 1])
     grown.cache.pause(sequence)
-    assert grown.cache.room(15)
-    assert grown.cache.open([*DIGEST, 1, 1, 1]) == Opened(sequence, 15)
+    assert grown.cache.make_room(15)
+    assert grown.cache.open([*DIGEST, 1, 1, 1]) == OpenedSequence(sequence, 15)
 
 
 def test_a_paused_sequence_that_is_not_resumed() -> None:
     grown = Grown()
     first, second = grown.open([*DIGEST, 1]), grown.open([*DIGEST, 2])
-    grown.cache.forget([*DIGEST, 1])
+    grown.cache.release_paused([*DIGEST, 1])
     assert grown.cache.used == 22, "it runs"
     grown.cache.pause(first)
-    grown.cache.forget([*DIGEST, 3])
+    grown.cache.release_paused([*DIGEST, 3])
     assert grown.cache.used == 22, "another one"
-    grown.cache.forget([*DIGEST, 1, 5])
+    grown.cache.release_paused([*DIGEST, 1, 5])
     assert grown.cache.used == grown.cached([*DIGEST, 2]) == 21
     grown.cache.pin(DIGEST)
     grown.cache.pause(second)
-    grown.cache.forget([*DIGEST, 2, 5])
+    grown.cache.release_paused([*DIGEST, 2, 5])
     assert grown.cache.used == 20

@@ -138,7 +138,7 @@ def test_a_slot_continues_with_the_longest_prefix_of_its_own_or_another(
         rest = prompt[reused : reused + chance.randint(0, 12)]
         if rest:
             cells.decode(slot, reused, rest)
-            cache.filled(slot, len(rest))
+            cache.record_prefill(slot, len(rest))
         running[slot] = prompt
         assert cells.content(slot) == prompt[: cache.length(slot)]
         assert cache.used == sum(cache.length(each) for each in running)
@@ -151,13 +151,13 @@ def test_a_copy_must_save_more_than_it_costs() -> None:
     first = list(range(100))
     opened = cache.open(first)
     assert opened is not None
-    assert cache.look([*first[:19], 500, 501]) == Match(0, 0)  # too little to wait for
-    assert cache.look([*first[:20], 500, 501]) == Match(0, 20, leader=opened.sequence)
+    assert cache.match([*first[:19], 500, 501]) == Match(0, 0)  # too little to wait for
+    assert cache.match([*first[:20], 500, 501]) == Match(0, 20, leader=opened.sequence)
     cells.decode(opened.sequence, 0, first[:30])
-    cache.filled(opened.sequence, 30)
-    assert cache.look([*first[:30], 500]) == Match(30, 30)
-    assert cache.look([*first[:19], 500]) == Match(0, 0)  # it is there, and not worth a copy
-    assert cache.look([*first[:50], 500]) == Match(30, 50, leader=opened.sequence)
+    cache.record_prefill(opened.sequence, 30)
+    assert cache.match([*first[:30], 500]) == Match(30, 30)
+    assert cache.match([*first[:19], 500]) == Match(0, 0)  # it is there, and not worth a copy
+    assert cache.match([*first[:50], 500]) == Match(30, 50, leader=opened.sequence)
     for begins, reused in ((19, 0), (20, 20), (30, 20), (0, 0), (39, 30)):
         second = cache.open([*first[:begins], 500, 501])
         assert second is not None
@@ -205,7 +205,7 @@ def test_prefixes_of_slots_are_lost_with_the_context() -> None:
         assert opened is not None
         assert opened.reused == 0
         cells.decode(opened.sequence, 0, [1, 2, 3])
-        cache.filled(opened.sequence, 3)
+        cache.record_prefill(opened.sequence, 3)
         cache.close(opened.sequence, "prompt")
         cells.cells.clear()
         cache.clear()
