@@ -31,7 +31,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tokenmill.cli.plan_hosts import spell_hosts
+from tokenmill.cli.planning.plan_hosts import spell_hosts
 from tokenmill.hardware.catalog import find
 from tokenmill.hardware.fleet import Fleet, FleetHost, NetworkLink
 from tokenmill.hardware.machine import Machine

@@ -13,7 +13,7 @@ from prove_digest import FULL, server_plan
 from prove_plans import Case, Point, calibrated, cases, forecast, ledger_at
 from prove_rows import Row
 
-from tokenmill.engine.reconcile import spanned_bytes
+from tokenmill.engine.reconcile.reconcile import spanned_bytes
 from tokenmill.hardware.machine import Machine
 from tokenmill.model.profile import Profile
 from tokenmill.model.read import read

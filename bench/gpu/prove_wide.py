@@ -27,7 +27,7 @@ import prove_slice
 
 import tokenmill
 from tokenmill.api.options import EngineOptions
-from tokenmill.api.planning import plan_engine
+from tokenmill.api.planning.plan import plan_engine
 from tokenmill.config import Config, EngineConfig
 from tokenmill.hardware.machine import Machine
 from tokenmill.hardware.probe import probe
@@ -40,14 +40,14 @@ from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.worker.loop import work
 from tokenmill.model.profile import Profile
 from tokenmill.model.read import read
-from tokenmill.native import row_scan
 from tokenmill.native.builds.build import BuildOptions, build
 from tokenmill.native.client import NativeEngine
 from tokenmill.native.launching import start
 from tokenmill.native.llama.context import LlamaContext
 from tokenmill.native.llama.library import open_running
 from tokenmill.native.llama.model import LlamaModel
-from tokenmill.native.row_scan import RowScan
+from tokenmill.native.sampling import row_scan
+from tokenmill.native.sampling.row_scan import RowScan
 from tokenmill.native.start import settings_of
 from tokenmill.native.worker_config import goal_for
 from tokenmill.planner.goal import Goal

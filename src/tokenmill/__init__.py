@@ -23,9 +23,9 @@ from tokenmill.version import __version__
 
 if TYPE_CHECKING:
     from tokenmill.api.batches import run, submit
+    from tokenmill.api.engines.loaded import Engine, load
     from tokenmill.api.inspecting import inspect, probe
-    from tokenmill.api.loaded import Engine, load
-    from tokenmill.api.planning import plan
+    from tokenmill.api.planning.plan import plan
     from tokenmill.api.stores import BatchStore, open_store
     from tokenmill.api.summary import Summary, WorkSummary
     from tokenmill.api.tuning import tune
@@ -67,7 +67,7 @@ _MODULES = {
     "Answer": "tokenmill.engine.engine",
     "Batch": "tokenmill.jobs.models",
     "BatchStore": "tokenmill.api.stores",
-    "Engine": "tokenmill.api.loaded",
+    "Engine": "tokenmill.api.engines.loaded",
     "Machine": "tokenmill.hardware.machine",
     "ModelProfile": "tokenmill.model.profile:Profile",
     "OperatingPoint": "tokenmill.tuner.point",
@@ -76,9 +76,9 @@ _MODULES = {
     "Summary": "tokenmill.api.summary",
     "WorkSummary": "tokenmill.api.summary",
     "inspect": "tokenmill.api.inspecting",
-    "load": "tokenmill.api.loaded",
+    "load": "tokenmill.api.engines.loaded",
     "open_store": "tokenmill.api.stores",
-    "plan": "tokenmill.api.planning",
+    "plan": "tokenmill.api.planning.plan",
     "probe": "tokenmill.api.inspecting",
     "run": "tokenmill.api.batches",
     "serve": "tokenmill.gateway.service",

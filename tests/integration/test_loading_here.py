@@ -12,7 +12,7 @@ from tokenmill.engine.load_history import append, read, record
 from tokenmill.engine.loading.process import read_memory
 from tokenmill.engine.loading.progress import LoadProgress
 from tokenmill.engine.loading.watch import LoadWatch, copied_bytes
-from tokenmill.engine.reconcile import ReconciledItem, Reconciliation, observed, reconcile
+from tokenmill.engine.reconcile.reconcile import ReconciledItem, Reconciliation, observed, reconcile
 from tokenmill.hardware.host import LocalHost
 from tokenmill.hardware.probe import probe
 from tokenmill.model.read import read as read_model

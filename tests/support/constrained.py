@@ -6,8 +6,8 @@ from functools import cache
 import numpy as np
 
 from tokenmill.engine.engine import Sampling
-from tokenmill.native.constraints import Constraint, ConstraintTokenizer, TokenTable
-from tokenmill.native.grammar import grammar_of
+from tokenmill.native.constraints.constraints import Constraint, ConstraintTokenizer, TokenTable
+from tokenmill.native.constraints.grammar import grammar_of
 
 WORDS = (b'{"', b'": ', b'",', b"  ", b"true", b"null", b"\xc3\xa9", b"END", b"ab")
 END, OTHER_END = 256 + len(WORDS), 257 + len(WORDS)

@@ -8,7 +8,7 @@ from typing import Any
 from support.fake_engine import FakeEngine
 from tokenmill import __version__
 from tokenmill.engine.engine import Engine
-from tokenmill.engine.ray import (
+from tokenmill.engine.ray.actors import (
     ActorHandle,
     EngineFacts,
     NodeActor,

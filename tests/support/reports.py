@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any
 
 from tokenmill.engine.load_history import LoadRecord
-from tokenmill.engine.reconcile import ReconciledItem
+from tokenmill.engine.reconcile.reconcile import ReconciledItem
 from tokenmill.hardware.catalog import find
 from tokenmill.hardware.identity import machine_id
 from tokenmill.hardware.machine import Measurements, Rate

@@ -14,7 +14,7 @@ from support.vllm_served import CONTEXT, LANES, LIMIT_S, START_S, Served
 from tokenmill.engine import logs
 from tokenmill.engine.engine import Answer, Chat, Counters, Piece, Request, Sampling, answer
 from tokenmill.engine.process.identity import Pid, descendants
-from tokenmill.engine.reconcile import observed, reconcile
+from tokenmill.engine.reconcile.reconcile import observed, reconcile
 from tokenmill.errors import EngineDied, RequestRefused, TooLong
 
 GREEDY = Sampling(temperature=0.0)

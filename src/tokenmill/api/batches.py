@@ -13,12 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
-from tokenmill.api.batch_engine import BatchEngine, EngineSetup
-from tokenmill.api.cluster import ClusterRun, open_cluster
 from tokenmill.api.display import display
-from tokenmill.api.engines import choose_engine
+from tokenmill.api.engines.batch import BatchEngine, EngineSetup
+from tokenmill.api.engines.choose import choose_engine
+from tokenmill.api.engines.cluster import ClusterRun, open_cluster
 from tokenmill.api.options import EngineOptions, engine_options
-from tokenmill.api.planning import configuration
+from tokenmill.api.planning.plan import configuration
 from tokenmill.api.progress import OnProgress, ignore, log
 from tokenmill.api.run_options import RunArguments, RunOptions, SubmitArguments, check_arguments, run_options
 from tokenmill.api.sources import JobSource

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from tokenmill.api.planning import configuration, locate
+from tokenmill.api.planning.plan import configuration, locate
 from tokenmill.api.progress import log
 from tokenmill.config import Config
 from tokenmill.errors import UsageError

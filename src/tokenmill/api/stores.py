@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tokenmill.api.planning import configuration
+from tokenmill.api.planning.plan import configuration
 from tokenmill.api.progress import log
 from tokenmill.config import Config
 from tokenmill.errors import ConfigError, UsageError

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tokenmill.api.planning import EnginePlan, locate
+from tokenmill.api.planning.plan import EnginePlan, locate
 from tokenmill.config import Config
 from tokenmill.engine.pinned_prefixes import PinnedPrefix
 from tokenmill.errors import EngineError, UsageError

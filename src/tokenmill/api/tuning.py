@@ -17,9 +17,9 @@ from typing import Unpack
 
 from tokenmill.api.background import Background, Emit
 from tokenmill.api.display import display
-from tokenmill.api.engines import model_path
+from tokenmill.api.engines.choose import model_path
 from tokenmill.api.options import EngineArguments, EngineOptions, engine_options
-from tokenmill.api.planning import EnginePlan, configuration, plan_engine
+from tokenmill.api.planning.plan import EnginePlan, configuration, plan_engine
 from tokenmill.api.progress import OnProgress, Progress, log
 from tokenmill.api.tune_options import TuneOptions, requests_in
 from tokenmill.config import Config

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
-from tokenmill.api.batch_engine import BatchEngine, EngineSetup
 from tokenmill.api.display import display
-from tokenmill.api.engines import choose_engine
+from tokenmill.api.engines.batch import BatchEngine, EngineSetup
+from tokenmill.api.engines.choose import choose_engine
 from tokenmill.api.options import engine_options
-from tokenmill.api.planning import configuration
+from tokenmill.api.planning.plan import configuration
 from tokenmill.api.progress import OnProgress, log
 from tokenmill.api.run_options import RunOptions, WorkArguments, check_arguments, run_options
 from tokenmill.api.stopping import Stop, in_thread

@@ -23,38 +23,38 @@ if TYPE_CHECKING:
 _DISK_HINT = "check the path, its permissions and the free space on its disk"
 _COMMANDS = {
     "Plan": {
-        "probe": "probe:probe",
-        "doctor": "doctor:doctor",
-        "machines": "machines:machines",
+        "probe": "planning.probe:probe",
+        "doctor": "planning.doctor:doctor",
+        "machines": "planning.machines:machines",
         "models": "models:app",
-        "inspect": "inspect:inspect",
-        "plan": "plan:plan",
+        "inspect": "planning.inspect:inspect",
+        "plan": "planning.plan:plan",
     },
     "Run batches": {
-        "lint": "lint:lint",
-        "digest": "digest:digest",
-        "run": "run_jobs:run",
-        "work": "work:work",
-        "status": "status:status",
-        "results": "results:results",
-        "retry": "retry:retry",
-        "cancel": "cancel:cancel",
-        "store": "store:app",
+        "lint": "batches.lint:lint",
+        "digest": "batches.digest:digest",
+        "run": "batches.run:run",
+        "work": "batches.work:work",
+        "status": "batches.status:status",
+        "results": "batches.results:results",
+        "retry": "batches.retry:retry",
+        "cancel": "batches.cancel:cancel",
+        "store": "batches.store:app",
     },
-    "Serve": {"serve": "serve:serve", "keys": "keys:app", "engines": "engines:app"},
+    "Serve": {"serve": "serving.serve:serve", "keys": "serving.keys:app", "engines": "engines:app"},
     "Recipes": {
-        "expand": "expand:expand",
-        "distill": "distill:distill",
-        "export": "export:export",
-        "summarize": "summarize:summarize",
+        "expand": "recipes.expand:expand",
+        "distill": "recipes.distill:distill",
+        "export": "recipes.export:export",
+        "summarize": "recipes.summarize:summarize",
     },
     "Measure": {
-        "tune": "tune:tune",
-        "bench": "bench:bench",
-        "soak": "soak:soak",
-        "qualify": "qualify:qualify",
-        "history": "history:history",
-        "report": "report:report",
+        "tune": "measuring.tune:tune",
+        "bench": "measuring.bench:bench",
+        "soak": "measuring.soak:soak",
+        "qualify": "measuring.qualify:qualify",
+        "history": "measuring.history:history",
+        "report": "measuring.report:report",
     },
     "Shell": {"completion": "completion:completion"},
 }
@@ -153,7 +153,7 @@ def overview() -> App:
 def summary(place: str) -> str:
     """The first line of a command's docstring, or the help of a group, read from the source."""
     module, _, name = place.partition(":")
-    path = Path(__file__).with_name(module)
+    path = Path(__file__).parent.joinpath(*module.split("."))
     source = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text(encoding="utf-8")
     pattern = r'^app = App\(.*?help="([^"]*)"' if name == "app" else rf'^def {name}\(.*?"""([^\n"]*)'
     found = re.search(pattern, source, re.DOTALL | re.MULTILINE)

@@ -7,10 +7,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from tokenmill.api import engines as api
-from tokenmill.api.engines import EngineChoice
+from tokenmill.api.engines import choose as api
+from tokenmill.api.engines.choose import EngineChoice
 from tokenmill.api.options import EngineOptions
-from tokenmill.api.planning import EnginePlan
+from tokenmill.api.planning.plan import EnginePlan
 from tokenmill.api.progress import Download, Measuring, OnProgress, described
 from tokenmill.api.progress import Progress as Event
 from tokenmill.cli.output import Common, byte_progress, say

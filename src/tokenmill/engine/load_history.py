@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill import measurements
-from tokenmill.engine.reconcile import ReconciledItem, Reconciliation
+from tokenmill.engine.reconcile.reconcile import ReconciledItem, Reconciliation
 from tokenmill.errors import TokenmillError
 from tokenmill.hardware.identity import machine_id
 from tokenmill.model.profile import Profile

@@ -12,9 +12,9 @@ from itertools import count
 from pathlib import Path
 from socket import socket
 
-from tokenmill.api.engines import DEFAULT_MODEL, model_path, name_after
+from tokenmill.api.engines.choose import DEFAULT_MODEL, model_path, name_after
 from tokenmill.api.options import EngineOptions
-from tokenmill.api.planning import EnginePlan, plan_engine
+from tokenmill.api.planning.plan import EnginePlan, plan_engine
 from tokenmill.api.progress import OnProgress, ignore
 from tokenmill.api.stores import keep_private
 from tokenmill.api.tokens import count_digests

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Self, Unpack
 from tokenmill.api.background import Background, BackgroundTask, Emit
 from tokenmill.api.display import display
 from tokenmill.api.options import EngineArguments, engine_options
-from tokenmill.api.planning import configuration
+from tokenmill.api.planning.plan import configuration
 from tokenmill.api.progress import OnProgress, Progress, log
 from tokenmill.config import Config
 

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenmill.api.engines import SlowLoad, watch_engine
+from tokenmill.api.engines.choose import SlowLoad, watch_engine
 from tokenmill.api.progress import OnProgress
 from tokenmill.api.progress import log as messages
 from tokenmill.config import Config, EngineConfig

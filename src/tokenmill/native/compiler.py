@@ -13,9 +13,9 @@ from typing import TypeVar
 
 from tokenmill.engine.engine import Sampling
 from tokenmill.errors import EngineError, RequestRefused, TokenmillError
-from tokenmill.native.compile_check import CompileCheck
-from tokenmill.native.constraints import Constraint
-from tokenmill.native.grammar import grammar_of
+from tokenmill.native.constraints.compile_check import CompileCheck
+from tokenmill.native.constraints.constraints import Constraint
+from tokenmill.native.constraints.grammar import grammar_of
 from tokenmill.native.llama.vocab import Vocab
 
 _MOST_COMPILED = 32

@@ -24,8 +24,8 @@ from tokenmill.engine.schema_bounds import CONTEXT_TOKENS
 from tokenmill.errors import EngineError, RequestRefused, TokenmillError
 from tokenmill.native import protocol
 from tokenmill.native.compiler import Compiler
-from tokenmill.native.constraints import Constraint
-from tokenmill.native.grammar import is_constrained
+from tokenmill.native.constraints.constraints import Constraint
+from tokenmill.native.constraints.grammar import is_constrained
 
 MAX_UNSENT_BYTES = 64 << 20  # a client that reads too slowly is disconnected, and its requests are cancelled
 READ_BYTES = 1 << 18

@@ -21,7 +21,7 @@ from tokenmill.engine.process import registry
 from tokenmill.engine.process.identity import descendants
 from tokenmill.engine.process.process import Process, refused
 from tokenmill.engine.process.registry import log_path, slots_path
-from tokenmill.engine.reconcile import ObservedMemory, Reconciliation, observed, reconcile
+from tokenmill.engine.reconcile.reconcile import ObservedMemory, Reconciliation, observed, reconcile
 from tokenmill.engine.restart import RestartingEngine
 from tokenmill.engine.start import OnLoadProgress, OnSlowLoad, adopt_server, start_server, starting, watch_load
 from tokenmill.engine.warm import WarmProgress, WarmReport, fill_ahead, pin_with_progress, warm

@@ -18,15 +18,15 @@ from tokenmill.engine.engine import Answer, Counters, FinishReason, Piece, Timin
 from tokenmill.errors import EngineError, EngineTimeout, RequestRefused, TokenmillError
 from tokenmill.native import protocol
 from tokenmill.native.batching import DecodeStep, Id
-from tokenmill.native.constraints import Masks
-from tokenmill.native.detokenize import Detokenizer, Stops
+from tokenmill.native.constraints.constraints import Masks
 from tokenmill.native.ipc_server import Cancelled, ControlCall, IpcServer, SubmittedRequest
 from tokenmill.native.kv.prefix_cache import PrefixCache
 from tokenmill.native.llama import state_file
 from tokenmill.native.llama.context import Decoded, LlamaContext
 from tokenmill.native.llama.vocab import Vocab
-from tokenmill.native.row_scan import Largest, RowScan
-from tokenmill.native.sampler import Sampler
+from tokenmill.native.sampling.detokenize import Detokenizer, Stops
+from tokenmill.native.sampling.row_scan import Largest, RowScan
+from tokenmill.native.sampling.sampler import Sampler
 from tokenmill.native.scheduler import StepScheduler
 
 # Every piece wakes two processes that take cores from llama.cpp, and no user follows the text of a batch request: its

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
-from tokenmill.api.batch_engine import BatchEngine, EngineSetup
 from tokenmill.api.batches import counts_text
-from tokenmill.api.engines import EngineChoice
-from tokenmill.api.planning import EnginePlan
+from tokenmill.api.engines.batch import BatchEngine, EngineSetup
+from tokenmill.api.engines.choose import EngineChoice
+from tokenmill.api.planning.plan import EnginePlan
 from tokenmill.api.progress import OnProgress, log
 from tokenmill.api.stopping import Stop
 from tokenmill.api.stores import work_folder

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from tokenmill import measurements
-from tokenmill.api.engines import EngineChoice
-from tokenmill.api.planning import EnginePlan
+from tokenmill.api.engines.choose import EngineChoice
+from tokenmill.api.planning.plan import EnginePlan
 from tokenmill.errors import TokenmillError
 from tokenmill.hardware.catalog import find
 from tokenmill.hardware.identity import machine_id

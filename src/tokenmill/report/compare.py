@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from tokenmill.engine.load_history import LoadRecord
-from tokenmill.engine.reconcile import HOST, ReconciledItem
+from tokenmill.engine.reconcile.reconcile import HOST, ReconciledItem
 from tokenmill.hardware.machine import Tier
 from tokenmill.planner.placement import host_tier
 from tokenmill.planner.plan import ITEMS, Plan

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import fields
 
-from tokenmill.api.engines import DEFAULT_MODEL
+from tokenmill.api.engines.choose import DEFAULT_MODEL
 from tokenmill.api.options import ENGINES, EngineOptions
-from tokenmill.api.planning import describe_or_plan
+from tokenmill.api.planning.plan import describe_or_plan
 from tokenmill.config import Config
 from tokenmill.engine import load_history
 from tokenmill.errors import FlagUnknown, ModelError, NotSpellable

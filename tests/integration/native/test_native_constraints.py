@@ -16,13 +16,13 @@ from support.native import Work, loaded
 from support.schema_cases import LINKED
 from support.spm_model import write_spm
 from tokenmill.engine.engine import Sampling
-from tokenmill.native.constraints import Constraint
-from tokenmill.native.grammar import grammar_of
+from tokenmill.native.constraints.constraints import Constraint
+from tokenmill.native.constraints.grammar import grammar_of
 from tokenmill.native.llama.context import LlamaContext
 from tokenmill.native.llama.model import LlamaModel
 from tokenmill.native.llama.settings import ContextSettings
 from tokenmill.native.llama.vocab import Vocab
-from tokenmill.native.sampler import Sampler
+from tokenmill.native.sampling.sampler import Sampler
 
 
 @pytest.fixture(scope="module")

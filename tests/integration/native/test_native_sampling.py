@@ -14,7 +14,7 @@ from tokenmill.errors import NonFiniteLogits, RequestRefused
 from tokenmill.native.llama.context import LlamaContext, Logits
 from tokenmill.native.llama.model import LlamaModel
 from tokenmill.native.llama.settings import ContextSettings
-from tokenmill.native.sampler import Sampler
+from tokenmill.native.sampling.sampler import Sampler
 
 HOT = Sampling(temperature=1.5, top_k=0, top_p=1.0, min_p=0.0, seed=42)
 

@@ -14,7 +14,7 @@ from tokenmill.engine.engine import Sampling
 from tokenmill.native.llama.context import Decoded, LlamaContext
 from tokenmill.native.llama.model import LlamaModel
 from tokenmill.native.llama.settings import ContextSettings
-from tokenmill.native.sampler import Sampler
+from tokenmill.native.sampling.sampler import Sampler
 
 PROMPT = "<|im_start|>user\nName three animals of the sea and say what they eat.<|im_end|>\n<|im_start|>assistant\n"
 COUNT = 20

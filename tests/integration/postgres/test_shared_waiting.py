@@ -11,9 +11,10 @@ import pytest
 from support.fake_engine import FakeEngine
 from support.jobs_store import answer, pending, submitted
 from support.worked import LIMIT_S, QUICK
-from tokenmill.api import batch_engine, workers
-from tokenmill.api.batch_engine import EngineSetup
-from tokenmill.api.engines import EngineChoice
+from tokenmill.api import workers
+from tokenmill.api.engines import batch as batch_engine
+from tokenmill.api.engines.batch import EngineSetup
+from tokenmill.api.engines.choose import EngineChoice
 from tokenmill.api.options import EngineOptions
 from tokenmill.api.progress import ignore
 from tokenmill.api.stopping import Stop

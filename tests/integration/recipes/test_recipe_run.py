@@ -12,7 +12,7 @@ import pytest
 
 from tokenmill.cli.options import EngineFlags
 from tokenmill.cli.output import Common
-from tokenmill.cli.recipe_run import (
+from tokenmill.cli.recipes.run import (
     RecipeOptions,
     RecipeResult,
     Tokens,

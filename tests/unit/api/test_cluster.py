@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from tokenmill.api.cluster import NodeLog, open_cluster
+from tokenmill.api.engines.cluster import NodeLog, open_cluster
 from tokenmill.api.options import EngineOptions
 from tokenmill.config import Config
 from tokenmill.engine.loading.progress import LoadProgress
-from tokenmill.engine.ray_nodes import NodeEvent
+from tokenmill.engine.ray.nodes import NodeEvent
 from tokenmill.errors import UsageError
 from tokenmill.jobs.store.address import address_of
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from support.tiny_models import write_moe
-from tokenmill.api import loadable, planning
 from tokenmill.api.options import EngineOptions
-from tokenmill.api.planning import plan_engine
+from tokenmill.api.planning import loadable
+from tokenmill.api.planning import plan as planning
+from tokenmill.api.planning.plan import plan_engine
 from tokenmill.config import Config
 from tokenmill.errors import UsageError
 from tokenmill.hardware import catalog as machines

@@ -10,7 +10,7 @@ import pytest
 
 import tokenmill
 from tokenmill.api.background import Background, BackgroundTask
-from tokenmill.api.loaded import Prompt, _body, _engine_folder, _InOrder
+from tokenmill.api.engines.loaded import Prompt, _body, _engine_folder, _InOrder
 from tokenmill.engine.engine import Answer, Usage
 from tokenmill.errors import EngineDied, RequestRefused, TokenmillError
 
@@ -131,7 +131,7 @@ def test_every_load_has_a_name_of_its_own_and_names_are_used_again(tmp_path: Pat
         with _engine_folder(tmp_path) as second:
             assert first != second
             code = (
-                "import sys; from pathlib import Path; from tokenmill.api.loaded import _engine_folder\n"
+                "import sys; from pathlib import Path; from tokenmill.api.engines.loaded import _engine_folder\n"
                 "with _engine_folder(Path(sys.argv[1])) as folder: print(folder)"
             )
             other = subprocess.run(
@@ -145,4 +145,4 @@ def test_every_load_has_a_name_of_its_own_and_names_are_used_again(tmp_path: Pat
 def test_every_exported_name_exists() -> None:
     for name in tokenmill.__all__:
         assert getattr(tokenmill, name) is not None
-    assert tokenmill.load.__module__ == tokenmill.Engine.__module__ == "tokenmill.api.loaded"
+    assert tokenmill.load.__module__ == tokenmill.Engine.__module__ == "tokenmill.api.engines.loaded"

@@ -7,9 +7,9 @@ from typing import get_args
 import pytest
 
 from support.tiny_models import write_moe
-from tokenmill.api.engines import EngineChoice, plan_for
+from tokenmill.api.engines.choose import EngineChoice, plan_for
 from tokenmill.api.options import ENGINES, EngineArguments, EngineOptions, engine_options
-from tokenmill.api.planning import command_for, plan, plan_engine
+from tokenmill.api.planning.plan import command_for, plan, plan_engine
 from tokenmill.config import Config
 from tokenmill.errors import DoesNotFit, UnknownModel, UsageError
 from tokenmill.hardware import catalog as machines

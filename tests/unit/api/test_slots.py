@@ -9,8 +9,8 @@ import pytest
 
 from support.jobs_store import submitted
 from support.slot_engines import LayoutEngine, RatedEngine
+from tokenmill.api.engines.slots import fit_slots
 from tokenmill.api.progress import Measuring, Progress
-from tokenmill.api.slots import fit_slots
 from tokenmill.engine.engine import Engine
 from tokenmill.errors import EngineDied
 from tokenmill.jobs.scheduler.shape import EngineShape

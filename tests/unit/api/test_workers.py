@@ -8,8 +8,8 @@ import pytest
 
 from support.jobs_store import submitted
 from tokenmill.api import workers
-from tokenmill.api.batch_engine import EngineSetup
-from tokenmill.api.engines import EngineChoice
+from tokenmill.api.engines.batch import EngineSetup
+from tokenmill.api.engines.choose import EngineChoice
 from tokenmill.api.options import EngineOptions
 from tokenmill.api.stopping import Stop
 from tokenmill.api.summary import WorkSummary

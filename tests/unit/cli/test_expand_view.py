@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tokenmill.cli import expand as command
 from tokenmill.cli import run
+from tokenmill.cli.recipes import expand as command
 from tokenmill.cli.views.recipe import RecipeResult
 from tokenmill.recipes.expansion.request import Expanded, LineTally
 from tokenmill.recipes.runner import AnswerOrigin, RecipeCost, RecipeEnd

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenmill.cli.batches import worker_of
+from tokenmill.cli.batches.workers import worker_of
 from tokenmill.cli.options import BodyOptions
 from tokenmill.errors import UsageError
 from tokenmill.jobs.store.store import Store

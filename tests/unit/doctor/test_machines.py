@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from support.doctor_machines import captured, looked_at
-from tokenmill.cli.doctor import CopyLine, render
+from tokenmill.cli.planning.doctor import CopyLine, render
 from tokenmill.doctor.check_result import SEVERITIES, CheckResult
 from tokenmill.doctor.examine import CHECKS, examine
 from tokenmill.doctor.facts import Facts, MemoryHolder

@@ -8,7 +8,7 @@ import pytest
 
 from support.plans import placed, settings
 from tokenmill.engine.load_history import LoadRecord, append, read, record
-from tokenmill.engine.reconcile import ObservedMemory, ReconciledItem, Reconciliation, reconcile
+from tokenmill.engine.reconcile.reconcile import ObservedMemory, ReconciledItem, Reconciliation, reconcile
 from tokenmill.hardware.catalog import find
 from tokenmill.hardware.identity import machine_id
 from tokenmill.model.read import read as read_model

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tokenmill.engine import ray as module
 from tokenmill.engine.process.ports import free_port
-from tokenmill.engine.ray import RayNode, connect, live_nodes
-from tokenmill.engine.ray_nodes import most_common, unique_name
+from tokenmill.engine.ray import actors as module
+from tokenmill.engine.ray.actors import RayNode, connect, live_nodes
+from tokenmill.engine.ray.nodes import most_common, unique_name
 from tokenmill.errors import EngineError, UsageError
 
 NODE_DIED = """The actor died unexpectedly before finishing this task.

@@ -10,8 +10,8 @@ import pytest
 from support.fake_engine import FakeEngine
 from support.fake_nodes import FakeActor, FakeHandle
 from tokenmill.engine.engine import Answer, Capabilities, EngineStatus, Piece, Request, Runtime, answer
-from tokenmill.engine.ray import NodeLost
-from tokenmill.engine.ray_engine import RayEngine
+from tokenmill.engine.ray.actors import NodeLost
+from tokenmill.engine.ray.engine import RayEngine
 from tokenmill.errors import EngineDied, EngineError, TooLong
 
 LIMIT_S = 60.0

@@ -9,8 +9,8 @@ import pytest
 from support.fake_nodes import FakeActor, FakeCluster, never
 from tokenmill import __version__
 from tokenmill.engine.engine import Request, answer
-from tokenmill.engine.ray import NodeLost, NodePlan
-from tokenmill.engine.ray_nodes import MAX_LOSSES, NodeEvent, RayNodes, ReadyNode
+from tokenmill.engine.ray.actors import NodeLost, NodePlan
+from tokenmill.engine.ray.nodes import MAX_LOSSES, NodeEvent, RayNodes, ReadyNode
 from tokenmill.errors import EngineError, UnknownModel
 
 LIMIT_S = 60.0

@@ -12,7 +12,7 @@ from tokenmill.engine import logs
 from tokenmill.engine.fit_params import Buffer
 from tokenmill.engine.loading.process import ProcessMemory
 from tokenmill.engine.logs import RequestedContext
-from tokenmill.engine.reconcile import (
+from tokenmill.engine.reconcile.reconcile import (
     FLOOR_BYTES,
     TOLERANCE,
     ObservedMemory,

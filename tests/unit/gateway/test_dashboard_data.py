@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.engine.engine import Counters
-from tokenmill.engine.reconcile import ReconciledItem, Reconciliation
+from tokenmill.engine.reconcile.reconcile import ReconciledItem, Reconciliation
 from tokenmill.gateway.monitoring.memory_view import MemorySize, memory_view
 from tokenmill.gateway.monitoring.throughput import CounterRates, quantile
 from tokenmill.gateway.monitoring.view import MAX_PREFIXES, _most_used, _parents, with_digests

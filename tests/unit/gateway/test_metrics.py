@@ -15,7 +15,7 @@ from support.fake_engine import FakeEngine
 from support.gateway import config_in
 from tokenmill.config import EngineConfig
 from tokenmill.engine.engine import Timings, Usage
-from tokenmill.engine.reconcile import ReconciledItem, Reconciliation
+from tokenmill.engine.reconcile.reconcile import ReconciledItem, Reconciliation
 from tokenmill.gateway.monitoring.metrics import Metrics
 from tokenmill.gateway.monitoring.monitor import Monitor
 from tokenmill.gateway.monitoring.recorder import FinishedRequest, PrefixMiss, RequestRecord

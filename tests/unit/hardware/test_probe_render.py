@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tokenmill.cli.probe import render
+from tokenmill.cli.planning.probe import render
 from tokenmill.hardware import Machine, catalog, probe
 from tokenmill.hardware.host import Host
 from tokenmill.hardware.machine import Measurements, Rate

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tokenmill.cli import run
-from tokenmill.cli.plan_hosts import spell_hosts
+from tokenmill.cli.planning.plan_hosts import spell_hosts
 from tokenmill.errors import UsageError
 from tokenmill.hardware.fleet import Fleet, FleetHost, NetworkLink
 from tokenmill.hardware.machine import Cpu, Dram, Gpu, Machine, Measurements, Rate

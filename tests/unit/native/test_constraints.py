@@ -13,8 +13,8 @@ from jsonschema import Draft202012Validator
 from support.constrained import END, OTHER_END, allowed, compiled, drawn, follows
 from support.schema_cases import CASES, Case
 from tokenmill.errors import RequestRefused
-from tokenmill.native.constraints import Masks
-from tokenmill.native.grammar import MOST_GRAMMAR_BYTES, MOST_SCHEMA_BYTES, schema_grammar
+from tokenmill.native.constraints.constraints import Masks
+from tokenmill.native.constraints.grammar import MOST_GRAMMAR_BYTES, MOST_SCHEMA_BYTES, schema_grammar
 
 # Valid, but never written: llguidance allows no escape that is not needed, and misses a few numbers within bounds.
 NOT_WRITTEN = {'"\\ud83d\\ude00a"', '"\\u00e9"', '"\\/"', "-1.2"}

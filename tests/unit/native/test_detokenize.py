@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.native.detokenize import Detokenizer, Stops
+from tokenmill.native.sampling.detokenize import Detokenizer, Stops
 
 
 def cut(data: bytes, places: list[int]) -> list[bytes]:

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from tokenmill.native.logprobs import largest
-from tokenmill.native.row_scan import RowScan
+from tokenmill.native.sampling.logprobs import largest
+from tokenmill.native.sampling.row_scan import RowScan
 
 VOCAB = 40_003  # not a multiple of the block size
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tokenmill.engine.engine import Sampling
 from tokenmill.errors import RequestRefused
 from tokenmill.native.defaults import Defaults, defaults_of
-from tokenmill.native.logprobs import largest, logprobs
-from tokenmill.native.sampler import resolve, seed_of
+from tokenmill.native.sampling.logprobs import largest, logprobs
+from tokenmill.native.sampling.sampler import resolve, seed_of
 from tokenmill.native.worker_config import sequences_for
 
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.cli.history_rows import COMPARED, HistoryRow, errors, rows_of, settings_text, trends
+from tokenmill.cli.measuring.history_rows import COMPARED, HistoryRow, errors, rows_of, settings_text, trends
 from tokenmill.cli.views.history import CURVE, curve
 from tokenmill.engine.load_history import LoadRecord
-from tokenmill.engine.reconcile import ReconciledItem as Held
+from tokenmill.engine.reconcile.reconcile import ReconciledItem as Held
 from tokenmill.tuner.history import SpeedRecord
 from tokenmill.tuner.point import Figures, TrialSettings
 

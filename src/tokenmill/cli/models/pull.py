@@ -10,7 +10,7 @@ from tokenmill.model.pull.store import check_space
 from tokenmill.units import format_bytes, format_count, format_tok_s
 
 if TYPE_CHECKING:
-    from tokenmill.api.download_outlook import DownloadOutlook
+    from tokenmill.api.planning.download_outlook import DownloadOutlook
     from tokenmill.planner.plan import Plan
 
 
@@ -76,7 +76,7 @@ def pull(
 
 
 def _outlook(offer: pulling.Offer) -> "DownloadOutlook":
-    from tokenmill.api.download_outlook import download_outlook  # noqa: PLC0415  most pulls do not need it
+    from tokenmill.api.planning.download_outlook import download_outlook  # noqa: PLC0415  most pulls do not need it
 
     return download_outlook(offer)
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from tokenmill.api.planning import locate
+from tokenmill.api.planning.plan import locate
 from tokenmill.cli.output import Common, byte_report, harmless, say, show_json, show_text
 from tokenmill.model.verify import CheckedFile, VerifiedModel, files_of, published
 from tokenmill.model.verify import verify as check

@@ -7,7 +7,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tokenmill.cli.history_rows import COMPARED, HistoryRow, Trend, errors, speeds_in, trends
+from tokenmill.cli.measuring.history_rows import COMPARED, HistoryRow, Trend, errors, speeds_in, trends
 from tokenmill.units import format_bytes, format_seconds, number_of
 
 CURVE = 12  # maximum characters

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from tokenmill.cli.output import facts, jsonable
 from tokenmill.engine.pinned_prefixes import PrefixResult
-from tokenmill.engine.reconcile import Reconciliation
+from tokenmill.engine.reconcile.reconcile import Reconciliation
 from tokenmill.native.launching import ReadyEngine
 from tokenmill.units import format_bytes, format_seconds
 

@@ -7,7 +7,7 @@ free, because the engines need them.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from tokenmill.engine.reconcile import HOST, ReconciledItem
+from tokenmill.engine.reconcile.reconcile import HOST, ReconciledItem
 from tokenmill.gateway.schemas import MemoryObject, MemoryPart
 from tokenmill.hardware.disk import parse_mountinfo
 from tokenmill.hardware.gpu.nvidia import read_nvidia

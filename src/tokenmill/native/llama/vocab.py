@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import Any
 
 from tokenmill.errors import EngineError, RequestRefused
-from tokenmill.native.constraints import ConstraintTokenizer, TokenTable
+from tokenmill.native.constraints.constraints import ConstraintTokenizer, TokenTable
 from tokenmill.native.defaults import defaults_of
 from tokenmill.native.llama.library import Library, metadata
 from tokenmill.native.llama.log import LlamaLog

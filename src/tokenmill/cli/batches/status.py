@@ -1,0 +1,176 @@
+"""`tokenmill status`: shows the state and progress of batches."""
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from rich.console import RenderableType
+from rich.table import Table
+
+from tokenmill.api.stores import find_batch, store_address
+from tokenmill.cli.batches.workers import Workers, unwritten, workers_of
+from tokenmill.cli.options import when
+from tokenmill.cli.output import Common, facts, jsonable, show, show_json
+from tokenmill.cli.views.run import near
+from tokenmill.doctor.reserves import reserves_now
+from tokenmill.engine.limits.reserve import AppliedLimits
+from tokenmill.jobs.models import Batch
+from tokenmill.jobs.store.address import Address
+from tokenmill.jobs.store.open import has_batches
+from tokenmill.jobs.store.reader import StoreReader
+from tokenmill.units import format_seconds
+
+_NEWEST = 20
+_FAILURES = 3
+
+
+def status(
+    batch: str | None = None,
+    /,
+    *,
+    store: Annotated[str | None, Parameter(metavar="STORE")] = None,
+    common: Common = Common(),  # noqa: B008  frozen
+) -> None:
+    """Show the progress of all batches, or of one in detail.
+
+    Reads counters only, so it is fast for any number of jobs and does not slow down workers.
+
+    Parameters
+    ----------
+    batch:
+        Name of the batch, a prefix of it, or last. [default: the newest batches]
+    store:
+        Batch store: a folder, or postgresql://USER@HOST/DATABASE. [default: from the configuration, or batches in the
+        state folder]
+    """
+    address = store_address(store, common.load_config())
+    left = reserves_now(common.load_config().state_path)
+    if batch is None and not has_batches(address):
+        if common.json:
+            show_json([])
+        else:
+            _show_all([], Workers(), address, left)
+        return
+    with StoreReader(address) as reader:
+        workers = workers_of(address, reader)
+        if batch is not None:
+            found = find_batch(reader, batch)
+            failures = reader.failures(found.id, 0, _FAILURES)
+            own = workers_of(address, reader, found)
+            missing = unwritten(reader, found)
+            if common.json:
+                show_json({**_document(found, workers, own), "reserves": left})
+            else:
+                said = [f"line {item.number}: {item.message}" for item in failures]
+                show(*_one(found, workers, own, said, missing), *_left(left))
+            return
+        batches = reader.batches()
+        if common.json:
+            show_json([_document(each, workers, workers_of(address, reader, each)) for each in batches])
+            return
+    _show_all(batches, workers, address, left)
+
+
+def _show_all(batches: list[Batch], workers: Workers, address: Address, left: dict[str, AppliedLimits]) -> None:
+    none = [f"no batches in {address}", "to start one: tokenmill run jobs.jsonl --output results.jsonl"]
+    show(*(_many(batches, workers) if batches else none), *_left(left))
+
+
+def state_of(batch: Batch, workers: Workers) -> str:
+    """The state of a batch: being read, half read, waiting, running, stopped, done or cancelled."""
+    if batch.cancelled_s is not None:
+        return "cancelled"
+    if batch.finished:
+        return "done"
+    if batch.sealed_s is None:
+        return "being read" if workers else "half read"
+    if workers and batch.counts.running:
+        return "running"
+    return "waiting" if workers else "stopped"
+
+
+def _many(batches: list[Batch], workers: Workers) -> list[RenderableType]:
+    columns = ("batch", "state", "jobs", "done", "failed", "from")
+    rows = [_row(batch, workers) for batch in batches[-_NEWEST:]]
+    table = Table(box=None, pad_edge=False)
+    for index, column in enumerate(columns):
+        last = column == "from"  # the only column that may be truncated
+        width = None if last else max(len(row[index]) for row in (columns, *rows))
+        table.add_column(
+            column,
+            justify="right" if index > 1 and not last else "left",
+            no_wrap=True,
+            min_width=width,
+            overflow="ellipsis",
+        )
+    for row in rows:
+        table.add_row(*row)
+    hidden = len(batches) - _NEWEST
+    return [table, f"and {hidden:,} older"] if hidden > 0 else [table]
+
+
+def _left(reserves: dict[str, AppliedLimits]) -> list[RenderableType]:
+    """The cores and memory that running engines reserve for other programs, as the kernel reports them."""
+    return [f"engine {name}: {words}" for name, kept in reserves.items() for words in kept.describe()]
+
+
+def _row(batch: Batch, workers: Workers) -> tuple[str, ...]:
+    counts = batch.counts
+    numbers = (f"{number:,}" for number in (counts.total, counts.done, counts.final - counts.done))
+    return batch.name, state_of(batch, workers), *numbers, Path(batch.source).name
+
+
+def _one(
+    batch: Batch, workers: Workers, own: Workers, failures: list[str], missing: str | None
+) -> list[RenderableType]:
+    counts = batch.counts
+    totals = batch.totals
+    state = state_of(batch, workers)
+    parts = {
+        "done": counts.done,
+        "running": counts.running,
+        "pending": counts.pending,
+        "failed": counts.failed,
+        "quarantined": counts.quarantined,
+        "cancelled": counts.cancelled,
+    }
+    rows = {
+        "batch": batch.name,
+        "state": f"{state} ({own.words})" if state == "running" else state,
+        "jobs": f"{counts.total:,}: " + ", ".join(f"{number:,} {word}" for word, number in parts.items() if number),
+        "from": batch.source,
+        "created": f"{when(batch.created_s)}, {format_seconds(max(0.0, time.time() - batch.created_s))} ago",
+    }
+    if batch.deadline_s is not None:
+        rows["deadline"] = when(batch.deadline_s)
+    if batch.priority:
+        rows["priority"] = str(batch.priority)
+    if totals.computed or totals.reused:
+        rows["answers"] = f"{totals.computed:,} computed, {totals.reused:,} reused from the store or from equal lines"
+    if totals.prompt_tokens:
+        share = totals.cached_tokens / totals.prompt_tokens
+        rows["prompts"] = f"{totals.prompt_tokens:,} tokens, {share:.0%} from cache"
+        rows["generated"] = f"{totals.completion_tokens:,} tokens"
+    rows |= {label: near(path) for label, path in (("results", batch.output), ("errors", batch.errors)) if path}
+    shown: list[RenderableType] = [facts(rows)]
+    if failures:
+        shown += ["", "first failures:", *(f"  {words}" for words in failures)]
+    if missing:
+        shown += ["", missing]
+    if state == "stopped":
+        shown += ["", "run the same tokenmill run command again to continue"]
+    return shown
+
+
+def _document(batch: Batch, workers: Workers, own: Workers) -> dict[str, Any]:
+    counts = batch.counts
+    return {
+        **jsonable(batch),
+        "state": state_of(batch, workers),
+        **own.document(),
+        "jobs": counts.total,
+        "succeeded": counts.done,
+        "failed": counts.final - counts.done,
+        "finished": batch.finished,
+    }

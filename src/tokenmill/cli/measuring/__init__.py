@@ -1,0 +1,1 @@
+"""Commands that measure, and that show what was measured."""

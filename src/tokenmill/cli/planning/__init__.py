@@ -1,0 +1,1 @@
+"""Commands that describe the machine and the model and plan before loading."""

@@ -1,0 +1,1 @@
+"""Commands of the recipes: expand, distill, summarize, and the export for trainers."""

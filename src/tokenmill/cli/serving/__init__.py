@@ -1,0 +1,1 @@
+"""Commands that serve models over HTTP and manage its keys."""

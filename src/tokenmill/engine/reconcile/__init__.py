@@ -1,0 +1,1 @@
+"""Compares what an engine loaded with its plan."""

@@ -1,0 +1,1 @@
+"""From logits to text: sampling, logprobs and detokenization."""
