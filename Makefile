@@ -41,7 +41,7 @@ test-dist: dist ## install the wheel into an empty environment and run a batch a
 	@$(BIN)/python -m pytest tests/dist
 
 docs: venv ## build the documentation site into build/site; warnings are errors
-	@$(BIN)/mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 check: venv ## lint, types, import rules
 	@$(BIN)/ruff check .

@@ -1,10 +1,11 @@
 #!/bin/sh
-# Makes sample-report.html, sample-report.md and img/report.png beside this file: a small real model, measured on this
+# Makes report.html and README.md next to this file and img/report.png: a small real model, measured on this
 # machine by the commands themselves, in a state folder of its own. Wants a quiet machine for about ten minutes.
 # Options after the script's name go to tune, such as --busy where the machine is never quiet.
 set -eu
 
-docs=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
+here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
+docs=$(dirname -- "$here")
 root=$(dirname -- "$docs")
 PATH="$root/.venv/bin:$PATH"
 browser=$(sh "$root/scripts/browser.sh")
@@ -31,10 +32,10 @@ say tokenmill qualify "$model" --quick
 say tokenmill report "$model" -o report.html
 say tokenmill report "$model" -o report.md
 
-cp report.html "$docs/sample-report.html"
-cp report.md "$docs/sample-report.md"
+cp report.html "$here/report.html"
+cp report.md "$here/README.md"
 mkdir -p "$docs/img"
 "$browser" --headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking \
     --disable-component-update --disable-sync --user-data-dir="$folder/browser" --hide-scrollbars \
     --window-size=1280,1560 --screenshot="$docs/img/report.png" "file://$folder/report.html" 2>/dev/null
-ls -l "$docs"/sample-report.* "$docs/img/report.png" >&2
+ls -l "$here"/report.html "$here/README.md" "$docs/img/report.png" >&2
