@@ -1,13 +1,11 @@
 """Hooks of the documentation site (mkdocs.yml).
 
-Pages of docs/ link to files of the repository, as GitHub shows them. A linked file becomes part of the site: Markdown as a
-page, other files as they are, a folder as a page with its files. Afterwards `llms.txt` lists every page, with its
-Markdown next to the HTML.
+Pages of docs/ link to other files of the repository. A linked file becomes part of the site: Markdown as a page, other
+files as they are, a folder as a page with the text of its files. `llms.txt` lists the pages, each as Markdown.
 """
 
 import posixpath
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -83,11 +81,9 @@ def _pages(section: object) -> Iterator[Page]:
 
 
 def _entry(page: Page, site: Path) -> str:
-    source = page.file.abs_src_path
-    assert source is not None
-    markdown = site / page.file.src_uri
-    shutil.copyfile(source, markdown)
-    return f"- [{page.title}]({page.file.src_uri}): {_first_sentence(Path(source).read_text(encoding='utf-8'))}"
+    text = page.file.content_string
+    (site / page.file.src_uri).write_text(text, encoding="utf-8")
+    return f"- [{page.title}]({page.file.src_uri}): {_first_sentence(text)}"
 
 
 def _first_sentence(text: str) -> str:
