@@ -56,6 +56,7 @@ async def start(
         slots=plan.settings.sequences,
         interactive_slots=INTERACTIVE_SLOTS,
         narrow_rows=_narrow_rows(plan),
+        special_tokens_in_messages=config.special_tokens_in_messages,
         library=_path(config.library),
         header=_path(config.header),
     )

@@ -54,7 +54,7 @@ class Worker:
         self.server.loading(1.0, "building the context")
         self.model.vocab.warm()
         self.compiler = Compiler(self.model.vocab)
-        self.template_notes = _open_template(self.renderer, config.model, self.model)
+        self.template_notes = _open_template(self.renderer, config, self.model)
         self.slots = config.slots
         self.settings = config.context
         if not self.model.facts.shares:  # each id allocates its own state, and no prefixes are cached
@@ -218,7 +218,8 @@ class Worker:
         if isinstance(prompt, Chat):
             # Templates may print the date: a batch must not lose its cached prefixes at midnight.
             now = self.began if request.priority == "batch" else None
-            return vocab.tokenize(self.renderer.render(prompt, now=now))
+            rendered = self.renderer.render(prompt, now=now)
+            return vocab.tokenize(rendered.text, breaks=rendered.breaks)
         if isinstance(prompt, str):
             return vocab.tokenize(prompt)
         wrong = next((token for token in prompt if not 0 <= token < vocab.n_tokens), None)
@@ -347,11 +348,13 @@ def _turn(text: str) -> dict[str, str]:
     return {"role": "user", "content": text}
 
 
-def _open_template(renderer: Renderer, path: Path, model: LlamaModel) -> tuple[str, ...]:
+def _open_template(renderer: Renderer, config: WorkerConfig, model: LlamaModel) -> tuple[str, ...]:
     """Pass the model file's chat template to the renderer, and return notes for the user."""
     vocab = model.vocab
-    source, notes = template_of(read_headers(path)[0].keys)
-    renderer.open(source, SpecialTokens(vocab.bos_text, vocab.eos_text, vocab.adds_bos, vocab.adds_eos))
+    source, notes = template_of(read_headers(config.model)[0].keys)
+    protected = () if config.special_tokens_in_messages else vocab.special_texts
+    tokens = SpecialTokens(vocab.bos_text, vocab.eos_text, vocab.adds_bos, vocab.adds_eos, protected)
+    renderer.open(source, tokens)
     return (*notes, *renderer.notes)
 
 

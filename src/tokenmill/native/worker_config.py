@@ -27,6 +27,7 @@ class WorkerConfig:
     slots: int
     interactive_slots: int = INTERACTIVE_SLOTS
     narrow_rows: int = 0  # steps with fewer tokens copy no experts to a GPU, which larger ones do; 0: none do
+    special_tokens_in_messages: bool = False  # parse special tokens in message contents
     library: Path | None = None
     header: Path | None = None
 

@@ -1,6 +1,7 @@
 """Prompts are identical to those of the embedded llama-server."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ from tokenmill.engine.engine import Chat
 from tokenmill.errors import RequestRefused
 from tokenmill.model.gguf import read_header
 from tokenmill.model.synthetic import generate
-from tokenmill.native.chat.template import ChatTemplate, template_of
+from tokenmill.native.chat.template import ChatTemplate, SpecialTokens, template_of
 
 DATA = Path(__file__).parents[2] / "data" / "templates"
-BOS, EOS = "<|endoftext|>", "<|im_end|>"  # of synthetic models
+BOS = "<|endoftext|>"
+TOKENS = SpecialTokens(BOS, "<|im_end|>", protected=(BOS, "<|im_start|>", "<|im_end|>"))  # of synthetic models
 
 Turn = dict[str, Any]
 
@@ -251,7 +253,7 @@ def _ours(template: ChatTemplate, now: datetime) -> Written:
         tools, arguments = body.get("tools", ()), body.get("chat_template_kwargs", {})
         chat = Chat(tuple(body["messages"]), tuple(tools), body.get("tool_choice"), arguments)
         try:
-            written[name] = template.render(chat, now=now)
+            written[name] = template.render(chat, now=now).text
         except RequestRefused:
             written[name] = None
     return written
@@ -260,7 +262,7 @@ def _ours(template: ChatTemplate, now: datetime) -> Written:
 @pytest.mark.parametrize("name", _TEMPLATES)
 def test_prompts_are_llama_servers(name: str, theirs: tuple[datetime, dict[str, Written]]) -> None:
     now, written = theirs
-    ours = _ours(ChatTemplate(_TEMPLATES[name], bos=BOS, eos=EOS), now)
+    ours = _ours(ChatTemplate(_TEMPLATES[name], TOKENS), now)
     assert {chat: ours[chat] for chat in CHATS if ours[chat] != written[name][chat]} == {}
     assert sum(prompt is not None for prompt in ours.values()) > len(CHATS) / 2
 
@@ -271,7 +273,7 @@ def test_what_differs_on_purpose(tiny_path: Path) -> None:
         messages = [message, user("x")]
         written = llama_prompts(tiny_path, {name: templates[name]}, {name: {"messages": messages}})
         assert (name, written[name][name]) == (name, theirs)
-        assert (name, ChatTemplate(source, bos=BOS, eos=EOS).render(Chat(tuple(messages)))) == (name, ours)
+        assert (name, ChatTemplate(source, TOKENS).render(Chat(tuple(messages))).text) == (name, ours)
 
 
 def test_what_the_tokenizer_adds_is_left_out(tiny_path: Path, tmp_path: Path) -> None:
@@ -283,7 +285,7 @@ def test_what_the_tokenizer_adds_is_left_out(tiny_path: Path, tmp_path: Path) ->
     templates = {name: _PUBLISHED[name] for name in ("llama-3.1", "gemma-2", "mistral-nemo", "deepseek-v3.1")}
     now, written = _asked(adding, templates)
     for name, source in templates.items():
-        ours = _ours(ChatTemplate(source, bos=BOS, eos=EOS, adds_bos=True), now)
+        ours = _ours(ChatTemplate(source, replace(TOKENS, adds_bos=True)), now)
         assert ours == written[name]
         assert not str(ours["one user turn"]).startswith(BOS)
 
@@ -292,4 +294,4 @@ def test_a_models_own_template(smollm2_path: Path) -> None:
     source, notes = template_of(read_header(smollm2_path).keys)
     now, written = _asked(smollm2_path, {"own": ""})
     assert notes == ()
-    assert _ours(ChatTemplate(source, bos="<|im_start|>", eos="<|im_end|>"), now) == written["own"]
+    assert _ours(ChatTemplate(source, SpecialTokens("<|im_start|>", "<|im_end|>")), now) == written["own"]

@@ -15,6 +15,7 @@ from typing import Any
 
 from tokenmill.engine.engine import Chat
 from tokenmill.errors import EngineError, ModelError, RequestRefused, TokenmillError, from_wire, to_wire
+from tokenmill.native.chat.special_tokens import RenderedPrompt
 from tokenmill.native.chat.template import ChatTemplate, SpecialTokens, TemplateSource
 from tokenmill.native.limited_process import ChildDied, LimitedProcess, ProcessLimits, serve
 from tokenmill.units import MIB
@@ -55,8 +56,8 @@ class Renderer:
         self.notes = tuple(about["notes"])
         self.shows_tools = about["shows_tools"]
 
-    def render(self, chat: Chat, *, now: datetime | None = None) -> str:
-        """The prompt, as `Template.render` returns it; RequestRefused also if the template exceeds a limit."""
+    def render(self, chat: Chat, *, now: datetime | None = None) -> RenderedPrompt:
+        """The prompt, as `ChatTemplate.render` returns it; RequestRefused also if the template exceeds a limit."""
         question = {
             "messages": chat.messages,
             "tools": chat.tools,
@@ -69,7 +70,8 @@ class Renderer:
                 if self._process.pid is None:
                     self._process.start()
                     self._send_template()
-                return str(_checked(self._process.ask(question, self._limits))["text"])
+                reply = _checked(self._process.ask(question, self._limits))
+                return RenderedPrompt(reply["text"], tuple(reply["breaks"]))
         except ChildDied as error:
             if error.killed:
                 raise EngineError(f"the chat template's process died: {error}", hint="retry the request") from None
@@ -103,20 +105,20 @@ class _Child:
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
         try:
             if self._template is None:
-                self._template = ChatTemplate(TemplateSource(**question["source"]), **question["tokens"])
+                self._template = ChatTemplate(TemplateSource(**question["source"]), SpecialTokens(**question["tokens"]))
                 return {"notes": self._template.notes, "shows_tools": self._template.shows_tools}
             chat = Chat(
                 tuple(question["messages"]), tuple(question["tools"]), question["tool_choice"], question["arguments"]
             )
             now = None if question["now"] is None else datetime.fromisoformat(question["now"])
-            text = self._template.render(chat, now=now)
+            prompt = self._template.render(chat, now=now)
         except TokenmillError as error:
             return {"error": to_wire(error)}
         except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
             return {"error": to_wire(RequestRefused(f"the conversation is malformed: {type(error).__name__}: {error}"))}
-        if len(text) > MOST_CHARACTERS:
+        if len(prompt.text) > MOST_CHARACTERS:
             return {"error": to_wire(_stopped(f"it wrote more than {MOST_CHARACTERS} characters"))}
-        return {"text": text}
+        return prompt._asdict()
 
 
 if __name__ == "__main__":

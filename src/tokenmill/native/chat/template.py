@@ -39,6 +39,7 @@ from tokenmill.native.chat.messages import (
 )
 from tokenmill.native.chat.reasoning import Marks, common_length, marks
 from tokenmill.native.chat.sandbox import Sandbox, TemplateError, TemplateRefusal, Witness
+from tokenmill.native.chat.special_tokens import RenderedPrompt, SpecialTexts
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role + '\\n' + message.content }}<|im_end|>\n{% endfor %}"
@@ -87,12 +88,16 @@ def template_of(metadata: Mapping[str, object]) -> FoundTemplate:
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """The text of a tokenizer's special tokens, and whether the tokenizer adds them to a prompt itself."""
+    """The text of a tokenizer's special tokens, and whether the tokenizer adds them to a prompt itself.
+
+    `protected` lists those that are not parsed in message contents (special_tokens.py).
+    """
 
     bos: str
     eos: str
     adds_bos: bool = False
     adds_eos: bool = False
+    protected: tuple[str, ...] = ()
 
     def without_added(self, text: str) -> str:
         """The text without the tokens that the tokenizer will add."""
@@ -104,11 +109,8 @@ class SpecialTokens:
 class ChatTemplate:
     """A model's template, compiled and probed once. Without limits: foreign templates belong into a `Renderer`."""
 
-    def __init__(
-        self, source: str | TemplateSource, *, bos: str, eos: str, adds_bos: bool = False, adds_eos: bool = False
-    ) -> None:
-        """`adds_bos`, `adds_eos`: see SpecialTokens. ModelError if the template cannot be compiled."""
-        tokens = SpecialTokens(bos, eos, adds_bos, adds_eos)
+    def __init__(self, source: str | TemplateSource, tokens: SpecialTokens) -> None:
+        """ModelError if the template cannot be compiled."""
         given = source if isinstance(source, TemplateSource) else TemplateSource(source)
         self.notes: tuple[str, ...] = ()
         self._default = self._tool_use = _ProbedTemplate(given.default, tokens)
@@ -121,11 +123,11 @@ class ChatTemplate:
         if not self.shows_tools:
             self.notes += ("the model's chat template does not support tools; the model will not see them",)
 
-    def render(self, chat: Chat, *, now: datetime | None = None) -> str:
+    def render(self, chat: Chat, *, now: datetime | None = None) -> RenderedPrompt:
         """The prompt, up to where the answer begins. RequestRefused if the template rejects the conversation."""
         template = self._tool_use if chat.tools else self._default
         try:
-            text = template.prompt(chat, now or datetime.now())
+            prompt = template.prompt(chat, now or datetime.now())
         except TemplateRefusal as error:
             message = f"the model's chat template refused the conversation: {error}"
             hint = "change the messages as it asks"
@@ -135,12 +137,12 @@ class ChatTemplate:
             hint = "try it without tools or a system message, or send the prompt as text"
             raise RequestRefused(message, hint=hint, code="chat_template_failed") from None
         try:
-            text.encode()
+            prompt.text.encode()
         except UnicodeEncodeError:
             where = unreadable(chat.messages) or "the conversation"
             hint = "send valid Unicode; a surrogate without its pair is not"
             raise RequestRefused(f"{where} contains text that is not Unicode", hint=hint) from None
-        return text
+        return prompt
 
 
 class _ProbedTemplate:
@@ -154,6 +156,7 @@ class _ProbedTemplate:
                 source = source.replace(check, "{%- if false %}")
         self._source = source
         self._tokens = tokens
+        self._specials = SpecialTexts(tokens.protected)
         self._sandbox = Sandbox()
         try:
             self._compiled = self._sandbox.compiled(source)
@@ -167,11 +170,28 @@ class _ProbedTemplate:
         self._marks = found
         self._thinks = self._family.marks_for({}).thinks if self._family else found.thinks
 
-    def prompt(self, chat: Chat, now: datetime) -> str:
+    def prompt(self, chat: Chat, now: datetime) -> RenderedPrompt:
         """The prompt of a conversation."""
         messages = messages_of(chat)
         tools = tools_of(chat)
         arguments = arguments_of(chat)
+        mark = self._specials.mark_for(messages, tools, arguments, self._source)
+        try:
+            return self._specials.unmarked(self._text(messages, tools, arguments, now, mark), mark)
+        except TemplateError as error:
+            if mark and mark in str(error):
+                raise type(error)(str(error).replace(mark, "")) from None
+            raise
+
+    def _text(
+        self,
+        messages: list[ChatMessage],
+        tools: list[dict[str, Any]],
+        arguments: dict[str, Any],
+        now: datetime,
+        mark: str,
+    ) -> str:
+        """The prompt, with the mark in the special tokens of contents."""
         if _TRIMMING in self._source:
             messages = [_trimmed(message) for message in messages]
         prefill = _prefill(messages)
@@ -179,6 +199,9 @@ class _ProbedTemplate:
         complete = adapted(complete, self.can, developers="<|channel|>" in self._source)
         if self._family:
             complete = self._family.adjust(complete, arguments)
+        complete, prefill, tools, arguments = (
+            self._specials.marked(each, mark) for each in (complete, prefill, tools, arguments)
+        )
         values = self._values(complete, tools, arguments, now)
         if prefill is None:
             return self._with_header(self._run({**values, "add_generation_prompt": True}))

@@ -8,7 +8,8 @@ again and again (a digest in a thousand prompts) are looked up instead:
       a token      found in the cache      a token        a token     tokenized      a token
 
 Where parts are not independent (other kinds of vocabulary, special tokens that swallow spaces around them, special
-tokens that overlap in the text), the whole text goes to llama.cpp.
+tokens that overlap in the text), the whole text goes to llama.cpp. A text with special tokens that are not to be parsed
+(`breaks`) is always cut.
 """
 
 import re
@@ -17,6 +18,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from tokenmill.errors import EngineError, RequestRefused
@@ -33,7 +35,9 @@ _INDEPENDENT = frozenset({SPM, BPE})
 _UNKNOWN = 1 << 0
 _CONTROL = 1 << 3
 _USER_DEFINED = 1 << 4
-_SWALLOWS = (1 << 7) | (1 << 8)  # spaces left or right of it
+_LEFT = 1 << 7
+_RIGHT = 1 << 8
+_SWALLOWS = _LEFT | _RIGHT  # spaces left or right of it
 CACHE_BYTES = 64 * MIB
 LEAST_CACHED_BYTES = 256  # shorter parts are tokenized faster than they are worth keeping
 
@@ -149,13 +153,22 @@ class Vocab:
         """Approximate memory of the cached text parts."""
         return self._cache.held
 
-    def tokenize(self, text: str, *, parse_special: bool = True, add_special: bool = True) -> tuple[int, ...]:
-        """Tokens of a text; `add_special` puts the BOS and EOS around it that the model asks for."""
+    def tokenize(
+        self, text: str, *, parse_special: bool = True, add_special: bool = True, breaks: Sequence[int] = ()
+    ) -> tuple[int, ...]:
+        """Tokens of a text; `add_special` puts the BOS and EOS around it that the model asks for.
+
+        `breaks`: positions that no parsed special token may span, ascending.
+        """
         try:
             raw = text.encode()
         except UnicodeEncodeError as error:
             raise RequestRefused("the text holds half of a surrogate pair", hint="send valid UTF-8") from error
-        parts = self._cut(raw, parse_special) if len(raw) >= LEAST_CACHED_BYTES else None
+        if parse_special and breaks:
+            parts: list[bytes | int] | None = self._cut_at(text, breaks)
+            parse_special = False
+        else:
+            parts = self._cut(raw, parse_special) if len(raw) >= LEAST_CACHED_BYTES else None
         if parts is None:
             return self.tokens_of(raw, parse_special=parse_special, add_special=add_special)
         tokens: list[int] = []
@@ -197,44 +210,49 @@ class Vocab:
     def _cut(self, raw: bytes, parse_special: bool) -> list[bytes | int] | None:
         """The text between special tokens and those tokens; None where parts cannot be told from the whole."""
         specials = self._specials[parse_special]
-        if specials is None:
-            return None
-        if specials.pattern is None:
-            return [raw]
+        return specials.cut(raw) if specials.independent else None
+
+    def _cut_at(self, text: str, breaks: Sequence[int]) -> list[bytes | int]:
+        """The text between special tokens that span no break, and those tokens."""
+        specials = self._specials[True]
         parts: list[bytes | int] = []
-        end = 0
-        for match in specials.pattern.finditer(raw):
-            start = match.start(1)
-            text = match[1]
-            if start < end:
-                if start + len(text) <= end:
-                    continue  # inside a longer one, which llama.cpp looks for first
-                return None
-            if start > end:
-                parts.append(raw[end:start])
-            parts.append(specials.tokens[text])
-            end = start + len(text)
-        if end < len(raw):
-            parts.append(raw[end:])
-        return parts
+        pending: list[bytes] = []  # of one part, which continues over breaks
+        for start, end in pairwise((0, *breaks, len(text))):
+            for part in specials.cut(text[start:end].encode(), whole=False) or ():
+                if isinstance(part, bytes):
+                    pending.append(part)
+                else:
+                    parts += (b"".join(pending), part)
+                    pending = []
+        return specials.swallowed([*parts, b"".join(pending)])
+
+    @property
+    def special_texts(self) -> tuple[str, ...]:
+        """The texts that are parsed as control tokens and as the unknown token."""
+        specials = self._specials
+        texts = specials[True].tokens.keys() - specials[False].tokens.keys()
+        return tuple(sorted(text.decode(errors="ignore") for text in texts))
 
     @cached_property
-    def _specials(self) -> "dict[bool, _Specials | None]":
-        """By `parse_special`: what is cut out of a text first; None where that cannot be told."""
-        if self.kind not in _INDEPENDENT:
-            return {True: None, False: None}
+    def _specials(self) -> "dict[bool, _Specials]":
+        """By `parse_special`: what is cut out of a text first."""
+        independent = self.kind in _INDEPENDENT
         every: dict[bool, dict[bytes, int]] = {True: {}, False: {}}
-        for token in range(self.n_tokens):
+        swallowing: dict[int, int] = {}
+        for token in range(self.n_tokens if self.kind else 0):
             attributes = int(self._lib.llama_vocab_get_attr(self.pointer, token))
             if not attributes & (_CONTROL | _USER_DEFINED | _UNKNOWN):
                 continue
             text = bytes(self._ffi.string(self._lib.llama_vocab_get_text(self.pointer, token)))
-            if attributes & _SWALLOWS or not text or text in every[True]:
-                return {True: None, False: None}
+            if attributes & _SWALLOWS:
+                swallowing[token] = attributes
+            independent = independent and not attributes & _SWALLOWS and bool(text) and text not in every[True]
+            if not text:
+                continue
             every[True][text] = token
             if not attributes & (_CONTROL | _UNKNOWN):
                 every[False][text] = token
-        return {parse: _Specials(_any_of(found), found) for parse, found in every.items()}
+        return {parse: _Specials(_any_of(found), found, independent, swallowing) for parse, found in every.items()}
 
 
 def _marked(piece: bytes) -> bytes:
@@ -245,6 +263,48 @@ def _marked(piece: bytes) -> bytes:
 class _Specials:
     pattern: re.Pattern[bytes] | None
     tokens: dict[bytes, int]
+    independent: bool  # parts between them have the tokens that they have in the whole text
+    swallowing: dict[int, int]  # tokens with the spaces next to them, by _SWALLOWS
+
+    def cut(self, raw: bytes, *, whole: bool = True) -> list[bytes | int] | None:
+        """The text between special tokens, and those tokens.
+
+        None if tokens overlap, which llama.cpp decides; the first one counts unless the text is `whole`.
+        """
+        if self.pattern is None:
+            return [raw]
+        parts: list[bytes | int] = []
+        end = 0
+        for match in self.pattern.finditer(raw):
+            start = match.start(1)
+            text = match[1]
+            if start < end:
+                if start + len(text) <= end or not whole:
+                    continue  # inside a longer one, which llama.cpp looks for first
+                return None
+            if start > end:
+                parts.append(raw[end:start])
+            parts.append(self.tokens[text])
+            end = start + len(text)
+        if end < len(raw):
+            parts.append(raw[end:])
+        return parts
+
+    def swallowed(self, parts: list[bytes | int]) -> list[bytes | int]:
+        """The parts without the spaces that tokens next to them swallow, and without empty ones."""
+        found: list[bytes | int] = []
+        for index, part in enumerate(parts):
+            if isinstance(part, bytes):
+                if index and self._swallows(parts[index - 1], _RIGHT):
+                    part = part.lstrip()  # noqa: PLW2901
+                if index + 1 < len(parts) and self._swallows(parts[index + 1], _LEFT):
+                    part = part.rstrip()  # noqa: PLW2901
+            if part != b"":
+                found.append(part)
+        return found
+
+    def _swallows(self, neighbour: bytes | int, side: int) -> bool:
+        return isinstance(neighbour, int) and bool(self.swallowing.get(neighbour, 0) & side)
 
 
 def _any_of(texts: dict[bytes, int]) -> re.Pattern[bytes] | None:

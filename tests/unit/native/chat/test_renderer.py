@@ -65,7 +65,7 @@ def test_a_template_that_exceeds_a_limit_is_stopped_and_the_next_request_answere
     with pytest.raises(RequestRefused) as refused:
         renderer.render(chat("attack"))
     assert refused.value.code == "chat_template_stopped"
-    assert renderer.render(chat("hi")) == "hi"
+    assert renderer.render(chat("hi")).text == "hi"
 
 
 @pytest.mark.parametrize("name", ["loops", "one call into C", "text repeated"])
@@ -81,7 +81,7 @@ def test_a_child_that_does_not_answer_is_killed() -> None:
     with pytest.raises(RequestRefused) as refused:
         renderer.render(chat("hi"))
     assert refused.value.code == "chat_template_stopped"
-    assert renderer.render(chat("hi")) == "hi"
+    assert renderer.render(chat("hi")).text == "hi"
     renderer.close()
 
 
@@ -90,13 +90,13 @@ def test_a_child_that_was_killed_is_replaced(renderer: Renderer) -> None:
     os.kill(pid_of(renderer), signal.SIGKILL)
     with pytest.raises(EngineError):
         renderer.render(chat("hi"))
-    assert renderer.render(chat("hi")) == "hi"
+    assert renderer.render(chat("hi")).text == "hi"
 
 
 def test_it_renders_what_the_template_renders(renderer: Renderer) -> None:
     source = TemplateSource((DATA / "qwen3.jinja").read_text())
     renderer.open(source, SpecialTokens("<s>", "</s>"))
-    template = ChatTemplate(source, bos="<s>", eos="</s>")
+    template = ChatTemplate(source, SpecialTokens("<s>", "</s>"))
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     asked = Chat(chat("Zürich? 你好").messages, (tool,), "auto", {"enable_thinking": False})
     assert renderer.render(asked, now=NOON) == template.render(asked, now=NOON)
@@ -126,7 +126,7 @@ def test_a_syntax_error_is_a_model_error(renderer: Renderer) -> None:
 def test_a_prompt_may_be_long(renderer: Renderer) -> None:
     renderer.open(TemplateSource(CHATML), NO_TOKENS)
     text = "é" * (1 << 20)
-    assert text in renderer.render(chat(text))
+    assert text in renderer.render(chat(text)).text
 
 
 def test_several_threads_may_render(renderer: Renderer) -> None:
@@ -134,7 +134,7 @@ def test_several_threads_may_render(renderer: Renderer) -> None:
     wrong: list[str] = []
 
     def work(text: str) -> None:
-        wrong.extend(text for _ in range(50) if renderer.render(chat(text)) != text)
+        wrong.extend(text for _ in range(50) if renderer.render(chat(text)).text != text)
 
     threads = [threading.Thread(target=work, args=(f"question {number}",)) for number in range(4)]
     for thread in threads:

@@ -4,8 +4,9 @@ import pytest
 
 from tokenmill.engine.engine import Chat
 from tokenmill.errors import RequestRefused
-from tokenmill.native.chat.template import ChatTemplate
+from tokenmill.native.chat.template import ChatTemplate, SpecialTokens
 
+NO_TOKENS = SpecialTokens("", "")
 CHAT = Chat(({"role": "user", "content": "hi"},))
 
 
@@ -46,7 +47,7 @@ CHAT = Chat(({"role": "user", "content": "hi"},))
 )
 def test_nothing_is_reached(expression: str) -> None:
     source = "{{ messages[0].content }}{{ '|' ~ (" + expression + ") ~ '|' }}"
-    assert ChatTemplate(source, bos="", eos="").render(CHAT) == "hi||"
+    assert ChatTemplate(source, NO_TOKENS).render(CHAT).text == "hi||"
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_nothing_is_reached(expression: str) -> None:
     ],
 )
 def test_objects_of_the_engine_are_closed(source: str) -> None:
-    assert ChatTemplate(source + "{{ messages[0].content }}", bos="", eos="").render(CHAT) == "hi"
+    assert ChatTemplate(source + "{{ messages[0].content }}", NO_TOKENS).render(CHAT).text == "hi"
 
 
 @pytest.mark.parametrize(
@@ -67,10 +68,10 @@ def test_objects_of_the_engine_are_closed(source: str) -> None:
 )
 def test_what_fails(expression: str) -> None:
     with pytest.raises(RequestRefused) as refused:
-        ChatTemplate("{{ " + expression + " }}", bos="", eos="").render(CHAT)
+        ChatTemplate("{{ " + expression + " }}", NO_TOKENS).render(CHAT)
     assert refused.value.code == "chat_template_failed"
 
 
 def test_a_loop_does_not_see_what_its_body_appends() -> None:
     source = "{% set l = [1, 2] %}{% for x in l %}{% set _ = l.append(x) %}{% endfor %}{{ l }}{{ messages[0].content }}"
-    assert ChatTemplate(source, bos="", eos="").render(CHAT) == "[1, 2, 1, 2]hi"
+    assert ChatTemplate(source, NO_TOKENS).render(CHAT).text == "[1, 2, 1, 2]hi"

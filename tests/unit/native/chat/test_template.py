@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from tokenmill.engine.engine import Chat
 from tokenmill.errors import ModelError, RequestRefused
-from tokenmill.native.chat.template import CHATML, ChatTemplate, TemplateSource, template_of
+from tokenmill.native.chat.template import CHATML, ChatTemplate, SpecialTokens, TemplateSource, template_of
 
 DATA = Path(__file__).parents[3] / "data" / "templates"
+NO_TOKENS = SpecialTokens("", "")
 NOON = datetime(2026, 3, 4, 12)
 ECHO = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}{% if add_generation_prompt %}>{% endif %}"
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
@@ -27,7 +28,7 @@ def chat(*messages: Any, **more: Any) -> Chat:
 
 
 def render(source: str, given_chat: Chat | None = None, **more: Any) -> str:
-    return ChatTemplate(source, bos="<s>", eos="</s>", **more).render(given_chat or chat(), now=NOON)
+    return ChatTemplate(source, SpecialTokens("<s>", "</s>", **more)).render(given_chat or chat(), now=NOON).text
 
 
 @pytest.mark.parametrize(
@@ -94,11 +95,11 @@ def test_templates_in_a_model_file(metadata: dict[str, object], source: Template
 
 def test_conversations_with_tools_have_their_own_template() -> None:
     template = ChatTemplate(
-        TemplateSource("plain {{ messages[0].content }}", "tools {{ messages[0].content }}"), bos="", eos=""
+        TemplateSource("plain {{ messages[0].content }}", "tools {{ messages[0].content }}"), NO_TOKENS
     )
     tool = {"type": "function", "function": {"name": "f"}}
-    assert template.render(chat()) == "plain hi"
-    assert template.render(chat(tools=(tool,))) == "tools hi"
+    assert template.render(chat()).text == "plain hi"
+    assert template.render(chat(tools=(tool,))).text == "tools hi"
 
 
 @pytest.mark.parametrize(
@@ -110,15 +111,15 @@ def test_conversations_with_tools_have_their_own_template() -> None:
     ],
 )
 def test_a_template_without_a_place_for_tools_says_so(source: str, shown: bool) -> None:
-    template = ChatTemplate(source, bos="", eos="")
+    template = ChatTemplate(source, NO_TOKENS)
     assert template.shows_tools is shown
     assert any("does not support tools" in note for note in template.notes) is not shown
 
 
 def test_a_bad_template_for_tools_is_done_without() -> None:
-    template = ChatTemplate(TemplateSource("plain {{ messages[0].content }}", "{% for %}"), bos="", eos="")
+    template = ChatTemplate(TemplateSource("plain {{ messages[0].content }}", "{% for %}"), NO_TOKENS)
     tool = {"type": "function", "function": {"name": "f"}}
-    assert template.render(chat(tools=(tool,))) == "plain hi"
+    assert template.render(chat(tools=(tool,))).text == "plain hi"
     assert template.notes[0].endswith("the default template is used for conversations with tools, too")
 
 
@@ -139,7 +140,7 @@ def test_what_the_tokenizer_adds_is_left_out(adds: bool, expected: str) -> None:
 )
 def test_a_template_that_cannot_be_compiled(source: str, words: str) -> None:
     with pytest.raises(ModelError, match=words) as refused:
-        ChatTemplate(source, bos="", eos="")
+        ChatTemplate(source, NO_TOKENS)
     assert refused.value.hint
 
 
@@ -190,7 +191,7 @@ def test_half_a_character_is_named() -> None:
 def test_every_text_comes_through(turns: list[tuple[str, str]]) -> None:
     messages = [{"role": role, "content": content} for role, content in turns]
     expected = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in turns)
-    assert _CHATML.render(chat(*messages)) == f"{expected}<|im_start|>assistant\n"
+    assert _CHATML.render(chat(*messages)).text == f"{expected}<|im_start|>assistant\n"
 
 
 def test_a_template_changes_nothing_it_was_given() -> None:
@@ -200,7 +201,7 @@ def test_a_template_changes_nothing_it_was_given() -> None:
     parameters = {"type": "object", "properties": {}, "required": ["a"]}
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
     given_chat = chat(tools=(tool,))
-    template = ChatTemplate(source, bos="", eos="")
+    template = ChatTemplate(source, NO_TOKENS)
     assert template.render(given_chat) == template.render(given_chat)
     assert parameters["required"] == ["a"]
     assert len(given_chat.messages) == 1
@@ -210,11 +211,11 @@ def test_one_template_changes_nothing_for_the_next() -> None:
     shrinking = (
         "{% for t in tools %}{% set _ = t.function.parameters.required.append('x') %}{% endfor %}{{ messages.pop() }}"
     )
-    before = ChatTemplate((DATA / "qwen3.jinja").read_text(), bos="", eos="")
-    ChatTemplate(shrinking, bos="", eos="")
-    after = ChatTemplate((DATA / "qwen3.jinja").read_text(), bos="", eos="")
+    before = ChatTemplate((DATA / "qwen3.jinja").read_text(), NO_TOKENS)
+    ChatTemplate(shrinking, NO_TOKENS)
+    after = ChatTemplate((DATA / "qwen3.jinja").read_text(), NO_TOKENS)
     asked = chat(user("hi"), {"role": "assistant", "content": "a", "reasoning_content": "b"})
     assert before.render(asked) == after.render(asked)
 
 
-_CHATML = ChatTemplate(CHATML, bos="", eos="")
+_CHATML = ChatTemplate(CHATML, NO_TOKENS)
