@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +29,16 @@ import tokenmill
 from tokenmill.api.options import EngineOptions
 from tokenmill.api.planning.plan import plan_engine
 from tokenmill.config import Config, EngineConfig
+from tokenmill.engine.engine import Counters
+from tokenmill.engine.process import registry
+from tokenmill.errors import TokenmillError
 from tokenmill.hardware.machine import Machine
 from tokenmill.hardware.probe import probe
 from tokenmill.jobs.batch_profile import batch_profile
-from tokenmill.jobs.ingest.submit import submit
-from tokenmill.jobs.models import Submission
-from tokenmill.jobs.output import Output
-from tokenmill.jobs.scheduler.shape import shape_of
-from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.worker.loop import work
 from tokenmill.model.profile import Profile
 from tokenmill.model.read import read
 from tokenmill.native.builds.build import BuildOptions, build
 from tokenmill.native.client import NativeEngine
-from tokenmill.native.launching import start
 from tokenmill.native.llama.context import LlamaContext
 from tokenmill.native.llama.library import open_running
 from tokenmill.native.llama.model import LlamaModel
@@ -58,7 +54,7 @@ from tokenmill.units import MIB
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from bench.batch_loads import WORDS, Size, write
+from bench.batch_loads import Size, write
 
 LIMIT = 4096
 MARGIN = 512 * MIB
@@ -124,7 +120,7 @@ def passes(wide: Wide, machine: Machine, profile: Profile) -> None:
     model = LlamaModel.load(library, wide.model, weights)
     wide.keep(stage="load", seconds=time.monotonic() - began, limit=library.max_sequences)
     scan = RowScan(settings.threads)
-    for streams, width, own, ubatch in CASES:
+    for streams, width, own, ubatch in PASSES:
         cells = width * 512 if streams else PREFIX + width * (own + 24)
         made = replace(
             settings,
@@ -197,7 +193,7 @@ def _path(text: str | None) -> Path | None:
     return None if text is None else Path(text)
 
 
-CASES = (  # streams, width, own tokens, micro-batch
+PASSES = (  # streams, width, own tokens, micro-batch
     (False, 64, 16, 4096),
     (False, 1000, 16, 4096),
     (False, 1000, 48, 4096),
@@ -226,81 +222,125 @@ def timed(context: Any, rows: list[Row]) -> float:
 # ---- whole batches
 
 
-async def batch(
-    wide: Wide,
-    machine: Machine,
-    profile: Profile,
-    *,
-    name: str,
-    size: Size,
-    load: str,
-    slots: int,
-    ubatch: int,
-    layout: str,
-    context: int,
-) -> None:
-    """One job file through the native engine, store and worker, as `tokenmill run` does."""
-    plan = plan_for(machine, profile, context=context, slots=64, ubatch=ubatch)
-    engine = await start(
-        plan, model_path=wide.model, config=replace(wide.config, warm=False), state=wide.state / "engines", name="wide"
-    )
-    assert isinstance(engine, NativeEngine)
-    try:
-        per_token = len(WORDS) / len(await engine.tokenize(" ".join(WORDS)))
-        folder = wide.state / f"jobs-{name}-{int(time.time())}"
-        folder.mkdir(parents=True)
-        path = folder / "jobs.jsonl"
-        lines = write(path, load, replace(size, words_per_token=per_token), name)
-        streams = layout == "per_slot"
-        own = size.tail_tokens + size.output_tokens + 40
-        cells = slots * context if streams else size.digest_tokens + slots * own + 4096
-        ids = slots if streams else slots + 52
-        await engine.set_context(
-            cells=-(-cells // 256) * 256,
-            context=context,
-            sequences=ids,
-            ubatch=ubatch,
-            batch=max(ubatch, ids),
-            lanes=slots,
-            streams=streams,
-            lockstep=streams,
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A job file for `tokenmill.run`; the plan chooses regime, slots, layout and micro-batch unless `options` do."""
+
+    name: str
+    load: str
+    size: Size
+    options: dict[str, Any] = field(default_factory=dict)
+    free_gib: int | None = 24  # memory left on the card; None: all of it
+
+
+class Watch:
+    """Samples the engine's counters and the card's memory in a thread, until `stop` is called."""
+
+    def __init__(self, state: Path) -> None:
+        self._state = state
+        self._stop = threading.Event()
+        self._held_mib = vram_used()
+        self.peak_mib = 0
+        self.samples: list[tuple[float, Counters]] = []
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._sample()))
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End sampling."""
+        self._stop.set()
+        self._thread.join()
+
+    async def _sample(self) -> None:
+        engine: NativeEngine | None = None
+        while not self._stop.is_set():
+            await asyncio.sleep(0.25)
+            self.peak_mib = max(self.peak_mib, vram_used() - self._held_mib)
+            try:
+                if engine is None:
+                    (record,) = registry.listed(self._state)
+                    engine = await NativeEngine.connect(Path(record.address), owned=False)
+                self.samples.append((time.monotonic(), (await engine.status()).counters))
+            except (TokenmillError, ValueError, OSError):
+                engine = None
+        if engine is not None:
+            await engine.close()
+
+    def rates(self) -> dict[str, float | None]:
+        """Answer tokens per second between the first and the last of them, and the share of a step outside of it."""
+        rows = [(at, each) for at, each in self.samples if each.generated_tokens]
+        if len(rows) < 2:
+            return {"decoding_tok_s": None, "outside_share": None, "steps": None}
+        (first, low), (last, high) = rows[0], rows[-1]
+        made = (high.generated_tokens or 0) - (low.generated_tokens or 0)
+        busy, decoding = (high.busy_s or 0) - (low.busy_s or 0), (high.decode_s or 0) - (low.decode_s or 0)
+        return {
+            "decoding_tok_s": made / (last - first),
+            "outside_share": 1 - decoding / busy if busy else None,
+            "steps": (high.steps or 0) - (low.steps or 0),
+        }
+
+
+async def run_case(wide: Wide, case: Case) -> None:
+    """Run one job file through `tokenmill.run`, with store and output; it plans for the memory that is free."""
+    async with prove_card.limited(None if case.free_gib is None else case.free_gib << 30) as free:
+        folder = wide.state / f"{case.name}-{int(time.time())}"
+        folder.mkdir()
+        lines = write(folder / "jobs.jsonl", case.load, case.size, case.name)
+        config = Config(engine=replace(wide.config, warm=False), state_dir=str(wide.state / "state"))
+        planned = plan_engine(
+            str(wide.model),
+            EngineOptions(**case.options),
+            config,
+            batch=lambda: batch_profile(folder / "jobs.jsonl"),
         )
-        before = (await engine.status()).counters
-        began = time.monotonic()
-        with Store(folder / "store") as store:
-            how = Submission(engine.identity.model_id, output=str(folder / "out.jsonl"))
-            submitted = submit(store, path, how).batch
-            with Output(store, submitted) as output:
-                shape = shape_of(engine.capabilities, engine.identity, width=slots)
-                report = await work(store, [submitted], engine, shape, outputs={submitted.id: output})
-        seconds = time.monotonic() - began
-        await asyncio.sleep(0.5)
-        after = (await engine.status()).counters
-        busy = (after.busy_s or 0) - (before.busy_s or 0)
-        decode = (after.decode_s or 0) - (before.decode_s or 0)
-        steps = (after.steps or 0) - (before.steps or 0)
+        plan = planned.plan
+        gpu = sum(row.bytes for row in plan.ledger.full_context if row.tier == "gpu0" and row.item != "reserve")
+        for decision in plan.decisions:
+            say(f"  {decision}")
+        watch = Watch(wide.state / "state")
+        try:
+            summary = await asyncio.to_thread(
+                tokenmill.run,
+                folder / "jobs.jsonl",
+                output=folder / "out.jsonl",
+                model=str(wide.model),
+                store=str(folder / "store"),
+                config=config,
+                on_progress=lambda _: None,
+                **case.options,
+            )
+        finally:
+            watch.stop()
+        report = summary.report
+        assert report is not None
+        resident = planned.regimes.fastest("resident") if planned.regimes else None
+        best = planned.regimes.best if planned.regimes else None
         wide.keep(
             stage="run",
-            name=name,
-            layout=layout,
-            slots=slots,
-            ubatch=ubatch,
+            name=case.name,
+            free_gib=(free or 0) / 2**30,
+            fits=plan.fits,
             jobs=len(lines),
-            done=report.counts.done,
-            seconds=seconds,
+            slots=plan.settings.sequences,
+            layout="per_slot" if plan.settings.per_slot else "unified",
+            ubatch=plan.settings.ubatch,
+            cells=plan.settings.cells,
+            ledger_mib=gpu / 2**20,
+            peak_mib=watch.peak_mib,
+            predicted_s=best.seconds if best else None,
+            predicted_step_s=best.step_s if best else None,
+            resident_s=resident.seconds if resident else None,
+            resident_slots=resident.slots if resident else None,
+            load_s=summary.load_s,
+            seconds=summary.seconds,
+            work_s=report.seconds,
+            counts=str(report.counts),
             written=report.tokens.generated,
-            tok_s=report.tokens.generated / seconds,
             computed=report.tokens.computed,
-            steps=steps,
-            busy_s=busy,
-            decode_s=decode,
-            outside_share=1 - decode / busy if busy else None,
-            step_s=busy / steps if steps else None,
+            tok_s=report.tokens.generated / report.seconds,
+            busy_slots=report.busy_slots,
+            **watch.rates(),
         )
-    finally:
-        log = wide.state / "engines" / "engines" / "wide"
-        say(f"engine closed; {log}")
-        await engine.close()
 
 
 async def served(wide: Wide, size: Size, server: Path, seconds: float) -> None:
@@ -370,132 +410,79 @@ def vram_used() -> int:
     return int(subprocess.run(argv, capture_output=True, text=True, check=True).stdout.split()[0])
 
 
-async def small_card(wide: Wide, size: Size, leave_gib: int) -> None:
-    """`tokenmill.run` on a card of which another process holds the rest; it plans for the memory that is free."""
-    async with prove_card.limited(leave_gib << 30) as free:
-        held = vram_used()
-        folder = wide.state / f"card-{int(time.time())}"
-        folder.mkdir()
-        write(folder / "jobs.jsonl", "one digest", size, "card")
-        peak = [0]
-        stop = threading.Event()
+DIGEST = Size(
+    jobs=2000,  # twice as many with one digest
+    alone_jobs=1000,
+    digest_tokens=256,
+    tail_tokens=24,
+    alone_tokens=250,
+    output_tokens=32,
+    words_per_token=0.75,
+)
+CASES = {
+    "digest": Case("digest", "one digest", DIGEST),
+    "own": Case("own", "no sharing", DIGEST),
+    "resident": Case("resident", "one digest", replace(DIGEST, jobs=48), {"sequences": 48}),
+}
+NEEDED_S = 100.0  # of one case, with loading
 
-        def watch() -> None:
-            while not stop.wait(0.5):
-                peak[0] = max(peak[0], vram_used() - held)
 
-        watcher = threading.Thread(target=watch)
-        watcher.start()
-        config = Config(engine=replace(wide.config, warm=False), state_dir=str(wide.state / "state"))
-        planned = plan_engine(
-            str(wide.model), EngineOptions(), config, batch=lambda: batch_profile(folder / "jobs.jsonl")
-        )
-        plan = planned.plan
-        gpu = sum(row.bytes for row in plan.ledger.full_context if row.tier == "gpu0" and row.item != "reserve")
-        for decision in plan.decisions:
-            say(f"  {decision}")
-        try:
-            summary = await asyncio.to_thread(
-                tokenmill.run,
-                folder / "jobs.jsonl",
-                output=folder / "out.jsonl",
-                model=str(wide.model),
-                store=str(folder / "store"),
-                config=config,
-                on_progress=lambda _: None,
-            )
-        finally:
-            stop.set()
-            watcher.join()
-        report = summary.report
-        resident = planned.regimes.fastest("resident") if planned.regimes else None
-        best = planned.regimes.best if planned.regimes else None
-        wide.keep(
-            stage="card",
-            free_gib=(free or 0) / 2**30,
-            fits=plan.fits,
-            slots=plan.settings.sequences,
-            per_slot=plan.settings.per_slot,
-            ubatch=plan.settings.ubatch,
-            cells=plan.settings.cells,
-            ledger_mib=gpu / 2**20,
-            peak_mib=peak[0],
-            predicted_s=best.seconds if best else None,
-            predicted_step_s=best.step_s if best else None,
-            resident_s=resident.seconds if resident else None,
-            resident_slots=resident.slots if resident else None,
-            load_s=summary.load_s,
-            seconds=summary.seconds,
-            counts=str(report.counts) if report else None,
-            written=report.tokens.generated if report else None,
-            tok_s=report.tokens.generated / report.seconds if report else None,
-            work_s=report.seconds if report else None,
-        )
+def tiny(case: Case) -> Case:
+    """The same with few jobs, on whatever machine this is."""
+    size = replace(case.size, jobs=12, alone_jobs=12, digest_tokens=64, alone_tokens=40, output_tokens=8)
+    return replace(case, size=size, free_gib=None, options={"context": 512})
 
 
 def main() -> None:
-    """Run the stages."""
+    """Run the stages; one that would not end before `--until-s` is left out."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--state", type=Path, required=True)
     parser.add_argument("--source", type=Path)
     parser.add_argument("--parts", type=Path)
-    parser.add_argument("--stage", type=lambda text: text.split(","), default=["slice", "passes", "run"])
+    parser.add_argument("--stage", type=lambda text: text.split(","), default=["slice", "build", *CASES, "served"])
+    parser.add_argument("--until-s", type=float, default=3600.0)
+    parser.add_argument("--cpu", action="store_true", help="a tiny model and the wheel, to try the script")
     asked = parser.parse_args()
     state: Path = asked.state
     state.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    os.environ["GGML_OP_OFFLOAD_MIN_BATCH"] = "32"
+    if asked.cpu:
+        prove_slice.write_tiny(state / "slice.gguf")
+        wide = Wide(state, EngineConfig(library="wheel"))
+    else:
+        wide = prepared(state, asked)
+    if "passes" in asked.stage:
+        passes(wide, probe(state), read(str(wide.model)))
+    for name in asked.stage:
+        case = CASES.get(name)
+        left = asked.until_s - (time.monotonic() - began)
+        if case is not None and left < NEEDED_S:
+            say(f"{name} left out: {left:.0f} s left")
+        elif case is not None:
+            asyncio.run(run_case(wide, tiny(case) if asked.cpu else case))
+    if "served" in asked.stage:
+        server = Path(wide.config.library or "").parent / "llama-server"
+        asyncio.run(served(wide, replace(DIGEST, jobs=200), server, 20))
+
+
+def prepared(state: Path, asked: argparse.Namespace) -> Wide:
+    """Write the slice while llama.cpp is built."""
     engines = state / "built"
+    writer = threading.Thread(target=lambda: say(f"slice: {prove_slice.write(state / 'slice.gguf'):.1f} s"))
     if "slice" in asked.stage:
-        say(f"slice: {prove_slice.write(state / 'slice.gguf'):.1f} s")
+        writer.start()
     if "build" in asked.stage:
         made = build(BuildOptions(engines, state / "cache", source=asked.source, cuda=True, max_sequences=LIMIT))
         say(f"built {made.build.name} in {made.build.duration_s:.0f} s, {made.build.bytes >> 20} MiB")
+    if "slice" in asked.stage:
+        writer.join()
     if asked.parts is not None:
         prove_build.unpack(asked.parts, engines / "unpacked")
     (folder,) = [path.parent for path in engines.glob("*/llama.h")]
-    if "build" in asked.stage:
+    if "pack" in asked.stage:
         say(f"{prove_build.pack(folder, state / 'parts')} parts")
-    wide = Wide(state, EngineConfig(library=str(folder / "bin" / "libllama.so"), header=str(folder / "llama.h")))
-    os.environ["GGML_OP_OFFLOAD_MIN_BATCH"] = "32"
-    machine, profile = probe(state), read(str(wide.model))
-    if "passes" in asked.stage:
-        passes(wide, machine, profile)
-    digest = Size(jobs=2000, alone_jobs=2000, digest_tokens=256, tail_tokens=24, alone_tokens=250, output_tokens=32)
-    if "served" in asked.stage:
-        asyncio.run(served(wide, replace(digest, jobs=200, words_per_token=0.75), folder / "bin" / "llama-server", 20))
-    if "card" in asked.stage:
-        asyncio.run(small_card(wide, replace(digest, jobs=1000, words_per_token=0.75), 24))
-    if "run" in asked.stage:
-        for slots, ubatch, layout in ((4000, 8192, "per_slot"),):
-            asyncio.run(
-                batch(
-                    wide,
-                    machine,
-                    profile,
-                    name=f"digest-{layout}",
-                    size=digest,
-                    load="one digest",
-                    slots=slots,
-                    ubatch=ubatch,
-                    layout=layout,
-                    context=512,
-                )
-            )
-    if "own" in asked.stage:
-        for slots, ubatch, layout in ((1000, 8192, "per_slot"),):
-            asyncio.run(
-                batch(
-                    wide,
-                    machine,
-                    profile,
-                    name=f"own-{layout}",
-                    size=digest,
-                    load="no sharing",
-                    slots=slots,
-                    ubatch=ubatch,
-                    layout=layout,
-                    context=512,
-                )
-            )
+    return Wide(state, EngineConfig(library=str(folder / "bin" / "libllama.so"), header=str(folder / "llama.h")))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from tokenmill.api.sources import JobSource
 from tokenmill.api.stopping import Stop, in_thread
 from tokenmill.api.stores import store_address, work_folder
 from tokenmill.api.summary import Summary
+from tokenmill.api.tokens import token_counter
 from tokenmill.config import Config
 from tokenmill.jobs.batch_profile import batch_profile
 from tokenmill.jobs.ingest.background import Ingest
@@ -144,7 +145,7 @@ def run_batch(request: BatchRequest, config: Config, stop: Stop, on_progress: On
         known = submission.find()
         if cluster is None and (known is None or not known.finished):
             # before the batch is stored, because other workers may then take its jobs
-            setup = setup.plan(partial(_profile, submission, request))
+            setup = setup.plan(partial(_profile, submission, request, setup))
         ingest = stack.enter_context(Ingest(submission, whole=cluster is not None))
         _log_submitted(ingest)
         report = None
@@ -166,10 +167,14 @@ def run_batch(request: BatchRequest, config: Config, stop: Stop, on_progress: On
         )
 
 
-def _profile(submission: FileSubmission, request: BatchRequest) -> BatchProfile | None:
+def _profile(submission: FileSubmission, request: BatchRequest, setup: EngineSetup) -> BatchProfile | None:
     """The lengths of the jobs; None if they come from a stream."""
     path = Path(submission.where)
-    return batch_profile(path, request.options.defaults) if path.is_file() else None
+    if not path.is_file():
+        return None
+    model = setup.choice.path
+    with token_counter(None if model is None else str(model), setup.config) as tokens:
+        return batch_profile(path, request.options.defaults, count=tokens.count)
 
 
 def check_request(request: BatchRequest) -> None:

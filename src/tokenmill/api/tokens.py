@@ -8,7 +8,7 @@ from pathlib import Path
 from tokenmill.api.planning.plan import EnginePlan, locate
 from tokenmill.config import Config
 from tokenmill.engine.pinned_prefixes import PinnedPrefix
-from tokenmill.errors import EngineError, UsageError
+from tokenmill.errors import UsageError
 from tokenmill.model.read import read
 
 
@@ -33,25 +33,22 @@ def token_counter(model: str | None, config: Config) -> Iterator[TokenCounter]:
     if read(path).ghost:  # llama.cpp could crash on a damaged header, which read refuses
         yield TokenCounter(None, f"{model} is a header without weights, and its vocabulary is a placeholder")
         return
+    from tokenmill.native.builds.finished import with_build  # noqa: PLC0415  reads the machine
     from tokenmill.native.llama.library import open_running  # noqa: PLC0415
-    from tokenmill.native.llama.log import LlamaLog  # noqa: PLC0415
-    from tokenmill.native.llama.vocab import Vocab  # noqa: PLC0415
+    from tokenmill.native.llama.model import LlamaModel  # noqa: PLC0415
+    from tokenmill.native.llama.settings import ModelSettings  # noqa: PLC0415
 
-    library = open_running()
-    log = LlamaLog(library)
-    library.lib.llama_backend_init()
-    params = library.lib.llama_model_default_params()
-    params.vocab_only = True
-    params.load_mode = 0
-    pointer = library.lib.llama_model_load_from_file(str(path).encode(), params)
-    if pointer == library.ffi.NULL:
-        raise EngineError(f"llama.cpp cannot read the vocabulary of {path.name}", hint=log.last())
-    vocab = Vocab(library, pointer, log)
+    engine = with_build(replace(config.engine, kind="native"), config.engines_path)
+    library = open_running(_file(engine.library), header=_file(engine.header))
+    opened = LlamaModel.load(library, path, ModelSettings(mmap=False), vocab_only=True)
     try:
-        yield TokenCounter(lambda text: len(vocab.tokenize(text, add_special=False)))
+        yield TokenCounter(lambda text: len(opened.vocab.tokenize(text, add_special=False)))
     finally:
-        vocab.close()
-        library.lib.llama_model_free(pointer)
+        opened.close()
+
+
+def _file(path: str | None) -> Path | None:
+    return None if path is None else Path(path).expanduser()
 
 
 def count_digests(

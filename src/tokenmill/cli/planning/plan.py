@@ -110,7 +110,7 @@ def plan(
     asked = EngineOptions(**_fields(options) | {"engine": engine, "machine": machine, "binary": binary, "point": point})
     if compare is not None:
         return _compare(model, asked, compare, config, common)
-    made = plan_engine(model, asked, config, files=False, batch=batch.profile())
+    made = plan_engine(model, asked, config, files=False, batch=batch.profile(model, config))
     flags = flags_of(binary) if binary else None
     command = command_for(made, model, asked, binary=binary, flags=flags) if made.plan.fits else None
     if written is not None:

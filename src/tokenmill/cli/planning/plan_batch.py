@@ -6,6 +6,8 @@ from typing import Annotated
 
 from cyclopts import Group, Parameter
 
+from tokenmill.api.tokens import token_counter
+from tokenmill.config import Config
 from tokenmill.errors import UsageError
 from tokenmill.jobs.batch_profile import TEMPLATE_TOKENS, batch_profile
 from tokenmill.planner.regimes import BatchProfile
@@ -35,13 +37,14 @@ class BatchOptions:
     answer_tokens: Annotated[int | None, Parameter(metavar="N")] = None
     """Tokens of an answer. [default: 256]"""
 
-    def profile(self) -> BatchProfile | None:
-        """The batch that the options describe; None without options."""
+    def profile(self, model: str, config: Config) -> BatchProfile | None:
+        """The batch that the options describe, for this model; None without options."""
         counts = (self.job_count, self.prefix_tokens, self.own_tokens, self.answer_tokens)
         if self.jobs is not None:
             if any(count is not None for count in counts):
                 raise UsageError("--jobs cannot be combined with the lengths of a batch", hint="give one or the other")
-            found = batch_profile(self.jobs) if self.jobs.is_file() else None
+            with token_counter(model, config) as tokens:
+                found = batch_profile(self.jobs, count=tokens.count) if self.jobs.is_file() else None
             if found is None:
                 raise UsageError(
                     f"{self.jobs} has no jobs that can be read", hint="run tokenmill lint on it, or check the path"
