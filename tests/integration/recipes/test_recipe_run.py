@@ -21,8 +21,10 @@ from tokenmill.cli.recipes.run import (
     summary_rows,
 )
 from tokenmill.errors import DoesNotFit, UsageError
+from tokenmill.hardware import machine_file
 from tokenmill.hardware.catalog import find
 from tokenmill.hardware.identity import machine_id
+from tokenmill.hardware.machine import Measurements, Rate
 from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.model.identity import identity_of
 from tokenmill.recipes.runner import BatchRunner, Line, Prospect, StageProspect, chat_line, text_of
@@ -33,6 +35,7 @@ from tokenmill.tuner.point import Figures, TrialSettings
 RULES = " ".join(f"Rule {number}: a report names its author, its date and mill {number}." for number in range(12))
 ENOUGH_FOR_ONE = 245  # tokens: the rules, one question and its answer are 235, and another 20 each
 SMALL = EngineFlags(context=1024, sequences=4, threads=1, threads_batch=1)
+MEASURED = Measurements("2026-11-01T00:00:00+00:00", (Rate("dram", 20.0, 2), Rate("disk", 1.0, 1)))
 Recipe = Callable[[BatchRunner, Callable[[str], None]], Any]
 
 
@@ -73,7 +76,11 @@ class Here:
     def __init__(self, folder: Path, model: Path) -> None:
         self.folder, self.model, self.state = folder, model, folder / "state"
         self.config = folder / "tokenmill.toml"
-        self.config.write_text(f'state_dir = "{self.state}"\nmachine = "epyc-9175f"\n[costs]\nper_hour = 3600000.0\n')
+        self.machine = replace(find("this"), name="here", measured=MEASURED)
+        machine_file.write(self.machine, folder / "here.toml")
+        self.config.write_text(
+            f'state_dir = "{self.state}"\nmachine = "{folder / "here.toml"}"\n[costs]\nper_hour = 3600000.0\n'
+        )
 
     def __call__(
         self,
@@ -140,7 +147,7 @@ def test_forecast_budget_and_resumed_run(here: Here, capsys: pytest.CaptureFixtu
     assert "answered" not in first
     assert "6 more jobs" in later
     assert "as 12 answers of this model" in later  # fewer than eight of the stage
-    assert "predicted (estimated)" in " ".join(later.split())  # too few tokens were written for a rate
+    assert "predicted (calibrated)" in " ".join(later.split())  # too few tokens were written for a rate of their own
     with StoreReader(here.state / "batches") as reader:
         assert [batch.source for batch in reader.batches()] == ["expand things.csv: write", "expand things.csv: judge"]
 
@@ -168,10 +175,10 @@ def test_the_forecast_fits_80_columns(here: Here, capsys: pytest.CaptureFixture[
     for words in (
         "runs",
         "of 300 tokens and 1 h each",
-        "predicted (estimated)",
+        "predicted (calibrated)",
         "EUR",
         "counted with the model's vocabulary",
-        "machine epyc-9175f",
+        "machine here",
         "assumed: judge: as long as asked",
     ):
         assert words in text
@@ -187,7 +194,7 @@ def test_the_forecast_as_json(here: Here, capsys: pytest.CaptureFixture[str]) ->
     assert found["cost_at_most"] == pytest.approx(found["seconds_at_most"] * 1000)
     assert (found["currency"], found["machine"], found["tokens_counted"], found["runs"]) == (
         "EUR",
-        "epyc-9175f",
+        "here",
         True,
         None,
     )
@@ -196,8 +203,8 @@ def test_the_forecast_as_json(here: Here, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_measurements_of_this_machine_are_used(here: Here, capsys: pytest.CaptureFixture[str]) -> None:
-    machine = find("epyc-9175f")
-    dials = TrialSettings(threads=16, threads_batch=16, sequences=4, ubatch=512, context=1024)
+    machine = here.machine
+    dials = TrialSettings(threads=1, threads_batch=1, sequences=4, ubatch=512, context=1024)
     speed = SpeedRecord(
         "2026-11-01T01:02:03+00:00",
         machine.name,
