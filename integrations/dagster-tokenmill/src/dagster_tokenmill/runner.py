@@ -187,7 +187,12 @@ class GatewayRunner:
                 name, endpoint=endpoint, window=self.options.window, metadata=metadata, priority=self.options.priority
             )
 
-        batch = await self._gateway.retrying(submit)
+        try:
+            batch = await self._gateway.retrying(submit)
+        except BaseException as error:
+            if self._cancels_at(error):
+                await self._cancel_new(key_metadata, earlier)
+            raise
         self._tell(f"{stage}: submitted {keyed.lines:,} lines as {batch.id}")
         return batch
 
@@ -200,7 +205,7 @@ class GatewayRunner:
         try:
             stopped, batch = await self._until_final(stage, batch, began, since_s)
         except BaseException as error:
-            if self.options.cancel_on_termination and not isinstance(error, Exception):
+            if self._cancels_at(error):
                 await self._cancel(batch)
             raise
         end = stopped if batch.status == "cancelled" and stopped else self._end_of(batch, lines)
@@ -253,6 +258,18 @@ class GatewayRunner:
                 found.append(lines.with_name(f"{lines.stem}-{name}"))
                 await self._gateway.download(name, found[-1])
         return tuple(found)
+
+    def _cancels_at(self, error: BaseException) -> bool:
+        """Whether this error is the termination of the run and cancels its batch."""
+        return self.options.cancel_on_termination and not isinstance(error, Exception)
+
+    async def _cancel_new(self, metadata: dict[str, str], earlier: set[str]) -> None:
+        """Cancel a batch that the gateway created although its response did not arrive."""
+        with suppress(GatewayError, TimeoutError):
+            async with asyncio.timeout(_CANCEL_S):
+                for batch in await self._gateway.batches(metadata=metadata):
+                    if batch.id not in earlier:
+                        await self._cancel(batch)
 
     async def _cancel(self, batch: Batch) -> None:
         self._tell(f"the run is being terminated; cancelling {batch.id}, its answers are kept")
