@@ -1,13 +1,13 @@
-"""Tables of the measurements of bench/gpu/prove.py, for docs/validation and the README.
+"""Tables of the measurements of bench/gpu/prove.py, for docs/validation.
 
     python bench/gpu/table.py ROWS [ROWS ...] --name h200 [--docs docs/validation] [--raw proof.tar.gz]
-                              [--readme README.md] [--again machine.toml]
+                              [--summary docs/validation/README.md] [--again machine.toml]
 
 ROWS are folders of JSON lines: a run's `rows`, or its output folder; of several, the latest measurements are used.
-Writes <docs>/<name>.md and, with --raw, copies the archive of rows and logs next to it. --readme writes the README's
-table between its marks `<!-- measured -->` and `<!-- /measured -->`; otherwise the table is printed. --again repeats
-the predictions with the present version for the given machine, and states it. Measurements without a GPU are only
-printed.
+Writes <docs>/<name>.md and, with --raw, copies the archive of rows and logs next to it. --summary writes a short table
+between the marks `<!-- measured -->` and `<!-- /measured -->` of a page in the same folder; otherwise the table is
+printed. --again repeats the predictions with the present version for the given machine, and states it. Measurements
+without a GPU are only printed.
 """
 
 import argparse
@@ -395,8 +395,8 @@ def page(found: Tables, name: str, again: str = "") -> str:
     return re.sub(r"\n{3,}", "\n\n", "\n".join(parts)).rstrip() + "\n"
 
 
-def readme_table(found: Tables, name: str) -> str:
-    """The table for the README: predictions and measurements of every plan, then batches."""
+def summary_table(found: Tables, name: str) -> str:
+    """Predictions and measurements of every plan, then batches, without servers that finished no job."""
     devices = {one.what: one for one in device_totals(found["ledger"].values())}
     firsts = {row["case"]: row for row in found["speed"].values() if row.get("axis") == "first" and "measured" in row}
     rows = []
@@ -406,16 +406,16 @@ def readme_table(found: Tables, name: str) -> str:
         if card is not None and row is not None:
             memory_ = f"{(card.predicted or 0) / MIB:.0f} / {(card.measured or 0) / MIB:.0f}"
             speeds_ = (f"{number(row['before'][kind])} / {number(row['measured'][kind])}" for kind in KINDS)
-            rows.append((f"[{case}](docs/validation/{name}.md)", memory_, *speeds_))
-    head = ("predicted / measured", "memory of the card, MiB", *(f"{kind}, tok/s" for kind in KINDS))
+            rows.append((f"[{case}]({name}.md)", memory_, *speeds_))
+    head = ("predicted / measured", "GPU memory, MiB", *(f"{kind}, tok/s" for kind in KINDS))
     lines = table(head, rows)
     compared = [
         (one.what, f"{number(one.predicted)} tok/s", f"{number(one.measured)} tok/s", f"{one.ratio:.2f}")
-        for one in batches(found["batch"].values())
+        for one in batches(row for row in found["batch"].values() if row.get("jobs") != 0)
         if one.ratio is not None
     ]
     if compared:
-        lines += table(("experts in host memory", "tokenmill", "llama-server", "times"), compared)
+        lines += table(("experts in host memory", "tokenmill", "llama-server", "speed-up"), compared)
     return "\n".join(lines)
 
 
@@ -439,7 +439,7 @@ def main() -> int:
     parser.add_argument("--name", required=True)
     parser.add_argument("--docs", type=Path)
     parser.add_argument("--raw", type=Path)
-    parser.add_argument("--readme", type=Path)
+    parser.add_argument("--summary", type=Path)
     parser.add_argument("--again", type=Path, metavar="MACHINE", help="repeat the predictions for this machine file")
     given: Any = parser.parse_args()
     found = load(given.rows)
@@ -456,15 +456,15 @@ def main() -> int:
         (given.docs / f"{given.name}.md").write_text(text, encoding="utf-8")
         if given.raw is not None:
             shutil.copyfile(given.raw, given.docs / f"{given.name}-raw.tar.gz")
-    lines = readme_table(found, given.name)
-    if given.readme is None:
+    lines = summary_table(found, given.name)
+    if given.summary is None:
         print(lines)
         return 0
-    changed = put_into(given.readme.read_text(encoding="utf-8"), lines.rstrip())
+    changed = put_into(given.summary.read_text(encoding="utf-8"), lines.rstrip())
     if changed is None:
-        print(f"error: {given.readme} has no {MARKS[0]} and {MARKS[1]}", file=sys.stderr)
+        print(f"error: {given.summary} has no {MARKS[0]} and {MARKS[1]}", file=sys.stderr)
         return 2
-    given.readme.write_text(changed, encoding="utf-8")
+    given.summary.write_text(changed, encoding="utf-8")
     return 0
 
 

@@ -186,20 +186,20 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     return table.main()
 
 
-def test_page_archive_and_readme_are_written(rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    readme, raw, docs = tmp_path / "README.md", tmp_path / "proof.tar.gz", tmp_path / "docs"
-    readme.write_text("before\n<!-- measured -->\nold\n<!-- /measured -->\nafter\n")
+def test_page_archive_and_summary_are_written(rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    summary, raw, docs = tmp_path / "README.md", tmp_path / "proof.tar.gz", tmp_path / "docs"
+    summary.write_text("before\n<!-- measured -->\nold\n<!-- /measured -->\nafter\n")
     raw.write_bytes(b"rows")
-    words = (str(rows), "--name", "h200", "--docs", str(docs), "--raw", str(raw), "--readme", str(readme))
+    words = (str(rows), "--name", "h200", "--docs", str(docs), "--raw", str(raw), "--summary", str(summary))
     assert run(monkeypatch, *words) == 0
     assert (docs / "h200.md").read_text().startswith("# Predicted against measured: h200")
     assert (docs / "h200-raw.tar.gz").read_bytes() == b"rows"
-    text = readme.read_text()
+    text = summary.read_text()
     assert text.startswith("before\n<!-- measured -->\n|")
     assert text.endswith("<!-- /measured -->\nafter\n")
     assert "old" not in text
     assert run(monkeypatch, *words) == 0
-    assert readme.read_text() == text
+    assert summary.read_text() == text
 
 
 def test_what_was_measured_without_a_card_goes_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,8 +208,8 @@ def test_what_was_measured_without_a_card_goes_nowhere(tmp_path: Path, monkeypat
     assert not (tmp_path / "docs").exists()
 
 
-def test_a_readme_without_marks_is_left_alone(rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    readme = tmp_path / "README.md"
-    readme.write_text("no marks\n")
-    assert run(monkeypatch, str(rows), "--name", "h200", "--readme", str(readme)) == 2
-    assert readme.read_text() == "no marks\n"
+def test_a_summary_without_marks_is_left_alone(rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    summary = tmp_path / "README.md"
+    summary.write_text("no marks\n")
+    assert run(monkeypatch, str(rows), "--name", "h200", "--summary", str(summary)) == 2
+    assert summary.read_text() == "no marks\n"
