@@ -40,7 +40,9 @@ class EngineConfig:
     nice: int | None = None  # 19 is the lowest priority; negative values need CAP_SYS_NICE
     scheduling: str = "normal"  # or rr: real-time round robin; needs CAP_SYS_NICE
     pin_cores: bool | None = None  # run on unreserved cores only; None: if the plan reserves any
-    step_limit_s: float = 600.0  # a native engine is considered hung after a longer step
+    step_limit_s: float | None = (
+        None  # native: longest step before a restart; None: 12 times the predicted one, min. 30 s
+    )
     most_restarts: int = 5  # maximum restarts of a crashing engine per hour
     heads_dir: str | None = None  # saved prompt prefixes; default: in state_dir
 

@@ -4,7 +4,6 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -94,14 +93,19 @@ def config_in(folder: Path, **settings: Any) -> Config:
 
 
 def native_engine(
-    model: Path, *, heads: Sequence[PinnedPrefix] = (), context: int = 1024, sequences: int = 4
+    model: Path,
+    *,
+    heads: Sequence[PinnedPrefix] = (),
+    context: int = 1024,
+    sequences: int = 4,
+    step_limit_s: float | None = None,
 ) -> Engines:
     """One real engine on one thread."""
 
     @asynccontextmanager
     async def up(config: Config) -> AsyncIterator[GatewayState]:
         plan = plan_for(model, context=context, sequences=sequences)
-        engine = replace(EngineConfig(), warm=False)
+        engine = EngineConfig(warm=False, step_limit_s=step_limit_s)
         wanted = EngineSpec("here", ("smollm2",), engine, plan, model, digests=tuple(heads))
         async with started_engines([wanted], config) as (engines, ups):
             yield state_for(config, engines, ups)

@@ -22,8 +22,11 @@ from tokenmill.errors import EngineError, TokenmillError
 Priority = Literal["interactive", "batch"]
 FinishReason = Literal["stop", "length", "tool_calls"]
 EngineKind = Literal["native", "llama-server", "ik_llama", "vllm", "url"]
-EngineState = Literal["starting", "loading", "warming", "ready", "restarting", "stopping", "stopped", "failed"]
-Liveness = Literal["up", "restarting", "unreachable", "failed"]
+EngineState = Literal[
+    "starting", "loading", "warming", "ready", "unresponsive", "restarting", "stopping", "stopped", "failed"
+]
+Liveness = Literal["up", "unresponsive", "restarting", "unreachable", "failed"]
+"""unresponsive: the process runs, but a step takes far longer than predicted, or it sends no heartbeats."""
 KvLayout = Literal["unified", "per_slot"]
 SlotLimit = Literal["slots", "jobs", "cells", "prefix", "prompts"]
 """What keeps more batch requests from running.

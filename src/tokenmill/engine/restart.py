@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from tokenmill.engine.engine import Capabilities, Counters, Engine, EngineStatus, Identity, Liveness, Runtime
 from tokenmill.engine.forward import ForwardingEngine
-from tokenmill.errors import EngineDied, EngineError, EngineTimeout
+from tokenmill.errors import EngineDied, EngineError, EngineTimeout, TokenmillError
 
 HOUR_S = 3600.0
 MAX_DELAY_S = 60.0
@@ -81,14 +81,14 @@ class RestartingEngine(ForwardingEngine):
         """Whether a process is running, restarting, or has failed permanently."""
         if self.ended.done():
             return "failed"
-        return "up" if self._up and not self.exited.done() else "restarting"
+        return self._process.liveness if self._up and not self.exited.done() else "restarting"
 
     @property
-    def last_error(self) -> EngineError | None:
-        """Why the engine failed, why the last process died, or why the last start failed."""
+    def last_error(self) -> TokenmillError | None:
+        """Why the engine failed or is unresponsive, why the last process died, or why the last start failed."""
         if self.ended.done():
             return self.ended.result()
-        return self.exited.result() if self._up and self.exited.done() else self._last_error
+        return (self._process.last_error if self._up else None) or self._last_error
 
     async def status(self) -> EngineStatus:
         """State and counters of the current process, including the number of restarts."""

@@ -21,6 +21,7 @@ from tokenmill.engine.engine import (
     EngineStatus,
     Identity,
     KvLayout,
+    Liveness,
     Piece,
     Prompt,
     Request,
@@ -32,8 +33,8 @@ from tokenmill.engine.process.exit_status import engine_from_outside
 from tokenmill.engine.process.process import Process
 from tokenmill.errors import EngineDied, EngineError, TokenmillError, from_wire
 from tokenmill.native import protocol
+from tokenmill.native.step_limits import ReadWatch, StepLimits
 
-SILENCE_S = 1.0  # without a heartbeat for longer, `status` reports it
 _LAST_LINES = 5
 
 OnLoading = Callable[[float | None, str], None]
@@ -51,17 +52,21 @@ class NativeEngine(Engine):
         *,
         process: Process | None = None,
         owned: bool = True,
-        step_limit_s: float | None = None,
+        limits: StepLimits | None = None,
         loading: OnLoading | None = None,
     ) -> None:
-        """Use a new connection; `close` stops the process if it is `owned`."""
+        """Use a new connection; `close` stops the process if it is `owned`. Without `limits` it is never killed."""
         self._writer = writer
         self._process = process
         self._owned = owned
         self._loading = loading
-        self._step_limit_s = step_limit_s
+        self._limits = limits or StepLimits()
+        self._kills = limits is not None and process is not None
+        self._unresponsive_s = self._limits.unresponsive_s  # raised if a longer step ends
+        self._stalled: str | None = None  # why it is unresponsive
         self._numbers = itertools.count(1)
         self._waiting: dict[int, Inbox] = {}
+        self._unanswered: set[int] = set()  # interactive requests without a piece
         self._handshake: asyncio.Future[protocol.Handshake] = asyncio.get_running_loop().create_future()
         self._heartbeat = protocol.Heartbeat(None, Counters())
         self._last_message_s = asyncio.get_running_loop().time()
@@ -77,7 +82,7 @@ class NativeEngine(Engine):
         *,
         process: Process | None = None,
         owned: bool = True,
-        step_limit_s: float | None = None,
+        limits: StepLimits | None = None,
         loading: OnLoading | None = None,
     ) -> "NativeEngine":
         """Connect to a worker and wait until it is ready."""
@@ -91,7 +96,7 @@ class NativeEngine(Engine):
                 if not process.running:
                     raise await _failed_start(process) from error
                 await asyncio.sleep(0.02)
-        engine = NativeEngine(reader, writer, process=process, owned=owned, step_limit_s=step_limit_s, loading=loading)
+        engine = NativeEngine(reader, writer, process=process, owned=owned, limits=limits, loading=loading)
         try:
             first: set[asyncio.Future[Any]] = {engine._handshake, engine.ended}
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
@@ -132,12 +137,20 @@ class NativeEngine(Engine):
         return self._heartbeat
 
     async def stream(self, request: Request) -> AsyncGenerator[Piece | Answer, None]:
-        """Yield the pieces of one request, then its answer. Closing the generator cancels the request."""
+        """Yield the pieces of one request, then its answer. Closing the generator cancels the request.
+
+        While the engine is unresponsive, interactive requests without a piece fail; batch requests wait.
+        """
         number, inbox = self._expect()
         try:
+            if request.priority == "interactive":
+                if self._stalled is not None:
+                    raise self._unresponsive()
+                self._unanswered.add(number)
             await self._send({"submit": number, "request": protocol.request_message(request)})
             while True:
                 message = await self._next(number, inbox)
+                self._unanswered.discard(number)
                 if "piece" in message:
                     yield protocol.piece_of(message)
                 else:
@@ -145,21 +158,39 @@ class NativeEngine(Engine):
                     yield protocol.answer_of(message)
                     return
         finally:
+            self._unanswered.discard(number)
             if self._waiting.pop(number, None) is not None and not self.ended.done():
                 with suppress(EngineDied):
                     await self._send({"cancel": number})
 
+    @property
+    def liveness(self) -> Liveness:
+        """Whether the worker answers, and makes progress."""
+        if self.ended.done():
+            return "failed"
+        return "up" if self._stalled is None else "unresponsive"
+
+    @property
+    def last_error(self) -> TokenmillError | None:
+        """Why the worker died, or why it is unresponsive."""
+        if self.ended.done():
+            return self.ended.result()
+        return self._unresponsive() if self._stalled is not None else None
+
     async def tokenize(self, prompt: Prompt) -> tuple[int, ...]:
         """Return the tokens of a prompt, with the chat template applied."""
+        if self._stalled is not None:
+            raise self._unresponsive()
         return tuple(await self.call("tokenize", request=protocol.request_message(Request(prompt))))
 
     async def status(self) -> EngineStatus:
         """Return state and counters as of the last heartbeat."""
-        silent_s = asyncio.get_running_loop().time() - self._last_message_s
-        state: EngineState = "stopped" if self._closing else "failed" if self.ended.done() else "ready"
-        detail = str(self.ended.result()) if self.ended.done() else None
-        if state == "ready" and silent_s > SILENCE_S:
-            detail = f"no heartbeat for {silent_s:.1f} s"
+        if self._closing or self.ended.done():
+            state: EngineState = "stopped" if self._closing else "failed"
+            detail = str(self.ended.result()) if self.ended.done() else None
+        else:
+            state = "ready" if self._stalled is None else "unresponsive"
+            detail = self._stalled
         return EngineStatus(state, self.identity, self._heartbeat.counters, detail)
 
     async def stop(self) -> None:
@@ -292,7 +323,11 @@ class NativeEngine(Engine):
     def _dispatch(self, message: dict[str, Any]) -> None:
         self._last_message_s = asyncio.get_running_loop().time()
         if "beat" in message:
+            before = self._heartbeat
             self._heartbeat = protocol.HEARTBEAT.validate_python(message["beat"])
+            age_s = before.step_age_s or 0.0
+            if age_s > self._unresponsive_s and self._heartbeat.counters.steps != before.counters.steps:
+                self._unresponsive_s = 2 * age_s  # the step took longer than predicted, and ended
         elif "hello" in message:
             if not self._handshake.done():
                 self._handshake.set_result(protocol.HELLO.validate_python(message["hello"]))
@@ -306,11 +341,12 @@ class NativeEngine(Engine):
                 inbox.put_nowait(from_wire(message) if "error" in message else message)
 
     async def _watch(self) -> None:
-        """Kill an owned worker whose step exceeds the limit, or that sends no heartbeat for as long."""
-        limit = self._step_limit_s
+        """Notice a worker without heartbeats or with an endless step, and kill it at the limit if it is owned."""
         loop = asyncio.get_running_loop()
-        while limit is not None and self._process is not None:
-            pause_s = min(protocol.HEARTBEAT_S, limit / 4)
+        reads = ReadWatch(self._process.pid.pid if self._process is not None else None)
+        limits = self._limits
+        pause_s = min(protocol.HEARTBEAT_S, limits.kill_s / 4)
+        while True:
             began_s = loop.time()
             await asyncio.sleep(pause_s)
             # While this process did not run (stopped with Ctrl-Z, or starved), heartbeats may have arrived unread.
@@ -318,13 +354,34 @@ class NativeEngine(Engine):
             self._last_message_s = min(loop.time(), self._last_message_s + absent_s)
             silent_s = loop.time() - self._last_message_s
             step_s = None if self._heartbeat.step_age_s is None else self._heartbeat.step_age_s + silent_s
-            if step_s is not None and step_s > limit:
-                self._hung = f"hung: a step had been running for {step_s:.1f} s, and {limit:g} s are allowed"
-            elif silent_s > max(limit, SILENCE_S) and self._handshake.done():
-                self._hung = f"hung: no heartbeat for {silent_s:.1f} s"
-            if self._hung is not None:
+            if step_s is not None and step_s > self._unresponsive_s / 2:
+                step_s = min(step_s, reads.since_read_s())
+            if step_s is not None and step_s > self._unresponsive_s:
+                self._set_stalled(f"a step has been running for {step_s:.1f} s", step_s, limits.kill_s)
+            elif silent_s > limits.silent_s and self._handshake.done():
+                self._set_stalled(f"no heartbeat for {silent_s:.1f} s", silent_s, limits.silent_kill_s)
+            else:
+                self._stalled = None
+            if self._hung is not None and self._process is not None:
                 await self._process.kill()
                 return
+
+    def _set_stalled(self, why: str, for_s: float, kill_s: float) -> None:
+        """Fail interactive requests that have no piece yet; batch requests and started streams wait."""
+        self._stalled = why
+        if self._kills and for_s > kill_s:
+            self._hung = f"hung: {why}, and {kill_s:g} s are allowed"
+        for number in self._unanswered:
+            inbox = self._waiting.pop(number, None)
+            if inbox is not None:
+                inbox.put_nowait(self._unresponsive())
+                self._writer.write(protocol.line({"cancel": number}))  # for a worker that continues
+        self._unanswered.clear()
+
+    def _unresponsive(self) -> EngineDied:
+        message = f"the engine is unresponsive: {self._stalled}"
+        hint = "retry later; if it does not recover, it is restarted"
+        return EngineDied(message, hint=hint, from_outside=True, code="engine_unresponsive")
 
     async def _cause(self) -> EngineDied:
         if self._process is None:

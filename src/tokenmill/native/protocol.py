@@ -59,7 +59,7 @@ class Handshake:
 class Heartbeat:
     """Sent every `HEARTBEAT_S`, so that clients can detect a hung worker."""
 
-    step_age_s: float | None  # age of the current decode step; None between steps
+    step_age_s: float | None  # age of the current step of the loop; None while no request is in flight
     counters: Counters
 
 

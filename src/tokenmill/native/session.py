@@ -105,10 +105,12 @@ class Session:
         while not self.stopping:
             began = self._receive()
             if self._sequences:
+                self.clock.step_began_s = time.monotonic()
                 self._expire(began)
                 self.scheduler.pauses_batch = self._pauses_batch
                 self._perform(self.scheduler.plan())
                 self.clock.busy_s += time.monotonic() - began
+                self.clock.step_began_s = None
 
     @property
     def _pauses_batch(self) -> bool:
@@ -288,7 +290,7 @@ class Session:
 
     def _decode(self, step: DecodeStep) -> Decoded:
         clock = self.clock
-        began = clock.step_began_s = time.monotonic()
+        began = time.monotonic()
         for work in step.work:
             if work.id is None:
                 continue
@@ -297,7 +299,6 @@ class Session:
                 sequence.admitted_s, sequence.queued_steps = began, clock.steps - sequence.submitted.steps
         self.server.send()
         decoded = self.context.decode(step.work)
-        clock.step_began_s = None
         self._count(step, time.monotonic() - began)
         return decoded
 

@@ -20,6 +20,7 @@ from tokenmill.model.identity import identity_of
 from tokenmill.native.builds.finished import max_sequences
 from tokenmill.native.client import NativeEngine
 from tokenmill.native.llama.settings import ContextSettings, ModelSettings
+from tokenmill.native.step_limits import step_limits
 from tokenmill.native.verify import request
 from tokenmill.native.worker_config import INTERACTIVE_SLOTS, WORKER_CONFIG, WorkerConfig, sequences_for
 from tokenmill.planner.plan import Plan
@@ -84,7 +85,7 @@ async def start(
     try:
         registry.write(state, record)  # before it is ready: this process may end during the load
         engine = await NativeEngine.connect(
-            worker_config.socket, process=process, owned=not detach, step_limit_s=config.step_limit_s
+            worker_config.socket, process=process, owned=not detach, limits=step_limits(plan, config.step_limit_s)
         )
     except BaseException:
         await process.kill()

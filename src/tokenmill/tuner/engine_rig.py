@@ -119,7 +119,7 @@ class NativeRig:
 
     def __init__(self, plan: Plan, starter: Starter, *, max_sequences: int) -> None:
         """`max_sequences`: maximum of all trials; some engine settings depend on it."""
-        limit = min(starter.config.step_limit_s, STEP_LIMIT_S)
+        limit = min(starter.config.step_limit_s or STEP_LIMIT_S, STEP_LIMIT_S)
         starter.config = replace(starter.config, step_limit_s=limit)
         self._plan = plan
         self._starter = starter

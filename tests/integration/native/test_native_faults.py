@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from support.native_engine import chat, native, plan_for, run
+from support.native_engine import chat, interactive, native, plan_for, run
 from tokenmill.config import EngineConfig
 from tokenmill.engine import restart
 from tokenmill.engine.engine import answer
@@ -24,6 +24,10 @@ ENDLESS = replace(chat("Count for ever.", tokens=900), ignore_eos=True)
 def pid_of(engine: NativeEngine) -> int:
     assert engine.identity.pid is not None
     return engine.identity.pid
+
+
+def liveness(engine: NativeEngine) -> str:
+    return engine.liveness
 
 
 def test_killed_workers_are_noticed_and_another_goes_on(smollm2_path: Path, tmp_path: Path) -> None:
@@ -74,14 +78,40 @@ def test_an_endless_step_and_a_silent_worker_are_reported_and_killed_at_their_li
         async with native(smollm2_path, tmp_path, config=limited, name="idle") as engine:
             os.kill(pid_of(engine), signal.SIGSTOP)
             waiting = asyncio.create_task(answer(engine, chat("Hello?")))
-            while (await engine.status()).detail is None:
+            while (await engine.status()).state == "ready":
                 await asyncio.sleep(0.05)
-            assert "no heartbeat for" in ((await engine.status()).detail or "")
+            assert engine.liveness == "unresponsive"
             with pytest.raises(EngineDied, match="hung: no heartbeat"):
                 await waiting
 
     async def work() -> None:
         await asyncio.gather(stopped_in_a_step(), stopped_idle())
+
+    run(work)
+
+
+def test_a_stopped_worker_is_unresponsive_within_seconds_and_continues(smollm2_path: Path, tmp_path: Path) -> None:
+    """Interactive requests fail within seconds, a batch request waits, and both work once the worker continues."""
+
+    async def work() -> None:
+        async with native(smollm2_path, tmp_path, config=EngineConfig(step_limit_s=120.0)) as engine:
+            before = await answer(engine, chat("Hello?"))
+            os.kill(pid_of(engine), signal.SIGSTOP)
+            began_s = asyncio.get_running_loop().time()
+            batch = asyncio.create_task(answer(engine, chat("Hello?")))
+            with pytest.raises(EngineDied) as caught:
+                await answer(engine, interactive(chat("Hello?")))
+            assert caught.value.code == "engine_unresponsive"
+            assert asyncio.get_running_loop().time() - began_s < 15.0
+            assert liveness(engine) == "unresponsive"
+            with pytest.raises(EngineDied):  # immediately
+                await answer(engine, interactive(chat("Hello?")))
+            os.kill(pid_of(engine), signal.SIGCONT)
+            assert (await batch).text == before.text
+            while liveness(engine) != "up":
+                await asyncio.sleep(0.05)
+            assert (await answer(engine, interactive(chat("Hello?")))).text == before.text
+            assert engine.last_error is None
 
     run(work)
 

@@ -31,7 +31,12 @@ if TYPE_CHECKING:
     from tokenmill.gateway.http.request import ParsedRequest
     from tokenmill.gateway.state import GatewayState
 
-_STATES: dict[Liveness, str] = {"restarting": "restarting", "unreachable": "down", "failed": "failed"}
+_STATES: dict[Liveness, str] = {
+    "unresponsive": "unresponsive",
+    "restarting": "restarting",
+    "unreachable": "down",
+    "failed": "failed",
+}
 _PATHS = {"chat": "/v1/chat/completions", "completion": "/v1/completions"}
 
 

@@ -42,7 +42,7 @@ class BackendMonitor:
     @property
     def detail(self) -> str | None:
         """What the engine reports about its state, or its last error."""
-        if self.state in ("restarting", "failed"):
+        if self.state in ("unresponsive", "restarting", "failed"):
             error = self.backend.engine.last_error
             return error.message if error is not None else None
         trouble = self.backend.trouble if self.state != "ready" else None

@@ -170,7 +170,8 @@ class Monitor:
             self._watch_exits()
             self._record_state_changes()
             unsettled = any(
-                monitored.state in ("restarting", "loading", "starting", "warming") for monitored in self.backends
+                monitored.state in ("unresponsive", "restarting", "loading", "starting", "warming")
+                for monitored in self.backends
             )
             if self.clients:
                 await self.poll()
