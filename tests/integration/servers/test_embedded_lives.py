@@ -19,6 +19,7 @@ from tokenmill.engine.loading.progress import LoadProgress
 from tokenmill.engine.pinned_prefixes import PinnedPrefix, pin_prefixes
 from tokenmill.engine.process import registry
 from tokenmill.engine.process.identity import Pid
+from tokenmill.engine.server import client
 from tokenmill.engine.server.client import ServerEngine
 from tokenmill.errors import EngineDied, EngineError
 from tokenmill.native.launching import adopt, start, start_restarting
@@ -62,6 +63,34 @@ def test_killed_it_is_noticed_and_comes_back(
         assert not record.engine.alive
         assert not record.supervisor.alive
         assert registry.listed(tmp_path) == ()
+
+    run(scene)
+
+
+def test_stopped_it_is_unresponsive_and_comes_back(
+    tmp_path: Path, smollm2_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restart, "delay_s", lambda *_: 0.0)
+    monkeypatch.setattr(client, "UNRESPONSIVE_S", 1.0)
+    monkeypatch.setattr(client, "SILENT_KILL_S", 8.0)
+
+    async def scene() -> None:
+        engine = await start_restarting(
+            small_plan(smollm2_path), model_path=smollm2_path, config=EMBEDDED, state=tmp_path, name="a"
+        )
+        first = engine.identity.pid
+        assert first is not None
+        os.kill(first, signal.SIGSTOP)
+        while engine.liveness == "up":
+            await asyncio.sleep(0.05)
+        assert engine.liveness == "unresponsive"
+        assert engine.last_error is not None
+        assert engine.last_error.code == "engine_unresponsive"
+        with pytest.raises(EngineDied, match="has not answered /health"):
+            await answer(engine, Request("Once", GREEDY, max_tokens=1))
+        assert (await answer(engine, Request("Once", GREEDY, max_tokens=1))).usage.completion_tokens == 1
+        assert engine.identity.pid != first
+        await engine.close()
 
     run(scene)
 

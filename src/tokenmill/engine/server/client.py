@@ -23,6 +23,7 @@ from tokenmill.engine.engine import (
     EngineStatus,
     HttpApi,
     Identity,
+    Liveness,
     Piece,
     Prompt,
     Request,
@@ -34,12 +35,15 @@ from tokenmill.engine.server.errors import is_loading, to_error
 from tokenmill.engine.server.request import LLAMA, ServerCall, call_of, capabilities_of, chat_body
 from tokenmill.engine.server.response import DONE, Collector, data_of, object_of
 from tokenmill.engine.server.saved_slots import probe_saved_slots
-from tokenmill.errors import EngineDied, EngineError, EngineTimeout, RequestRefused
+from tokenmill.errors import EngineDied, EngineError, EngineTimeout, RequestRefused, TokenmillError
 
 _LOADING_RETRY_S = 0.25  # between requests to a server that is loading
 _STATUS_TIMEOUT_S = 2.0
 _EXIT_TIMEOUT_S = 20.0  # for the process to exit after its connection broke; a core dump takes time
 _TAIL_LINES = 12
+UNRESPONSIVE_S = 10.0  # a server that answers no request to /health for longer is unresponsive
+SILENT_KILL_S = 60.0  # and is killed after this, if it was started here
+_CHECK_S = 2.0  # between these requests
 
 
 class ServerEngine(Engine):
@@ -65,7 +69,9 @@ class ServerEngine(Engine):
         self._saves_prefixes = False
         self._closing = False
         self.ended = asyncio.get_running_loop().create_future()
-        self._watching = asyncio.create_task(self._watch(process)) if process is not None else None
+        self._silent_s = 0.0  # since /health was last answered
+        watches = [] if process is None else [self._watch(process), self._watch_silence(process)]
+        self._watching = [asyncio.create_task(watch) for watch in watches]
 
     # ---- interface of engines
 
@@ -133,8 +139,8 @@ class ServerEngine(Engine):
         if self._closing:
             return
         self._closing = True
-        if self._watching is not None:
-            self._watching.cancel()
+        for task in self._watching:
+            task.cancel()
         if self.process is not None:
             if self._owned:
                 await self.process.stop()
@@ -146,6 +152,20 @@ class ServerEngine(Engine):
         """Stop the server's process, also if it is detached."""
         self._owned = True
         await self.close()
+
+    @property
+    def liveness(self) -> Liveness:
+        """Whether the server answers requests to /health."""
+        if self.ended.done():
+            return "failed"
+        return "unresponsive" if self._silent_s > UNRESPONSIVE_S else "up"
+
+    @property
+    def last_error(self) -> TokenmillError | None:
+        """Why the server ended, or that it is unresponsive."""
+        if self.ended.done():
+            return self.ended.result()
+        return EngineDied(self._silence(), code="engine_unresponsive") if self.liveness == "unresponsive" else None
 
     @property
     def http_api(self) -> HttpApi:
@@ -296,9 +316,32 @@ class ServerEngine(Engine):
 
     async def _watch(self, process: Process) -> None:
         end = await process.wait()
-        message = f"the engine at {self._identity.address} {process.describe()}"
-        outside = engine_from_outside(end, self.api.kind)
+        hung = self._silent_s > SILENT_KILL_S
+        message = f"the engine at {self._identity.address} {f'hung: {self._silence()}' if hung else process.describe()}"
+        outside = False if hung else engine_from_outside(end, self.api.kind)
         self.ended.set_result(EngineDied(message, hint=log_tail(process), from_outside=outside))
+
+    async def _watch_silence(self, process: Process) -> None:
+        """Kill a server that was started here and stops answering /health; any answer counts, also an error."""
+        loop = asyncio.get_running_loop()
+        answered_s = loop.time()
+        while not self.ended.done():
+            await asyncio.sleep(_CHECK_S)
+            began_s = loop.time()
+            try:
+                await self._client.get("/health", timeout=_STATUS_TIMEOUT_S)
+            except httpx.TransportError:
+                late_s = loop.time() - began_s - 2 * _STATUS_TIMEOUT_S  # this process did not run
+                answered_s = min(loop.time(), answered_s + max(0.0, late_s))
+            else:
+                answered_s = loop.time()
+            self._silent_s = loop.time() - answered_s
+            if self._owned and self._silent_s > SILENT_KILL_S:
+                await process.kill()
+                return
+
+    def _silence(self) -> str:
+        return f"it has not answered /health for {self._silent_s:.0f} s"
 
 
 def log_tail(process: Process) -> str | None:

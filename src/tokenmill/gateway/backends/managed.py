@@ -87,7 +87,7 @@ class ManagedBackend:
 
     async def check(self, pace: PollPace) -> None:
         """Poll its health; once it is down, requests that wait for their first byte are cancelled."""
-        if not await self.engine.reconnect():
+        if not await self.engine.reconnect() and self.engine.liveness != "unresponsive":
             return  # restarting or unreachable
         if self.engine.http_api is not None:
             result = await probe(self._current_upstream(), pace.timeout_s)
