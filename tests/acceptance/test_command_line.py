@@ -83,7 +83,7 @@ def test_json_is_one_document_and_nothing_else(
         (("models", "synth", "--layers", "1" * 30, "-o", "x.gguf"), 2, "synth --help"),
     ],
 )
-def test_mistakes_say_what_to_do_and_leave_stdout_alone(
+def test_mistakes_say_what_to_do(
     arguments: tuple[str, ...],
     code: int,
     hint: str,
@@ -93,10 +93,13 @@ def test_mistakes_say_what_to_do_and_leave_stdout_alone(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.gguf").write_text("precious")
-    assert run([*arguments, "--json"]) == code
+    assert run(arguments) == code
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.startswith("error: ")
+    assert run([*arguments, "--json"]) == code
+    document = json.loads(capsys.readouterr().out)["error"]
+    assert document["hint"] == err.partition("hint: ")[2].rstrip("\n")
+    assert err.startswith(f"error: {document['message']}")
     assert hint in err.partition("hint: ")[2]
     assert "bug" not in err
     assert (tmp_path / "text.gguf").read_text() == "precious"
@@ -166,3 +169,14 @@ def test_a_trillion_parameters_in_two_hundred_megabytes(tmp_path: Path) -> None:
     assert seen.code == 0, seen.stderr
     assert json.loads(seen.stdout)["parameters"] > 10**12
     assert seen.peak_bytes < 200 * 2**20
+
+
+def test_short_options_and_suffixes(capsys: pytest.CaptureFixture[str]) -> None:
+    long = ("kimi-k2.5:Q4_K_S", "--context", "16384", "--threads", "8", "--ubatch", "512", "--reserve-ram", "64 GiB")
+    short = ("-m", "kimi-k2.5:Q4_K_S", "-c", "16k", "-t", "8", "--ubatch", "512", "--reserve-ram", "64GiB")
+    plans = []
+    for words in (long, short):
+        assert run(["plan", *words, "--machine", "epyc-9175f", "--json"]) == 0
+        plans.append(json.loads(capsys.readouterr().out))
+    assert plans[0] == plans[1]
+    assert plans[0]["settings"]["context"] == 16384

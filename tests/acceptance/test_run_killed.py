@@ -204,7 +204,7 @@ def test_the_display_and_the_summary_fit_a_terminal_of_80_columns(home: Path, tm
     code, seen = _on_a_terminal(words, environment(home))
     assert code == 0, seen
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen).replace("\r", "\n")
-    assert re.search(r"jobs +[█░]{24} +\d+ of 12", text)
+    assert re.search(r"jobs +[━─]{24} +\d+ of 12", text)
     assert re.search(r"tok/s +prefill [\d,]+ \(average [\d,]+\), decode [\d,]+ \(average [\d,]+\)", text)
     assert re.search(r"prompts +[\d,]+ tokens, [\d.]+ % from cache", text)
     assert re.search(r"[1-4] of 4 busy; about .* left, done at \d\d:\d\d", text)

@@ -48,7 +48,7 @@ COMMANDS: dict[str, tuple[object, ...]] = {
     "models_synth": ("models", "synth", "--layers", "1", "-o", "synth.gguf"),
 }
 SMALLEST = ("--context", "512", "--ubatch", "64", "--threads", "1", "--threads-batch", "1")
-TOKENS = ("--head-tokens", "32", "--tail-tokens", "4", "--output-tokens", "8")
+TOKENS = ("--prefix-tokens", "32", "--own-tokens", "4", "--answer-tokens", "8")
 
 # On this machine and its state folder, one after the other: some work on what those before them wrote.
 HERE: dict[str, tuple[object, ...]] = {

@@ -27,9 +27,9 @@ class TuneOptions:
     first_token: str | float | None = None
     within: str | float = 0.1
     jobs: str | None = None
-    head_tokens: int = 512
-    tail_tokens: int = 64
-    output_tokens: int = 64
+    prefix_tokens: int = 512
+    own_tokens: int = 64
+    answer_tokens: int = 64
     trials: int | None = None
     trial_seconds: float = 5.0
     fresh: bool = False
@@ -47,9 +47,9 @@ class TuneOptions:
             within=_share(self.within),
             least_context=engine.context,
             least_sequences=engine.sequences or 1,
-            prompt_tokens=self.head_tokens,
-            tail_tokens=self.tail_tokens,
-            output_tokens=self.output_tokens,
+            prompt_tokens=self.prefix_tokens,
+            tail_tokens=self.own_tokens,
+            output_tokens=self.answer_tokens,
         )
 
     def _check(self) -> None:
@@ -60,7 +60,7 @@ class TuneOptions:
                 f"aim latency and first_token need each other (got aim {self.aim}, first_token {self.first_token})",
                 hint="first_token is the longest wait for the first token, such as 2s",
             )
-        for name, minimum in (("head_tokens", 0), ("tail_tokens", 1), ("output_tokens", 1), ("trials", 1)):
+        for name, minimum in (("prefix_tokens", 0), ("own_tokens", 1), ("answer_tokens", 1), ("trials", 1)):
             value = getattr(self, name)
             if value is not None and value < minimum:
                 raise UsageError(f"{name} must be at least {minimum} (got {value})")

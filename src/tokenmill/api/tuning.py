@@ -59,9 +59,9 @@ def tune(
     first_token: str | float | None = None,
     within: str | float = 0.1,
     jobs: str | Path | None = None,
-    head_tokens: int = 512,
-    tail_tokens: int = 64,
-    output_tokens: int = 64,
+    prefix_tokens: int = 512,
+    own_tokens: int = 64,
+    answer_tokens: int = 64,
     trials: int | None = None,
     trial_seconds: float = 5.0,
     fresh: bool = False,
@@ -75,8 +75,8 @@ def tune(
     `model`: as for `tokenmill.load`. `aim`: throughput (most tokens of a batch), latency (the same, while the first
     token of an interactive request comes within `first_token` seconds), cores or context (fewest threads or most
     context `within` a share of the best throughput), or energy (least for each token). `jobs`: a file of typical jobs
-    to measure with; default: drawn prompts with `head_tokens` shared and `tail_tokens` own tokens, and answers of
-    `output_tokens`. `trials`: at most this many, earlier ones included. `fresh`: forget earlier trials. `busy`: count
+    to measure with; default: drawn prompts with `prefix_tokens` shared and `own_tokens` own tokens, and answers of
+    `answer_tokens`. `trials`: at most this many, earlier ones included. `fresh`: forget earlier trials. `busy`: count
     trials although other processes use the machine. `on_progress` gets `tokenmill.api.progress` events of loads in the
     calling thread; default: a progress bar. Trials are logged.
 
@@ -89,9 +89,9 @@ def tune(
         first_token=first_token,
         within=within,
         jobs=None if jobs is None else str(jobs),
-        head_tokens=head_tokens,
-        tail_tokens=tail_tokens,
-        output_tokens=output_tokens,
+        prefix_tokens=prefix_tokens,
+        own_tokens=own_tokens,
+        answer_tokens=answer_tokens,
         trials=trials,
         trial_seconds=trial_seconds,
         fresh=fresh,
@@ -331,7 +331,7 @@ def _drawn_work(aim: Aim, space: Space) -> _Work:
     if length >= context:
         raise UsageError(
             f"jobs of {length:,} tokens do not fit a context of {context:,}",
-            hint="lower head_tokens, or raise context",
+            hint="lower prefix_tokens, or raise context",
         )
     return _Work(generated_jobs(aim), generated_jobs_name(aim))
 

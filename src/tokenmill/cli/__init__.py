@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -172,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command; every failure becomes `error:` and `hint:` lines and an exit code."""
+    """Run one command and return its exit code; every failure is reported."""
     _log_to_stderr()
     try:
         words, group = _command(arguments)
@@ -183,9 +184,11 @@ def run(arguments: Sequence[str]) -> int:
         result = called(arguments, exit_on_error=False, print_error=False)
         sys.stdout.flush()  # here, where an error can still be reported
     except CycloptsError as error:
-        return _fail(UsageError(str(error), hint=" ".join(["tokenmill", *_command(arguments)[0], "--help"])))
+        failure: TokenmillError = UsageError(
+            str(error), hint=" ".join(["tokenmill", *_command(arguments)[0], "--help"])
+        )
     except TokenmillError as error:
-        return _show_misfit(error) if isinstance(error, DoesNotFit) else _fail(error)
+        failure = error
     except KeyboardInterrupt as error:
         number = error.number if isinstance(error, Signalled) else signal.SIGINT
         print("interrupted" if number == signal.SIGINT else f"interrupted by {number.name}", file=sys.stderr)
@@ -194,8 +197,12 @@ def run(arguments: Sequence[str]) -> int:
         _discard_stdout()
         return 0
     except Exception as error:  # noqa: BLE001  every failure is reported and gets an exit code
-        return _unexpected(error)
-    return result if isinstance(result, int) else 0
+        if isinstance(error, OSError) and leave_lost_terminal():  # the write failed before SIGHUP arrived
+            return exit_code(signal.SIGHUP)
+        failure = _unexpected(error)
+    else:
+        return result if isinstance(result, int) else 0
+    return _fail(failure, as_json="--json" in arguments)
 
 
 class _Messages(logging.Handler):
@@ -218,22 +225,18 @@ def _log_to_stderr() -> None:
         log.addHandler(_Messages())
 
 
-def _unexpected(error: Exception) -> int:
-    """Report an error that no command raises on purpose; return the exit code."""
-    if isinstance(error, OSError) and leave_lost_terminal():  # the write failed before SIGHUP arrived
-        return exit_code(signal.SIGHUP)
+def _unexpected(error: Exception) -> TokenmillError:
+    """The report of an error that no command raises on purpose."""
     if os.environ.get("TOKENMILL_TRACEBACK"):
         raise error
     if isinstance(error, OSError):
         if error.filename is None:
             _discard_stdout()
         # Most packages map OSError themselves; a full disk behind stdout and unreadable folders arrive here.
-        return _fail(TokenmillError(f"{error.filename or 'output'}: {error.strerror or error}", hint=_DISK_HINT))
-    return _fail(
-        TokenmillError(
-            f"internal error: {type(error).__name__}: {error}",
-            hint="this is a bug in tokenmill; set TOKENMILL_TRACEBACK=1 for a traceback and please report it",
-        )
+        return TokenmillError(f"{error.filename or 'output'}: {error.strerror or error}", hint=_DISK_HINT)
+    return TokenmillError(
+        f"internal error: {type(error).__name__}: {error}",
+        hint="this is a bug in tokenmill; set TOKENMILL_TRACEBACK=1 for a traceback and please report it",
     )
 
 
@@ -261,24 +264,24 @@ def _load_all(group: App) -> None:
             _load_all(group[name])
 
 
-def _show_misfit(error: DoesNotFit) -> int:
-    """Print a plan that does not fit to stderr."""
-    if error.plan is None:
-        return _fail(error)
-    from rich.console import Console  # noqa: PLC0415  as below
+def _fail(error: TokenmillError, *, as_json: bool) -> int:
+    """Print an error, or the plan that does not fit, to stderr, and with --json a document to stdout."""
+    from tokenmill.cli import output  # noqa: PLC0415  most runs have no error, and importing rich is slow
 
-    from tokenmill.cli.views.plan import render  # noqa: PLC0415
+    if as_json:
+        with suppress(OSError):  # stdout may be what failed
+            output.show_json({"error": {"code": error.code, "message": error.message, "hint": error.hint}})
+            sys.stdout.flush()
+    if isinstance(error, DoesNotFit) and error.plan is not None:
+        from rich.console import Console  # noqa: PLC0415  as above
 
-    console = Console(stderr=True, highlight=False, markup=False, emoji=False)
-    for part in render(error.plan):
-        console.print(part)
-    return error.exit_code
+        from tokenmill.cli.views.plan import render  # noqa: PLC0415
 
-
-def _fail(error: TokenmillError) -> int:
-    from tokenmill.cli.output import harmless  # noqa: PLC0415  most runs have no error, and importing rich is slow
-
-    print(f"error: {harmless(error.message)}", file=sys.stderr)
+        console = Console(stderr=True, highlight=False, markup=False, emoji=False)
+        for part in render(error.plan):
+            console.print(part)
+        return error.exit_code
+    print(f"error: {output.harmless(error.message)}", file=sys.stderr)
     if error.hint:
-        print(f"hint: {harmless(error.hint)}", file=sys.stderr)
+        print(f"hint: {output.harmless(error.hint)}", file=sys.stderr)
     return error.exit_code

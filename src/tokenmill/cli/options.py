@@ -7,7 +7,7 @@ import json
 import re
 import time
 from dataclasses import dataclass
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 from cyclopts import Group, Parameter
 
@@ -19,7 +19,16 @@ from tokenmill.planner.goal import DialectName
 from tokenmill.units import MIB, format_bytes, parse_bytes
 
 SAMPLING = Group.create_ordered("Sampling", sort_key=1)
-ENGINE = Group.create_ordered("Plan and engine", sort_key=2)
+SETTINGS = Group.create_ordered("Context and concurrency", sort_key=2)
+HARDWARE = Group.create_ordered("GPUs, cores and memory", sort_key=2)
+ENGINE = Group.create_ordered("Engine", sort_key=2)
+SERVERS = Group.create_ordered("ik_llama.cpp and vLLM", sort_key=2)
+
+_MODEL = Parameter(name=("--model", "-m"), metavar="MODEL")
+Model = Annotated[str | None, _MODEL]
+# Both `tokenmill plan kimi.gguf` and `tokenmill plan -m kimi.gguf`.
+ModelArgument = Annotated[str | None, _MODEL, Parameter(group="Arguments")]
+RequiredModel = Annotated[str, _MODEL, Parameter(group="Arguments")]
 
 
 def _size(_type: Any, tokens: Any) -> int:
@@ -37,15 +46,18 @@ Size = Annotated[int, Parameter(converter=_size, metavar="SIZE", show_default=_s
 
 
 def _tokens(_type: Any, tokens: Any) -> int:
-    return parse_tokens(tokens[0].value, "--context")
+    return parse_tokens(tokens[0].value, tokens[0].keyword)
+
+
+TokenCount = Annotated[int, Parameter(converter=_tokens, metavar="N")]
 
 
 def parse_tokens(text: str, option: str) -> int:
-    """A number of tokens: 16384, or 16K in units of 1,024; UsageError if it is not one."""
-    match = re.fullmatch(r"\s*(-?\d+)\s*([kK]?)\s*", text)
+    """A number of tokens: 16384, 16k in units of 1,024, or 1M; UsageError if it is not one."""
+    match = re.fullmatch(r"\s*(-?\d+)\s*([kKmM]?)\s*", text)
     if match is None:
-        raise UsageError(f"{option} must be a number of tokens (got {text!r})", hint="for example 16384 or 16K")
-    return int(match[1]) * (1024 if match[2] else 1)
+        raise UsageError(f"{option} must be a number of tokens (got {text!r})", hint="for example 16384 or 16k")
+    return int(match[1]) * {"": 1, "k": 1024, "m": 1024**2}[match[2].lower()]
 
 
 def _planned_engine(_type: Any, tokens: Any) -> str:
@@ -56,16 +68,45 @@ def _planned_engine(_type: Any, tokens: Any) -> str:
     return name
 
 
+_Options = TypeVar("_Options")
+_PANELS = {
+    SETTINGS: "context sequences ubatch batch cache_type cache_type_k cache_type_v point",
+    HARDWARE: "threads threads_batch cpu_only gpus reserve_ram reserve_cores margin cache_ram moe_cache "
+    "mmap repack mlock allow_disk",
+    SERVERS: "own_fit fit_margin gpu_memory_utilization tensor_parallel",
+}
+
+
+def _in_panels(options: type[_Options]) -> type[_Options]:
+    """Put the options of a dataclass, inherited ones included, into the panels of the help."""
+    hints = get_type_hints(options, include_extras=True)
+    for panel, names in _PANELS.items():
+        for name in names.split():
+            if name in hints:
+                options.__annotations__[name] = Annotated[hints[name], Parameter(group=panel)]
+    return options
+
+
+@_in_panels
 @Parameter(name="*", group=ENGINE)
 @dataclass(frozen=True, slots=True)
 class PlanFlags(api.PlanOptions):
     """The options of a plan for any engine."""
 
-    context: Annotated[int | None, Parameter(converter=_tokens)] = None
-    """Context length of each sequence in tokens, such as 16384 or 16K. [default: 32768, or less if memory is short]"""
+    context: Annotated[TokenCount | None, Parameter(alias="-c")] = None
+    """Context length of each sequence in tokens, such as 16384 or 16k. [default: 32768, or less if memory is short]"""
+
+    ubatch: TokenCount | None = None
+    """Micro-batch size of prefill, in tokens. [default: the one with the best forecast]"""
+
+    batch: TokenCount | None = None
+    """Logical batch size of prefill, in tokens. [default: 2048, or the micro-batch size if larger]"""
+
+    threads: Annotated[int | None, Parameter(alias="-t")] = None
+    """Threads for decoding. [default: physical cores minus reserved cores]"""
 
     reserve_ram: Size | None = None
-    """Memory to leave to other programs, such as "64 GiB". [default: from the configuration]"""
+    """Memory to leave to other programs, such as 64GiB. [default: from the configuration]"""
 
     margin: Size = 512 * MIB
     """Memory to keep free on every GPU at full context."""
@@ -83,6 +124,7 @@ class PlanFlags(api.PlanOptions):
     """Let the engine repack weights in host memory for its CPU kernels. [default: chosen by the planner]"""
 
 
+@_in_panels
 @Parameter(name="*", group=ENGINE)
 @dataclass(frozen=True, slots=True)
 class EngineFlags(PlanFlags, api.EngineOptions):
@@ -110,7 +152,7 @@ class GoalOptions(PlanFlags):
 class BodyOptions:
     """Request fields for jobs that do not set them."""
 
-    max_tokens: int | None = None
+    max_tokens: Annotated[TokenCount | None, Parameter(alias="-n")] = None
     """Maximum tokens per answer, for jobs that do not set it. [default: up to the end of the context]"""
 
     temperature: float | None = None

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from tokenmill.api.tokens import token_counter
+from tokenmill.cli.options import Model, TokenCount
 from tokenmill.cli.output import Common, facts, say, show, show_json
 from tokenmill.errors import UsageError
 from tokenmill.jobs.digest import Digest, build, estimate
@@ -19,8 +20,8 @@ SHOWN_NAMES = 5
 def digest(
     *files: Path,
     output: Annotated[Path, Parameter(name=("--output", "-o"), metavar="FILE")],
-    tokens: int = 8192,
-    model: Annotated[str | None, Parameter(metavar="MODEL")] = None,
+    tokens: TokenCount = 8192,
+    model: Model = None,
     force: bool = False,
     common: Common = Common(),  # noqa: B008  frozen
 ) -> int:

@@ -10,6 +10,7 @@ from cyclopts import Parameter
 from tokenmill.api.options import EngineOptions
 from tokenmill.api.planning.plan import locate, plan_engine
 from tokenmill.api.tokens import TokenCounter, token_counter
+from tokenmill.cli.options import Model, TokenCount
 from tokenmill.cli.output import Common, byte_progress, say, show, show_json
 from tokenmill.cli.views.lint import document, render
 from tokenmill.errors import UsageError
@@ -57,9 +58,9 @@ def lint(
     *,
     fix: bool = False,
     output: Annotated[Path | None, Parameter(name=("--output", "-o"), metavar="FILE")] = None,
-    model: Annotated[str | None, Parameter(metavar="MODEL")] = None,
+    model: Model = None,
     machine: Annotated[str | None, Parameter(metavar="NAME")] = None,
-    context: Annotated[int | None, Parameter(metavar="N")] = None,
+    context: Annotated[TokenCount | None, Parameter(alias="-c")] = None,
     force: bool = False,
     common: Common = Common(),  # noqa: B008  frozen
 ) -> int:

@@ -13,7 +13,7 @@ from tokenmill.api.run_options import RunOptions
 from tokenmill.api.sources import JobSource
 from tokenmill.api.stores import store_address
 from tokenmill.api.summary import Summary
-from tokenmill.cli.options import BodyOptions, EngineFlags
+from tokenmill.cli.options import BodyOptions, EngineFlags, Model
 from tokenmill.cli.output import Common, say, show, show_json
 from tokenmill.cli.progress import shown_progress
 from tokenmill.cli.signals import SignalStop
@@ -72,7 +72,7 @@ def run(
     /,
     *,
     output: Annotated[str, Parameter(name=("--output", "-o"), allow_leading_hyphen=True, metavar="FILE")],
-    model: Annotated[str | None, Parameter(metavar="MODEL")] = None,
+    model: Model = None,
     errors: Annotated[str | None, Parameter(metavar="FILE")] = None,
     strict: bool = False,
     no_reuse: bool = False,

@@ -11,7 +11,7 @@ from tokenmill.api.run_options import RunOptions
 from tokenmill.api.stores import store_address
 from tokenmill.api.summary import WorkSummary
 from tokenmill.api.workers import WorkRequest, work_batches
-from tokenmill.cli.options import EngineFlags
+from tokenmill.cli.options import EngineFlags, Model
 from tokenmill.cli.output import Common, facts, say, show, show_json
 from tokenmill.cli.progress import shown_progress
 from tokenmill.cli.signals import SignalStop
@@ -22,7 +22,7 @@ from tokenmill.units import format_seconds, number_of
 
 def work(
     *,
-    model: Annotated[str | None, Parameter(metavar="MODEL")] = None,
+    model: Model = None,
     store: Annotated[str | None, Parameter(metavar="URL")] = None,
     stay: bool = False,
     attempts: Annotated[int, Parameter(metavar="N")] = MAX_ATTEMPTS,

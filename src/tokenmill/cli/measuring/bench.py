@@ -14,7 +14,7 @@ from rich.console import Console
 
 from tokenmill.api.engines.choose import EngineChoice, plan_for
 from tokenmill.api.planning.plan import EnginePlan
-from tokenmill.cli.options import EngineFlags
+from tokenmill.cli.options import EngineFlags, ModelArgument, TokenCount
 from tokenmill.cli.output import Common, say, show, show_json, show_text
 from tokenmill.cli.progress import choose, opened
 from tokenmill.cli.views.bench import document, render
@@ -42,13 +42,12 @@ BenchFormat = Literal["table", "json", "csv", "markdown"]
 
 
 def bench(
-    model: str | None = None,
-    /,
+    model: ModelArgument = None,
     *,
     what: Annotated[str | None, Parameter(metavar="LIST")] = None,
-    depth: int = DEPTH,
-    step: int | None = None,
-    tokens: int | None = None,
+    depth: TokenCount = DEPTH,
+    step: TokenCount | None = None,
+    tokens: TokenCount | None = None,
     repeat: int = 3,
     thread_counts: Annotated[str | None, Parameter(metavar="LIST")] = None,
     sequence_counts: Annotated[str | None, Parameter(metavar="LIST")] = None,

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from tokenmill.api.planning.plan import locate
 from tokenmill.cli.measuring.history_rows import HistoryRow, errors, rows_of, speeds_in, trends
+from tokenmill.cli.options import Model
 from tokenmill.cli.output import Common, jsonable, say, show, show_json
 from tokenmill.cli.views.history import rendered
 from tokenmill.engine import load_history
@@ -40,7 +41,7 @@ COLUMNS = (
 
 def history(
     *,
-    model: Annotated[str | None, Parameter(metavar="MODEL")] = None,
+    model: Model = None,
     source: Source | None = None,
     last: int = LAST,
     export: Annotated[Path | None, Parameter(name="--export", metavar="FILE")] = None,

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from tokenmill import measurements
 from tokenmill.api.engines.choose import EngineChoice, plan_for
 from tokenmill.api.planning.plan import EnginePlan
-from tokenmill.cli.options import EngineFlags, parse_tokens
+from tokenmill.cli.options import EngineFlags, ModelArgument, parse_tokens
 from tokenmill.cli.output import Common, jsonable, say, show, show_json
 from tokenmill.cli.progress import choose, opened
 from tokenmill.cli.views.qualify import rendered, steps_shown
@@ -40,8 +40,7 @@ MIN_DEPTH = 256
 
 
 def qualify(
-    model: str | None = None,
-    /,
+    model: ModelArgument = None,
     *,
     against: Annotated[str | None, Parameter(metavar="MODEL")] = None,
     depths: Annotated[str | None, Parameter(metavar="LIST")] = None,

@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from tokenmill.api.stores import store_address
-from tokenmill.cli.options import EngineFlags
+from tokenmill.cli.options import EngineFlags, ModelArgument
 from tokenmill.cli.output import Common, say, show_json, show_text
 from tokenmill.errors import UsageError
 from tokenmill.report.collect import collect
@@ -20,8 +20,7 @@ _MARKDOWN = (".md", ".markdown")
 
 
 def report(
-    model: str | None = None,
-    /,
+    model: ModelArgument = None,
     *,
     output: Annotated[Path | None, Parameter(name=("--output", "-o"), metavar="FILE")] = None,
     options: EngineFlags = EngineFlags(),  # noqa: B008  frozen

@@ -4,14 +4,11 @@ import asyncio
 import os
 import time
 from dataclasses import dataclass, replace
-from typing import Annotated
-
-from cyclopts import Parameter
 
 from tokenmill.api.engines.choose import EngineChoice, plan_for
 from tokenmill.api.planning.plan import EnginePlan
 from tokenmill.cli.measuring.bench import place_of
-from tokenmill.cli.options import EngineFlags, Size
+from tokenmill.cli.options import EngineFlags, ModelArgument, Size, TokenCount
 from tokenmill.cli.output import Common, say, show, show_json
 from tokenmill.cli.progress import choose, opened
 from tokenmill.cli.views.soak import document, progress, render
@@ -48,11 +45,10 @@ class _SoakOptions:
 
 
 def soak(
-    model: str | None = None,
-    /,
+    model: ModelArgument = None,
     *,
-    depth: Annotated[int | None, Parameter(metavar="N")] = None,
-    step: Annotated[int | None, Parameter(metavar="N")] = None,
+    depth: TokenCount | None = None,
+    step: TokenCount | None = None,
     lanes: bool = False,
     memory_limit: Size | None = None,
     keep_free: Size | None = None,

@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from tokenmill.api.tune_options import TuneOptions
 from tokenmill.api.tuning import Tuning, prepare_tuning
-from tokenmill.cli.options import EngineFlags
+from tokenmill.cli.options import EngineFlags, RequiredModel, TokenCount
 from tokenmill.cli.output import Common, show, show_json, show_text
 from tokenmill.cli.progress import load_shown
 from tokenmill.cli.signals import CancelOnSignals
@@ -18,16 +18,15 @@ INTERRUPTED = 130
 
 
 def tune(
-    model: str,
-    /,
+    model: RequiredModel,
     *,
     aim: AimKind = "throughput",
     first_token: Annotated[str | None, Parameter(metavar="TIME")] = None,
     within: Annotated[str, Parameter(metavar="SHARE")] = "10%",
     jobs: Annotated[str | None, Parameter(metavar="FILE")] = None,
-    head_tokens: int = 512,
-    tail_tokens: int = 64,
-    output_tokens: int = 64,
+    prefix_tokens: TokenCount = 512,
+    own_tokens: TokenCount = 64,
+    answer_tokens: TokenCount = 64,
     trials: int | None = None,
     trial_seconds: Annotated[float, Parameter(metavar="SECONDS")] = 5.0,
     fresh: bool = False,
@@ -60,11 +59,11 @@ def tune(
         With --aim cores or context: share of the best throughput that may be lost.
     jobs:
         Job file with typical jobs to measure. [default: random prompts from the model's vocabulary]
-    head_tokens:
+    prefix_tokens:
         Tokens of the prefix that all random prompts share.
-    tail_tokens:
+    own_tokens:
         Tokens of a random prompt after the shared prefix.
-    output_tokens:
+    answer_tokens:
         Tokens generated per random prompt.
     trials:
         Maximum number of trials. [default: as many as needed, up to a share of all combinations]
@@ -80,9 +79,9 @@ def tune(
         first_token=first_token,
         within=within,
         jobs=jobs,
-        head_tokens=head_tokens,
-        tail_tokens=tail_tokens,
-        output_tokens=output_tokens,
+        prefix_tokens=prefix_tokens,
+        own_tokens=own_tokens,
+        answer_tokens=answer_tokens,
         trials=trials,
         trial_seconds=trial_seconds,
         fresh=fresh,

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from tokenmill.cli.options import TokenCount
 from tokenmill.cli.output import Common, byte_progress, facts, show, show_json
 from tokenmill.model.synthetic import generate as making
 from tokenmill.units import format_bytes, format_count
@@ -24,7 +25,7 @@ def synth(
     expert_ff: int | None = None,
     dense_ff: int | None = None,
     vocab: int | None = None,
-    context: int | None = None,
+    context: Annotated[TokenCount | None, Parameter(alias="-c")] = None,
     type: str = "Q4_0",
     seed: int = 0,
     force: bool = False,

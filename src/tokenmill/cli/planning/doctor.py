@@ -13,7 +13,7 @@ from rich.text import Text
 from tokenmill.api.options import EngineOptions
 from tokenmill.api.planning.loadable import usable_goal
 from tokenmill.api.planning.plan import locate
-from tokenmill.cli.options import GoalOptions
+from tokenmill.cli.options import GoalOptions, ModelArgument
 from tokenmill.cli.output import Common, harmless, show, show_json, show_text
 from tokenmill.config import Config
 from tokenmill.doctor.check_result import CheckResult, Remedy, Severity
@@ -35,8 +35,7 @@ ON_REQUEST: tuple[Severity, ...] = ("unknown", "fine")
 
 
 def doctor(
-    model: str | None = None,
-    /,
+    model: ModelArgument = None,
     *,
     all: bool = False,
     options: GoalOptions = GoalOptions(),  # noqa: B008  frozen

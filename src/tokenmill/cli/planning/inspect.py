@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tokenmill.api import inspecting as api
+from tokenmill.cli.options import RequiredModel
 from tokenmill.cli.output import Common, show, show_json
 from tokenmill.model.profile import LayerCache, Profile, TensorClass, Tokenizer
 from tokenmill.model.tensor_types import CACHE_TYPES
@@ -18,8 +19,7 @@ SHOWN_CACHE_TYPES = ("f16", "q8_0", "q4_0")
 
 
 def inspect(
-    model: str,
-    /,
+    model: RequiredModel,
     *,
     layers: bool = False,
     tensors: Annotated[bool, Parameter(name="--tensors")] = False,

@@ -13,7 +13,7 @@ from rich.text import Text
 from tokenmill.api.options import ENGINES, EngineOptions
 from tokenmill.api.planning.command_plan import plan_command
 from tokenmill.api.planning.plan import EnginePlan, command_for, does_not_fit, locate, plan_engine
-from tokenmill.cli.options import GoalOptions
+from tokenmill.cli.options import GoalOptions, ModelArgument
 from tokenmill.cli.output import Common, jsonable, show, show_json, show_text
 from tokenmill.cli.planning.plan_batch import BatchOptions
 from tokenmill.cli.planning.plan_hosts import HostsOptions, plan_over
@@ -41,8 +41,7 @@ _MODE = Parameter(group=Group.create_ordered("Modes", sort_key=0))
 
 
 def plan(
-    model: str | None = None,
-    /,
+    model: ModelArgument = None,
     *,
     machine: Annotated[str | None, Parameter(metavar="NAME")] = None,
     options: GoalOptions = GoalOptions(),  # noqa: B008  frozen

@@ -7,6 +7,7 @@ from typing import Annotated
 from cyclopts import Group, Parameter
 
 from tokenmill.api.tokens import token_counter
+from tokenmill.cli.options import TokenCount
 from tokenmill.config import Config
 from tokenmill.errors import UsageError
 from tokenmill.jobs.batch_profile import TEMPLATE_TOKENS, batch_profile
@@ -28,13 +29,13 @@ class BatchOptions:
     job_count: Annotated[int | None, Parameter(metavar="N")] = None
     """Number of jobs, instead of a file. [default: 10000]"""
 
-    prefix_tokens: Annotated[int | None, Parameter(metavar="N")] = None
+    prefix_tokens: TokenCount | None = None
     """Tokens at the beginning of a prompt that other jobs share. [default: 0]"""
 
-    own_tokens: Annotated[int | None, Parameter(metavar="N")] = None
+    own_tokens: TokenCount | None = None
     """Tokens of a prompt that no other job shares. [default: 0]"""
 
-    answer_tokens: Annotated[int | None, Parameter(metavar="N")] = None
+    answer_tokens: TokenCount | None = None
     """Tokens of an answer. [default: 256]"""
 
     def profile(self, model: str, config: Config) -> BatchProfile | None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from tokenmill.cli.options import SAMPLING, BodyOptions, EngineFlags
+from tokenmill.cli.options import SAMPLING, BodyOptions, EngineFlags, Model, TokenCount
 from tokenmill.cli.output import Common, facts, say, show, show_json
 from tokenmill.cli.recipes.export import exported, parse_target, rows_about
 from tokenmill.cli.recipes.run import (
@@ -53,7 +53,7 @@ class DistillSampling:
     seed: int = 0
     """Base seed; a different one gives different answers."""
 
-    max_tokens: int = MAX_TOKENS
+    max_tokens: Annotated[TokenCount, Parameter(alias="-n")] = MAX_TOKENS
     """Maximum tokens per answer, including reasoning."""
 
     stop: tuple[str, ...] = ()
@@ -98,7 +98,7 @@ def distill(
     /,
     *,
     output: Annotated[Path, Parameter(name=("--output", "-o"), metavar="FILE")],
-    model: Annotated[str | None, Parameter(metavar="MODEL")] = None,
+    model: Model = None,
     system: Path | None = None,
     column: str | None = None,
     thinking: Thinking = "auto",

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Group, Parameter
 from rich.table import Table
 
-from tokenmill.cli.options import SAMPLING, BodyOptions, EngineFlags
+from tokenmill.cli.options import SAMPLING, BodyOptions, EngineFlags, Model, TokenCount
 from tokenmill.cli.output import Common, facts, show, show_json, show_text
 from tokenmill.cli.recipes.run import RecipeOptions, RecipeResult, run_recipe_command, spent_document, summary_rows
 from tokenmill.errors import UsageError
@@ -108,7 +108,7 @@ class FilterOptions:
 class ExpandSampling:
     """Sampling of answers."""
 
-    max_tokens: int = 512
+    max_tokens: Annotated[TokenCount, Parameter(alias="-n")] = 512
     """Maximum tokens of a new example; truncated examples are dropped."""
 
     temperature: float = 0.8
@@ -131,7 +131,7 @@ def expand(
     /,
     *,
     output: Annotated[Path | None, Parameter(name=("--output", "-o"), metavar="FILE")] = None,
-    model: Annotated[str | None, Parameter(metavar="MODEL")] = None,
+    model: Model = None,
     write_prompts: Path | None = None,
     generation: GenerationOptions = GenerationOptions(),
     seed_options: SeedOptions = SeedOptions(),

@@ -13,7 +13,7 @@ from cyclopts import Group, Parameter
 from tokenmill.api.engines.batch import EngineSetup
 from tokenmill.api.engines.choose import choose_engine
 from tokenmill.api.stores import store_address
-from tokenmill.cli.options import EngineFlags
+from tokenmill.cli.options import EngineFlags, TokenCount
 from tokenmill.cli.output import Common, say
 from tokenmill.cli.progress import shown_progress
 from tokenmill.cli.recipes.forecast import Tokens, forecast_shown
@@ -37,7 +37,7 @@ class RecipeOptions:
     dry_run: bool = False
     """Estimate jobs, tokens, time and cost; start and store nothing."""
 
-    max_tokens_total: Annotated[int | None, Parameter(metavar="N")] = None
+    max_tokens_total: TokenCount | None = None
     """Stop after N prompt and answer tokens have been computed; the same command resumes, with N more. [default: no
     limit]"""
 

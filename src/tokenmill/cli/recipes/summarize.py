@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from tokenmill.api.engines.choose import EngineChoice, plan_for
 from tokenmill.api.stores import store_address
 from tokenmill.api.tokens import token_counter
-from tokenmill.cli.options import BodyOptions, EngineFlags
+from tokenmill.cli.options import BodyOptions, EngineFlags, Model, TokenCount
 from tokenmill.cli.output import Common, facts, say, show, show_json
 from tokenmill.cli.progress import choose, opened
 from tokenmill.cli.recipes.run import (
@@ -42,16 +42,16 @@ MAX_NAMES = 5  # shown per category
 def summarize(
     *docs: Path,
     output: Annotated[Path | None, Parameter(name=("--output", "-o"), metavar="FOLDER")] = None,
-    model: Annotated[str | None, Parameter(metavar="MODEL")] = None,
+    model: Model = None,
     digest: Path | None = None,
-    max_tokens: int = MAX_TOKENS,
+    max_tokens: Annotated[TokenCount, Parameter(alias="-n")] = MAX_TOKENS,
     language: str | None = None,
     prompts: Path | None = None,
     write_prompts: Path | None = None,
     glob: Annotated[tuple[str, ...], Parameter(metavar="PATTERN")] = (),
     text_column: Annotated[str | None, Parameter(metavar="COLUMN")] = None,
     id_column: Annotated[str | None, Parameter(metavar="COLUMN")] = None,
-    overlap: int = 0,
+    overlap: TokenCount = 0,
     temperature: float = 0.0,
     seed: int | None = None,
     body: str | None = None,

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from cyclopts import App, Group
 from rich.table import Table
 
+from tokenmill.cli.options import TokenCount
 from tokenmill.cli.output import Common, say, show, show_json, show_text
 from tokenmill.gateway.http import keys as api_keys
 from tokenmill.gateway.http.keys import LIMITS, KeyLimits
@@ -24,8 +25,8 @@ def add(
     *,
     requests_at_once: int | None = None,
     requests_per_minute: int | None = None,
-    tokens_per_minute: int | None = None,
-    tokens_per_day: int | None = None,
+    tokens_per_minute: TokenCount | None = None,
+    tokens_per_day: TokenCount | None = None,
     common: Common = Common(),  # noqa: B008  frozen
 ) -> None:
     """Create an API key and print it.

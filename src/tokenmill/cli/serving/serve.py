@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from tokenmill.api.engines.choose import watch_engine
 from tokenmill.api.engines.single import PlannedEngine, planned_engine, started
-from tokenmill.cli.options import EngineFlags
+from tokenmill.cli.options import EngineFlags, ModelArgument
 from tokenmill.cli.output import Common, show, show_json
 from tokenmill.cli.progress import load_shown
 from tokenmill.cli.signals import CancelOnSignals, served_code
@@ -18,7 +18,7 @@ from tokenmill.errors import UsageError
 
 
 def serve(
-    model: str | None = None,
+    model: ModelArgument = None,
     *,
     engine_only: bool = False,
     detach: bool = False,

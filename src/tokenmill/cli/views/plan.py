@@ -31,19 +31,21 @@ MEMORY_COLUMNS = ("weights", "KV", "compute", "other", "free", "total", "loading
 """GiB at full context; the last column is the peak while loading."""
 SHADES: dict[str, tuple[str, str]] = {
     "weights": ("█", "blue"),
+    "repack": ("█", "magenta"),
     "kv": ("▓", "green"),
+    "prompt_cache": ("▓", "cyan"),
     "compute": ("▒", "yellow"),
     "staging": ("▒", "yellow"),
-    "repack": ("▓", "magenta"),
-    "prompt_cache": ("▓", "cyan"),
-    "runtime": ("▒", "bright_black"),
-    "reserve": ("░", "bright_black"),
+    "runtime": ("░", "bright_black"),
+    "reserve": ("·", "bright_black"),
 }
+"""The bar's character and colour of each item; the items of one column of the table share a character."""
+_LEGEND = {"weights": "weights", "kv": "KV", "compute": "compute", "runtime": "other", "reserve": "free"}
 
 
 def render(plan: Plan) -> list[RenderableType]:
     """The plan at 80 columns."""
-    parts: list[RenderableType] = [_title(plan), Text(), _tiers(plan), Text()]
+    parts: list[RenderableType] = [_title(plan), Text(), _tiers(plan), _legend(), Text()]
     if plan.fits:
         parts += speeds_of(plan.forecast, plan.settings)
     parts += shortfalls_of(plan.shortfalls)
@@ -132,6 +134,11 @@ def _tiers(plan: Plan) -> Table:
         bar = _bar(_sizes(plan.ledger, tier), max(tier.capacity_bytes or 0, total))
         table.add_row(tier.name, bar, *columns_of(plan.ledger, tier))
     return table
+
+
+def _legend() -> Text:
+    parts = [Text(f"{SHADES[item][0]} {name}", style=SHADES[item][1]) for item, name in _LEGEND.items()]
+    return Text("  ").join(parts)
 
 
 def _sizes(ledger: Ledger, tier: Tier) -> dict[Item, int]:

@@ -179,7 +179,7 @@ def _left(eta_s: float | None, time_s: float) -> str:
 def _bar(counts: Counts) -> str:
     share = counts.final / counts.total if counts.total else 1.0
     filled = int(share * _BAR)
-    return "█" * filled + "░" * (_BAR - filled)
+    return "━" * filled + "─" * (_BAR - filled)  # as the bars of downloads and loads
 
 
 def summary(ended: Summary) -> list[RenderableType]:
