@@ -18,8 +18,8 @@ from typing import Any
 from tokenmill.config import EngineConfig
 from tokenmill.engine.engine import Answer, Request, Sampling, answer
 from tokenmill.errors import TokenmillError
-from tokenmill.hardware import probe
 from tokenmill.hardware.machine import Machine
+from tokenmill.hardware.probe import probe
 from tokenmill.model.read import read
 from tokenmill.model.synthetic import generate
 from tokenmill.native.launching import launch_engine

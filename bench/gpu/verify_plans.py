@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tokenmill.hardware import probe
 from tokenmill.hardware.machine import Machine
+from tokenmill.hardware.probe import probe
 from tokenmill.model.describe import describe
 from tokenmill.model.gguf import read_headers
 from tokenmill.model.profile import Profile

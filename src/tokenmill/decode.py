@@ -76,14 +76,14 @@ def _unknown_keys(cls: Any, data: object, prefix: str) -> Iterator[tuple[str, li
         if key not in known:
             yield f"{prefix}{key}", known
         else:
-            for inner in _dataclasses_in(hints[key]):
+            for inner in dataclasses_in(hints[key]):
                 yield from _unknown_keys(inner, value, f"{prefix}{key}.")
 
 
-def _dataclasses_in(hint: Any) -> Iterator[Any]:
+def dataclasses_in(hint: Any) -> Iterator[Any]:
     """The dataclass inside `X`, `X | None` or `tuple[X, ...]`; nothing for mappings and scalars."""
     if dataclasses.is_dataclass(hint):
         yield hint
     elif typing.get_origin(hint) in (types.UnionType, typing.Union, tuple):
         for argument in typing.get_args(hint):
-            yield from _dataclasses_in(argument)
+            yield from dataclasses_in(argument)

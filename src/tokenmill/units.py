@@ -1,9 +1,10 @@
-"""Parses and formats bytes, rates and counts.
+"""Parses and formats bytes, rates, counts and ranges of numbers.
 
 Memory and file sizes are binary (GiB), bandwidth (GB/s) and parameter counts (1.03 T) are decimal.
 """
 
 import re
+from collections.abc import Iterable
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -70,6 +71,11 @@ def format_gb_s(rate: float) -> str:
     return f"{rate:.0f} GB/s" if rate >= 100 else f"{rate:.1f} GB/s"
 
 
+def format_bytes_s(rate: float) -> str:
+    """`1.2 GB/s`, `350 MB/s`: bytes per second, decimal."""
+    return f"{rate / 1e9:.1f} GB/s" if rate >= 1e9 else f"{rate / 1e6:.0f} MB/s"
+
+
 def format_percent(share: float) -> str:
     """`93 %`, `0.3 %`: one decimal below 10 %."""
     return f"{100 * share:.0f} %" if share >= 0.0995 or share == 0 else f"{100 * share:.1f} %"
@@ -87,3 +93,24 @@ def format_seconds(seconds: float) -> str:
     if seconds < 7200:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h"
+
+
+def parse_ranges(text: str) -> tuple[int, ...]:
+    """Parse the kernel's lists of CPUs and NUMA nodes: `0-3,8,10-11`."""
+    numbers: list[int] = []
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit():
+            numbers.extend(range(int(first), int(last or first) + 1))
+    return tuple(numbers)
+
+
+def format_ranges(numbers: Iterable[int]) -> str:
+    """`0-3,8,10-11`: numbers in ascending order, as the kernel, taskset and systemd write lists of CPUs and nodes."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ",".join("-".join(map(str, run)) for run in runs)

@@ -75,6 +75,8 @@ def test_a_model_file_is_read_where_there_is_one(tmp_path: Path) -> None:
     _holds_together(rate)
     assert model.name in said[-1] or "temporary" in said[-1]  # the second where O_DIRECT is refused
     assert list(tmp_path.iterdir()) == [model]
+    model.write_bytes(block)
+    assert disk.measure_file(model, 0.1) is None  # too small
 
 
 def test_without_o_direct_the_page_cache_is_dropped_instead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,10 @@ import pynvml
 import pytest
 
 from tokenmill.cli import run
-from tokenmill.hardware import probe
 from tokenmill.hardware.dmi import read_modules
 from tokenmill.hardware.gpu.nvml import NvmlReading, read
 from tokenmill.hardware.host import LocalHost
+from tokenmill.hardware.probe import probe
 
 
 def test_agrees_with_what_python_sees(tmp_path: Path) -> None:

@@ -9,9 +9,11 @@ from tokenmill.units import (
     format_count,
     format_gb_s,
     format_percent,
+    format_ranges,
     format_seconds,
     number_of,
     parse_bytes,
+    parse_ranges,
 )
 
 
@@ -82,3 +84,13 @@ def test_shares_below_ten_percent_have_a_decimal() -> None:
         "93 %",
         "100 %",
     ]
+
+
+@given(st.sets(st.integers(0, 300)))
+def test_ranges_read_back(numbers: set[int]) -> None:
+    assert parse_ranges(format_ranges(numbers)) == tuple(sorted(numbers))
+
+
+def test_ranges_are_sorted_and_short() -> None:
+    assert format_ranges([3, 1, 2, 7, 9, 8, 3]) == "1-3,7-9"
+    assert format_ranges((0, 10, 11)) == "0,10-11"

@@ -8,8 +8,8 @@ from tokenmill.api.progress import log
 from tokenmill.config import Config
 from tokenmill.errors import UsageError
 from tokenmill.hardware import catalog
-from tokenmill.hardware import probe as read_machine
 from tokenmill.hardware.machine import Machine
+from tokenmill.hardware.probe import probe as read_machine
 from tokenmill.model.profile import Profile
 from tokenmill.model.read import read
 

@@ -33,7 +33,7 @@ from tokenmill.engine.process.exit_status import counter
 from tokenmill.errors import UsageError
 from tokenmill.hardware.dmi import read_modules
 from tokenmill.hardware.host import Host, LocalHost, number
-from tokenmill.hardware.limits import parse_cgroup
+from tokenmill.hardware.limits import CGROUPS, cgroup_folder, parse_cgroup
 from tokenmill.hardware.machine import Machine
 from tokenmill.hardware.memory import count_channels, parse_meminfo
 from tokenmill.hardware.probe import probe
@@ -43,7 +43,6 @@ from tokenmill.units import KIB
 
 SAMPLE_INTERVAL_S = 1.0
 _CPUS = "/sys/devices/system/cpu"
-_CGROUPS = "/sys/fs/cgroup"
 _MAX_HOLDERS = 3
 
 ReadModel = Callable[[Machine], ModelNeeds]
@@ -109,7 +108,7 @@ def sample_counters(host: Host, time_s: float) -> CounterSample:
     files = host.glob(f"{_CPUS}/cpu[0-9]*/thermal_throttle/core_throttle_count")
     throttles = [number(host.text(path)) for path in files]
     known = [count for count in throttles if count is not None]
-    group = _folder(host)
+    group = cgroup_folder(host)
     quota = (host.text(f"{group}/cpu.stat") or "") if group else ""
     return CounterSample(
         time_s=time_s,
@@ -154,14 +153,14 @@ def read_clocks(host: Host) -> Clocks:
 
 def read_groups(host: Host) -> tuple[CgroupFacts, ...]:
     """The control group of this process and its parents, innermost first."""
-    folder = _folder(host)
+    folder = cgroup_folder(host)
     groups = list[CgroupFacts]()
-    while folder is not None and folder != _CGROUPS:
+    while folder is not None and folder != CGROUPS:
         maximum, high = (number(host.text(f"{folder}/{name}")) for name in ("memory.max", "memory.high"))
         kills = counter(host.text(f"{folder}/memory.events") or "", "oom_kill")
         share = [number(word) for word in (host.text(f"{folder}/cpu.max") or "").split()]
         cpus = share[0] / share[1] if len(share) == 2 and share[0] and share[1] else None
-        groups.append(CgroupFacts(folder.removeprefix(_CGROUPS), maximum, high, cpus, kills))
+        groups.append(CgroupFacts(folder.removeprefix(CGROUPS), maximum, high, cpus, kills))
         folder = folder.rpartition("/")[0]
     return tuple(groups)
 
@@ -219,12 +218,3 @@ def engine_states(state: Path) -> tuple[DoctorEngine, ...]:
             if record is not None:
                 found.append(DoctorEngine(record, record.alive, record.supervisor.alive))
     return tuple(found)
-
-
-def _folder(host: Host) -> str | None:
-    """Folder of this process's control group."""
-    for controllers, path in parse_cgroup(host.text("/proc/self/cgroup") or ""):
-        folder = f"{_CGROUPS}{path}".rstrip("/")
-        if not controllers and any(host.exists(f"{folder}/{name}") for name in ("memory.max", "cpu.max", "cpu.stat")):
-            return folder
-    return None

@@ -5,10 +5,9 @@ from dataclasses import replace
 
 from tokenmill.doctor.check_result import CheckResult, Remedy
 from tokenmill.doctor.facts import Facts, GpuState, MemoryHolder
-from tokenmill.hardware.cpu import format_numbers
 from tokenmill.hardware.machine import Gpu
 from tokenmill.planner.plan import Plan
-from tokenmill.units import format_bytes, format_gb_s
+from tokenmill.units import format_bytes, format_gb_s, format_ranges
 
 _LINKS = "sudo lspci -vv -d ::0300 | grep -E 'LnkCap:|LnkSta:'"
 _PERFORMANCE = "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER"
@@ -61,8 +60,8 @@ def gpu_link(facts: Facts) -> CheckResult | None:
         return CheckResult(
             "gpu-link", "unknown", "the driver does not report PCIe links", remedies=(Remedy("look", _LINKS),)
         )
-    narrow = [gpu for gpu in gpus if _less(gpu.pcie.width, gpu.pcie.max_width)]
-    slow = [gpu for gpu in gpus if _less(gpu.pcie.generation, gpu.pcie.max_generation)]
+    narrow = [gpu for gpu in gpus if gpu.pcie.narrow]
+    slow = [gpu for gpu in gpus if gpu.pcie.slow]
     working = [gpu for gpu in slow if (_state(facts, gpu).utilization or 0.0) >= BUSY]
     if narrow:
         return _narrow(facts, narrow)
@@ -75,10 +74,10 @@ def gpu_link(facts: Facts) -> CheckResult | None:
             _LINK_WHY,
             remedies=_link_remedies(facts),
         )
-    older = [gpu for gpu in gpus if _less(gpu.pcie.max_generation, _state(facts, gpu).device_generation)]
+    older = [gpu for gpu in gpus if (gpu.pcie.max_generation or 99) < (_state(facts, gpu).device_generation or 0)]
     if older:
         gpu = older[0]
-        best = _state(facts, older[0]).device_generation
+        best = _state(facts, gpu).device_generation
         return CheckResult(
             "gpu-link",
             "advice",
@@ -272,12 +271,8 @@ def _nvidia(facts: Facts) -> bool:
 
 
 def _indices(gpus: Sequence[Gpu]) -> str:
-    return format_numbers([gpu.index for gpu in gpus])
+    return format_ranges([gpu.index for gpu in gpus])
 
 
 def _numbers(states: Sequence[GpuState]) -> str:
-    return format_numbers([state.index for state in states])
-
-
-def _less(now: int | None, best: int | None) -> bool:
-    return now is not None and best is not None and now < best
+    return format_ranges([state.index for state in states])

@@ -3,7 +3,7 @@
 from tokenmill.doctor.check_result import LIMITS_FILE, CheckResult, Remedy, since, sysctl, sysfs
 from tokenmill.doctor.facts import Facts
 from tokenmill.launch.binding import host_bytes, host_weights_bytes
-from tokenmill.units import GIB, MIB, format_bytes
+from tokenmill.units import GIB, MIB, format_bytes, format_bytes_s
 
 SWAPPING_BYTES_S = MIB  # slower swapping is ignored
 IDLE_PAGES_BYTES = GIB
@@ -33,7 +33,7 @@ def swap(facts: Facts) -> CheckResult:
     return CheckResult(
         "swap",
         "problem",
-        f"swapping now: {_mb_s(swapped_in)} in, {_mb_s(swapped_out)} out; {amount}"
+        f"swapping now: {format_bytes_s(swapped_in)} in, {format_bytes_s(swapped_out)} out; {amount}"
         + (f": {holders}" if holders else ""),
         "every token that needs swapped-out weights waits for the disk",
         remedies=(
@@ -229,7 +229,3 @@ def oom_kills(facts: Facts) -> CheckResult:
             Remedy("look", "sudo journalctl -k -g 'Killed process'", note="shows the processes, times and sizes"),
         ),
     )
-
-
-def _mb_s(rate: float) -> str:
-    return f"{rate / 1e9:.1f} GB/s" if rate >= 1e9 else f"{rate / 1e6:.0f} MB/s"

@@ -11,8 +11,7 @@ from tokenmill.engine.limits.reserve import AppliedLimits, local_limit, memory_m
 from tokenmill.engine.limits.start import current_limits
 from tokenmill.engine.process import registry
 from tokenmill.hardware.host import Host, LocalHost
-from tokenmill.launch.binding import ranges
-from tokenmill.units import GIB, format_bytes, number_of
+from tokenmill.units import GIB, format_bytes, format_ranges, number_of
 
 _WHY = "a reserve is only guaranteed to other programs if a limit prevents the engine from using it"
 
@@ -61,8 +60,8 @@ def core_finding(cores: int, config: EngineConfig, allowed: set[int], host: Host
     return CheckResult(
         "reserve-cores",
         "fine",
-        f"{words} reserved: engines run on CPUs {ranges(division.cpus)}, other programs can use "
-        f"{ranges(division.left)}",
+        f"{words} reserved: engines run on CPUs {format_ranges(division.cpus)}, other programs can use "
+        f"{format_ranges(division.left)}",
     )
 
 

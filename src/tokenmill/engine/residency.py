@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenmill.errors import ModelError
-from tokenmill.hardware.disk import mount_of, parse_mountinfo
+from tokenmill.hardware.disk import MEMORY_FILE_SYSTEMS, mount_of, parse_mountinfo
 from tokenmill.units import MIB
 
 BLOCK_BYTES = 16 * MIB  # granularity of residency
@@ -26,7 +26,6 @@ _STATX_ATTR_DAX = 0x0020_0000
 _AT_FDCWD = -100
 _STATX_BYTES = 256
 _OVERFLOW_UID = 65534  # owner of files whose owner is not mapped in this user namespace
-_MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -99,7 +98,7 @@ def _data(fd: int, size: int) -> Iterator[tuple[int, int]]:
 def _no_cache(path: Path) -> str | None:
     """Return why reads of this file bypass the page cache; None if they do not."""
     mount = mount_of(os.path.realpath(path), parse_mountinfo(Path("/proc/self/mountinfo").read_text()))
-    if mount is not None and mount.filesystem in _MEMORY_FILE_SYSTEMS:
+    if mount is not None and mount.filesystem in MEMORY_FILE_SYSTEMS:
         return f"{path} is on {mount.filesystem}, which is memory already"
     if _is_dax(path):
         return f"{path} is on persistent memory (DAX), which is read in place"

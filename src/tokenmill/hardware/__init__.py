@@ -1,4 +1,4 @@
-"""Machine facts: `probe()` reads this machine into one frozen `Machine`.
+"""Machine facts: `probe.probe()` reads this machine into one frozen `Machine`.
 
 machine                values of a machine
 probe                  reads this machine with cpu, memory, dmi, pmem, disk, gpu and limits
@@ -7,8 +7,3 @@ machine_file, catalog  machines as TOML files, and those that ship with tokenmil
 fleet                  several hosts and their network
 bandwidth              measures memories, disks and links
 """
-
-from tokenmill.hardware.machine import Machine
-from tokenmill.hardware.probe import probe
-
-__all__ = ["Machine", "probe"]

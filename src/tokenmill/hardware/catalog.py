@@ -10,9 +10,7 @@ from pathlib import Path
 
 from tokenmill.errors import UnknownMachine
 from tokenmill.hardware.machine import Machine
-from tokenmill.hardware.machine_file import read, write
-
-__all__ = ["THIS", "find", "load_all", "names", "read", "write"]
+from tokenmill.hardware.machine_file import read
 
 THIS = "this"
 _FOLDER = Path(__file__).with_name("catalog")

@@ -2,12 +2,12 @@
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from tokenmill.hardware.host import Host, number
 from tokenmill.hardware.machine import ISA_THAT_MATTERS, Cpu, Note
-from tokenmill.units import parse_bytes
+from tokenmill.units import parse_bytes, parse_ranges
 
 # Linux's name -> name in ISA_THAT_MATTERS
 _ISA_ALIASES = {"asimd": "neon", "asimddp": "dotprod", "avx512vbmi": "avx512_vbmi"}
@@ -76,27 +76,6 @@ def cache_total(text: str) -> int | None:
     return parse_bytes(match[1]) if match else None
 
 
-def parse_numbers(text: str) -> tuple[int, ...]:
-    """Parse a list of numbers in the kernel's format: `0-3,8,10-11`."""
-    cpus: list[int] = []
-    for part in text.strip().split(","):
-        first, _, last = part.partition("-")
-        if first.isdigit():
-            cpus.extend(range(int(first), int(last or first) + 1))
-    return tuple(cpus)
-
-
-def format_numbers(cpus: Sequence[int]) -> str:
-    """Format numbers in the kernel's format: `0-3,8,10-11`."""
-    runs: list[list[int]] = []
-    for cpu in cpus:
-        if runs and cpu == runs[-1][-1] + 1:
-            runs[-1][1:] = [cpu]
-        else:
-            runs.append([cpu])
-    return ",".join("-".join(map(str, run)) for run in runs)
-
-
 def _entries(value: Any, key: str) -> list[dict[str, Any]]:
     inner = value.get(key) if isinstance(value, dict) else None
     return [entry for entry in inner if isinstance(entry, dict)] if isinstance(inner, list) else []
@@ -146,7 +125,7 @@ def _notes(cpu: Cpu, host: Host) -> list[Note]:
         return [
             Note("cpu.cores", "not in /proc/cpuinfo or sysfs, and lscpu does not report it: apt-get install util-linux")
         ]
-    online = parse_numbers(host.text(f"{_CPUS}/online") or "")
+    online = parse_ranges(host.text(f"{_CPUS}/online") or "")
     if cpu.threads_per_core and len(online) not in (0, cpu.cores * cpu.threads_per_core):
         return [
             Note(

@@ -7,10 +7,9 @@ unknown, because the hardware below it is not visible.
 import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Literal
 
 from tokenmill.hardware.host import Host, number
-from tokenmill.hardware.machine import Disk, Note
+from tokenmill.hardware.machine import Disk, DiskKind, Note
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +61,6 @@ def _unescape(text: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
-DiskKind = Literal["nvme", "ssd", "hdd", "network", "memory"]
-
 _NETWORK = {
     "nfs",
     "nfs4",
@@ -91,7 +88,7 @@ _NETWORK = {
     "fuse.davfs2",
     "davfs",
 }
-_MEMORY = {"tmpfs", "ramfs", "devtmpfs"}
+MEMORY_FILE_SYSTEMS = frozenset(("tmpfs", "ramfs", "devtmpfs", "hugetlbfs"))
 _SLOWEST_FIRST: tuple[DiskKind, ...] = ("hdd", "ssd", "nvme")
 
 
@@ -126,7 +123,7 @@ def nearest_existing(host: Host, path: Path) -> PurePosixPath:
 def _kind(host: Host, mount: MountPoint, *, virtual: bool) -> tuple[str | None, DiskKind | None, list[Note]]:
     if mount.filesystem in _NETWORK:
         return mount.source, "network", []
-    if mount.filesystem in _MEMORY:
+    if mount.filesystem in MEMORY_FILE_SYSTEMS:
         note = f"{mount.point} is {mount.filesystem}: its files take up memory"
         return None, "memory", [Note("disk.kind", note)]
     name = block_name(host, mount)

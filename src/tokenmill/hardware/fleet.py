@@ -119,11 +119,6 @@ def fleet_of(named: str, link: str | None) -> Fleet | None:
                 hint=f"use --machine head.toml,worker.toml --link {LINK_EXAMPLE}, or omit --link",
             )
         return None
-    if link is None and file.link is None:
-        raise ConfigError(
-            f"{path}: the fleet has no [link]",
-            hint='add [link] with bandwidth = "25 Gbit/s" and round_trip = "50 us", or use --link',
-        )
     network = parse_link(link) if link is not None else _link_of(file.link, path)
     return _fleet(file.hosts, network, path.parent)
 
@@ -166,7 +161,11 @@ def _fleet_file(path: Path) -> _FleetFile | None:
 
 
 def _link_of(entry: _LinkEntry | None, path: Path) -> NetworkLink:
-    assert entry is not None  # noqa: S101  checked by the caller
+    if entry is None:
+        raise ConfigError(
+            f"{path}: the fleet has no [link]",
+            hint='add [link] with bandwidth = "25 Gbit/s" and round_trip = "50 us", or use --link',
+        )
     try:
         return NetworkLink(_rate(entry.bandwidth), _time(entry.round_trip))
     except UsageError as error:

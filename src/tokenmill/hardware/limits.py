@@ -7,15 +7,17 @@ applies.
 import re
 from collections.abc import Iterable
 from pathlib import PurePosixPath
+from typing import Literal
 
-from tokenmill.hardware.cpu import parse_numbers
 from tokenmill.hardware.disk import MountPoint
 from tokenmill.hardware.host import Host
 from tokenmill.hardware.machine import Limits, Note
-from tokenmill.units import format_bytes
+from tokenmill.units import format_bytes, parse_ranges
 
 # the inode of the first PID namespace, fixed in include/linux/proc_ns.h; containers have another
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"
+CGROUPS = "/sys/fs/cgroup"
+_GROUP_FILES = ("memory.events", "memory.max", "cpu.max", "cpu.stat")
 _NO_LIMIT_V1 = 1 << 60  # v1 writes "unlimited" as the largest number of whole pages
 
 _CONTAINER_MARKS = (
@@ -32,10 +34,10 @@ def read_limits(host: Host, mounts: tuple[MountPoint, ...], memory_bytes: int | 
     memory = _smallest(_memory_limits(host, groups, mounts, "memory.max", "memory.limit_in_bytes"), memory_bytes)
     high = _smallest(_memory_limits(host, groups, mounts, "memory.high", None), memory or memory_bytes)
     quotas = [_cpu_quota(host, folder) for folder in _folders("cpu", groups, mounts)]
-    online = parse_numbers(host.text("/sys/devices/system/cpu/online") or "")
+    online = parse_ranges(host.text("/sys/devices/system/cpu/online") or "")
     status = host.text("/proc/self/status") or ""
     # the kernel has already applied the cpusets of all parents
-    allowed = parse_numbers(_field(status, "Cpus_allowed_list") or "")
+    allowed = parse_ranges(_field(status, "Cpus_allowed_list") or "")
     cpuset = allowed if allowed and len(allowed) < len(online) else None
     locked = _field(host.text("/proc/self/limits") or "", "Max locked memory", separator=r"\s+")
     notes = []
@@ -53,7 +55,7 @@ def read_limits(host: Host, mounts: tuple[MountPoint, ...], memory_bytes: int | 
                 f"memory.high is {format_bytes(high)}: above it the kernel throttles this process",
             )
         )
-    notes += _node_notes(host, parse_numbers(_field(status, "Mems_allowed_list") or ""))
+    notes += _node_notes(host, parse_ranges(_field(status, "Mems_allowed_list") or ""))
     return Limits(
         memory, min(filter(None, quotas), default=None), cpuset, int(locked) if locked and locked.isdigit() else None
     ), notes
@@ -67,6 +69,15 @@ def parse_cgroup(text: str) -> tuple[tuple[frozenset[str], str], ...]:
         if len(parts) == 3:
             groups.append((frozenset(filter(None, parts[1].split(","))), parts[2]))
     return tuple(groups)
+
+
+def cgroup_folder(host: Host, pid: int | Literal["self"] = "self") -> str | None:
+    """Return the folder of a process's control group (version 2); None if it is not visible."""
+    for controllers, path in parse_cgroup(host.text(f"/proc/{pid}/cgroup") or ""):
+        folder = f"{CGROUPS}{path}".rstrip("/")
+        if not controllers and any(host.exists(f"{folder}/{name}") for name in _GROUP_FILES):
+            return folder
+    return None
 
 
 def read_container(host: Host) -> tuple[str | None, list[Note]]:
@@ -142,7 +153,7 @@ def _cpu_quota(host: Host, folder: str) -> float | None:
 
 
 def _node_notes(host: Host, allowed: tuple[int, ...]) -> list[Note]:
-    nodes = parse_numbers(host.text("/sys/devices/system/node/has_memory") or "")
+    nodes = parse_ranges(host.text("/sys/devices/system/node/has_memory") or "")
     if not allowed or len(allowed) >= len(nodes):
         return []
     return [

@@ -6,6 +6,8 @@ from typing import Literal
 from tokenmill.decode import Bytes
 
 TierKind = Literal["vram", "dram", "pmem", "disk"]
+DiskKind = Literal["nvme", "ssd", "hdd", "network", "memory"]
+PmemMode = Literal["memory", "app-direct", "mixed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ class PmemNamespace:
 class Pmem:
     """Optane persistent memory."""
 
-    mode: Literal["memory", "app-direct", "mixed"] | None = None
+    mode: PmemMode | None = None
     dimms: int | None = None
     total_bytes: Bytes | None = None
     memory_mode_bytes: Bytes | None = None  # volatile capacity, which the system sees as RAM
@@ -124,6 +126,16 @@ class PcieLink:
         width = self.max_width or self.width
         per_lane = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}.get(generation or 0)
         return None if per_lane is None or width is None else round(per_lane * width, 1)
+
+    @property
+    def narrow(self) -> bool:
+        """Whether the link uses fewer lanes than both ends support."""
+        return self.width is not None and self.max_width is not None and self.width < self.max_width
+
+    @property
+    def slow(self) -> bool:
+        """Whether the link uses a lower generation than both ends support, as usual for idle GPUs."""
+        return self.generation is not None and self.max_generation is not None and self.generation < self.max_generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +179,7 @@ class Disk:
     path: str
     device: str | None = None
     filesystem: str | None = None
-    kind: Literal["nvme", "ssd", "hdd", "network", "memory"] | None = None
+    kind: DiskKind | None = None
     total_bytes: Bytes | None = None
     free_bytes: Bytes | None = None
     nominal_gb_s: float | None = None

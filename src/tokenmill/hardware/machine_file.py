@@ -12,9 +12,9 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
 
-from tokenmill.decode import read_toml
+from tokenmill.decode import dataclasses_in, read_toml
 from tokenmill.errors import ConfigError, UsageError
 from tokenmill.hardware.machine import Machine
 from tokenmill.storage.atomic import replace_file
@@ -92,7 +92,7 @@ def to_toml(machine: Machine) -> str:
 def _explanations(kind: type, path: str) -> Iterator[tuple[str, str]]:
     """Yield the path of each table, without indices, and the first line of its dataclass's docstring."""
     for name, hint in get_type_hints(kind).items():
-        inner = _dataclass_in(hint)
+        inner = next(dataclasses_in(hint), None)
         if inner is not None:
             yield _join(path, name), (inner.__doc__ or "").partition("\n")[0]
             yield from _explanations(inner, _join(path, name))
@@ -108,7 +108,7 @@ def _table(value: Any, path: str, comments: dict[str, list[str]]) -> Iterator[st
     for field in dataclasses.fields(value):
         item = getattr(value, field.name)
         inner = _join(path, field.name)
-        kind = _dataclass_in(hints[field.name])
+        kind = next(dataclasses_in(hints[field.name]), None)
         if kind is not None:
             tables.append((item, inner, kind))
             continue
@@ -177,13 +177,6 @@ def _wrapped(text: str) -> list[str]:
 
 def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
-
-
-def _dataclass_in(hint: Any) -> type | None:
-    """The dataclass inside `X`, `X | None` or `tuple[X, ...]`."""
-    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return hint
-    return next((kind for kind in map(_dataclass_in, get_args(hint)) if kind is not None), None)
 
 
 def _impossible_numbers(path: str, value: Any) -> Iterator[tuple[str, str]]:

@@ -7,11 +7,10 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from tokenmill.hardware.cpu import parse_numbers
 from tokenmill.hardware.dmi import Module
 from tokenmill.hardware.host import Host, number
 from tokenmill.hardware.machine import Dimm, Dram, HugePages, Note, NumaNode, Swap
-from tokenmill.units import KIB, format_bytes
+from tokenmill.units import KIB, format_bytes, parse_ranges
 
 # channel names of board makers: the channel in group c, the socket or controller in group s
 _NAMINGS = tuple(
@@ -145,7 +144,7 @@ def read_numa(host: Host, total_bytes: int | None) -> tuple[tuple[NumaNode, ...]
         nodes.append(
             NumaNode(
                 index=int(folder.rpartition("node")[2]),
-                cpus=parse_numbers(host.text(f"{folder}/cpulist") or ""),
+                cpus=parse_ranges(host.text(f"{folder}/cpulist") or ""),
                 memory_bytes=memory.get("MemTotal"),
                 free_bytes=memory.get("MemFree"),
                 distances=tuple(int(part) for part in (host.text(f"{folder}/distance") or "").split()),

@@ -7,16 +7,14 @@ namespaces to all users, but not Memory Mode. The bandwidth is only known if `pr
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
 from tokenmill.hardware.disk import MountPoint
 from tokenmill.hardware.dmi import Module
 from tokenmill.hardware.host import Host, number
-from tokenmill.hardware.machine import Dram, Note, Pmem, PmemNamespace
+from tokenmill.hardware.machine import Dram, Note, Pmem, PmemMode, PmemNamespace
 from tokenmill.units import parse_bytes
-
-PmemMode = Literal["memory", "app-direct", "mixed"]
 
 _DEVICES = "/sys/bus/nd/devices"
 _SYSFS_MODES = {"memory": "fsdax", "dax": "devdax", "safe": "sector", "raw": "raw"}
@@ -71,7 +69,7 @@ def read_pmem(
 def as_cache(dram: Dram, shares: Shares) -> Dram:
     """The DRAM as cache of Memory Mode, with the cache's size and no available memory."""
     size = shares.cache_bytes or sum(dimm.size_bytes for dimm in dram.dimms) or None
-    return Dram(size, None, dram.kind, dram.dimms, dram.slots, dram.channels, dram.mts, dram.nominal_gb_s)
+    return replace(dram, total_bytes=size, available_bytes=None)
 
 
 def parse_resources(text: str) -> Shares | None:

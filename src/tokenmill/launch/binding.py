@@ -4,12 +4,11 @@
 usual order (CPUs c and c + cores share a core).
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tokenmill.hardware.machine import Machine, NumaNode
 from tokenmill.planner.plan import Plan
-from tokenmill.units import GIB
+from tokenmill.units import GIB, format_ranges
 
 HOST_TIERS = ("dram", "pmem")
 MIN_HOST_BYTES = 2 * GIB  # with less, the model is on GPUs and host NUMA placement does not matter
@@ -27,12 +26,12 @@ class Binding:
     @property
     def cpu_list(self) -> str | None:
         """CPUs in the format of taskset, cpusets and systemd: `0-12,16-28`."""
-        return None if self.cpus is None else ranges(self.cpus)
+        return None if self.cpus is None else format_ranges(self.cpus)
 
     @property
     def node_list(self) -> str | None:
         """`0` or `0-1`."""
-        return None if self.nodes is None else ranges(self.nodes)
+        return None if self.nodes is None else format_ranges(self.nodes)
 
     @property
     def numa(self) -> bool:
@@ -69,17 +68,6 @@ def host_weights_bytes(plan: Plan) -> int:
     return sum(
         row.bytes for row in plan.ledger.after_load if row.tier in HOST_TIERS and row.item in ("weights", "repack")
     )
-
-
-def ranges(numbers: Iterable[int]) -> str:
-    """Format ascending numbers as ranges: `0-12,16`."""
-    runs: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 def _several_nodes_possible(machine: Machine) -> bool:

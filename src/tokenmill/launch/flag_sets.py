@@ -101,10 +101,6 @@ class FlagSet:
             return name
         raise FlagUnknown(f"{self.version} has no flag {name}", hint=self.instead_of(name))
 
-    def first(self, *names: str) -> str:
-        """The first spelling that the version has; raises FlagUnknown if it has none."""
-        return next((name for name in names if self.has(name)), None) or self.require(names[0])
-
     def takes_value(self, name: str) -> bool:
         """Whether the flag has a value; False for unknown flags."""
         return self.values.get(normal(name), 0) > 0

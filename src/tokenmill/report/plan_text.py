@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from tokenmill.hardware.cpu import format_numbers
 from tokenmill.hardware.machine import Gpu, Machine, PcieLink
 from tokenmill.planner.plan import Shortfall
 from tokenmill.report.compare import SHOWN
@@ -13,7 +12,7 @@ from tokenmill.report.report import (
     ReportPage,
     TierPicture,
 )
-from tokenmill.units import format_bytes, format_count, format_gb_s, format_seconds
+from tokenmill.units import format_bytes, format_count, format_gb_s, format_ranges, format_seconds
 
 UNKNOWN = "unknown"
 _DEVICES = {"dram": "CPU", "pmem": "CPU"}
@@ -84,7 +83,7 @@ def machine_rows(machine: Machine) -> Rows:
         mode = {"memory": "Memory Mode", "app-direct": "App Direct", "mixed": "both modes"}
         rows.append(("PMem", f"{_size(machine.pmem.total_bytes)}, {mode.get(machine.pmem.mode or '', 'mode unknown')}"))
     if len(machine.numa) > 1:
-        cpus = [f"CPUs {format_numbers(node.cpus)}" if node.cpus else "no CPUs" for node in machine.numa]
+        cpus = [f"CPUs {format_ranges(node.cpus)}" if node.cpus else "no CPUs" for node in machine.numa]
         nodes = [
             f"{node.index}: {_size(node.memory_bytes)}, {words}" for node, words in zip(machine.numa, cpus, strict=True)
         ]

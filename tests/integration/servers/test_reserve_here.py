@@ -19,10 +19,9 @@ from tokenmill.engine.limits.start import current_limits, start_limited
 from tokenmill.engine.loading.progress import LoadProgress
 from tokenmill.engine.process import registry
 from tokenmill.engine.process.identity import descendants
-from tokenmill.launch.binding import ranges
 from tokenmill.native.launching import start, start_restarting
 from tokenmill.planner.plan import Plan
-from tokenmill.units import GIB
+from tokenmill.units import GIB, format_ranges
 
 GREEDY = Sampling(temperature=0.0)
 NATIVE = EngineConfig()
@@ -103,7 +102,7 @@ def test_vllm_gets_the_cpus_that_it_may_use(tmp_path: Path, smollm2_path: Path) 
         while not process.tail(1):
             await asyncio.sleep(0.01)
         await process.stop()
-        assert process.tail(1) == (f"bound to {ranges(os.sched_getaffinity(0))}",)
+        assert process.tail(1) == (f"bound to {format_ranges(os.sched_getaffinity(0))}",)
 
     run(scene)
 

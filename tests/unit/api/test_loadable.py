@@ -14,6 +14,7 @@ from tokenmill.api.planning.plan import plan_engine
 from tokenmill.config import Config
 from tokenmill.errors import UsageError
 from tokenmill.hardware import catalog as machines
+from tokenmill.hardware import machine_file
 from tokenmill.hardware.identity import differences
 from tokenmill.hardware.machine import Dram, Gpu, Machine
 from tokenmill.model.synthetic import ghost
@@ -64,7 +65,7 @@ def test_another_machine_is_planned_but_not_loaded(model: Path, config: Config) 
 def test_a_file_of_this_machine_with_less_memory_is_loaded(model: Path, config: Config, tmp_path: Path) -> None:
     this = machines.find("this")
     assert this.dram.total_bytes is not None
-    machines.write(
+    machine_file.write(
         replace(this, dram=replace(this.dram, total_bytes=this.dram.total_bytes // 2)), tmp_path / "box.toml"
     )
     assert plan_engine(str(model), EngineOptions(machine=str(tmp_path / "box.toml")), config).plan.fits
@@ -101,7 +102,7 @@ def test_a_plan_leaves_out_gpus_that_the_library_cannot_use(
 def test_a_file_of_this_machine_gets_the_same_warning(
     box: Machine, model: Path, config: Config, tmp_path: Path
 ) -> None:
-    machines.write(box, tmp_path / "box.toml")
+    machine_file.write(box, tmp_path / "box.toml")
     made = plan_engine(str(model), EngineOptions(machine=str(tmp_path / "box.toml")), config, files=False).plan
     assert BUILD_COMMAND in made.warnings[0]
 

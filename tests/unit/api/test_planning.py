@@ -13,6 +13,7 @@ from tokenmill.api.planning.plan import command_for, plan, plan_engine
 from tokenmill.config import Config
 from tokenmill.errors import DoesNotFit, UnknownModel, UsageError
 from tokenmill.hardware import catalog as machines
+from tokenmill.hardware import machine_file
 from tokenmill.planner.goal import DialectName
 
 
@@ -42,7 +43,7 @@ def test_plan_shows_what_run_starts(
 @pytest.fixture
 def here(tmp_path: Path) -> str:
     """A machine file of this machine, so that two plans see the same free memory."""
-    machines.write(replace(machines.find("this"), gpus=()), tmp_path / "here.toml")
+    machine_file.write(replace(machines.find("this"), gpus=()), tmp_path / "here.toml")
     return str(tmp_path / "here.toml")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tokenmill.cli import run
-from tokenmill.hardware import catalog
+from tokenmill.hardware import catalog, machine_file
 from tokenmill.hardware.machine import Machine
 
 
@@ -45,7 +45,7 @@ def test_json_is_the_whole_catalogue(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_json_of_one_machine_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    catalog.write(Machine("mine"), tmp_path / "mine.toml")
+    machine_file.write(Machine("mine"), tmp_path / "mine.toml")
     assert run(["machines", str(tmp_path / "mine.toml"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["name"] == "mine"
 

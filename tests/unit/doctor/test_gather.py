@@ -12,7 +12,7 @@ from tokenmill.config import Config, EngineConfig
 from tokenmill.doctor import nvidia_smi
 from tokenmill.doctor.facts import CgroupFacts, MemoryHolder, Pool
 from tokenmill.doctor.gather import engine_states, gather, parse_open_files
-from tokenmill.doctor.model import MIN_FILE_BYTES, model_facts, read_gb_s
+from tokenmill.doctor.model import model_facts
 from tokenmill.engine.process import registry
 from tokenmill.engine.process.identity import Pid
 from tokenmill.hardware.machine import Measurements, Rate
@@ -134,18 +134,3 @@ def test_a_ghost_is_not_taken_for_a_model_in_memory(tmp_path: Path) -> None:
     assert found.file_bytes is not None
     assert found.file_bytes < 64 * MIB
     assert found.disk_gb_s is None  # holes are not read from disk
-
-
-def test_a_disk_is_read_past_the_page_cache(tmp_path: Path) -> None:
-    path = tmp_path / "model.gguf"
-    with path.open("wb") as opened:
-        for _ in range(MIN_FILE_BYTES // (16 * MIB)):
-            opened.write(os.urandom(MIB) * 16)
-        opened.flush()
-        os.fsync(opened.fileno())
-    rate = read_gb_s(path, 0.1)
-    assert rate is not None
-    assert 0.001 < rate < 1000
-    small = tmp_path / "small.gguf"
-    small.write_bytes(b"x" * MIB)
-    assert read_gb_s(small) is None

@@ -6,7 +6,6 @@ own, and so does each planning fact that is missing. seeds.json holds what publi
 """
 
 import dataclasses
-import importlib
 import json
 import re
 import types
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 
 from tokenmill.errors import ConfigError, UnknownMachine
-from tokenmill.hardware import catalog
+from tokenmill.hardware import catalog, machine_file
 from tokenmill.hardware.machine import ISA_THAT_MATTERS, Machine
 from tokenmill.units import GIB, MIB
 
@@ -228,8 +227,8 @@ def test_seed_cards_are_as_reported(name: str) -> None:
 
 
 def test_a_path_is_read_as_a_machine_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    catalog.write(Machine("mine"), tmp_path / "epyc-9175f.toml")
-    catalog.write(Machine("plain"), tmp_path / "box")
+    machine_file.write(Machine("mine"), tmp_path / "epyc-9175f.toml")
+    machine_file.write(Machine("plain"), tmp_path / "box")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in (
@@ -244,8 +243,7 @@ def test_a_path_is_read_as_a_machine_file(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_this_is_the_local_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module("tokenmill.hardware.probe")
-    monkeypatch.setattr(module, "probe", lambda: Machine("here"))
+    monkeypatch.setattr("tokenmill.hardware.probe.probe", lambda: Machine("here"))
     assert catalog.find("this").name == "here"
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tokenmill.hardware.cpu import cache_total, format_numbers, isa, parse_cpuinfo, parse_lscpu, parse_numbers, read_cpu
+from tokenmill.hardware.cpu import cache_total, isa, parse_cpuinfo, parse_lscpu, read_cpu
 from tokenmill.hardware.host import Host
 from tokenmill.units import GIB, KIB, MIB
 
@@ -104,13 +104,3 @@ def test_any_cpuinfo_is_survived(text: str) -> None:
     assert all("processor" in block for block in blocks)
     assert len(blocks) <= text.count("processor")
     assert len(blocks) > 0 or not re.search(r"^processor\s*:", text, re.MULTILINE)
-
-
-@given(st.sets(st.integers(0, 300)))
-def test_number_lists_read_back(numbers: set[int]) -> None:
-    ordered = tuple(sorted(numbers))
-    assert parse_numbers(format_numbers(ordered)) == ordered
-
-
-def test_number_lists_are_short() -> None:
-    assert format_numbers((0, 1, 2, 3, 8, 10, 11)) == "0-3,8,10-11"

@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tokenmill.errors import ConfigError, UsageError
-from tokenmill.hardware.catalog import read, write
 from tokenmill.hardware.machine import (
     Cpu,
     Dram,
@@ -29,7 +28,7 @@ from tokenmill.hardware.machine import (
     Rate,
     Swap,
 )
-from tokenmill.hardware.machine_file import NEVER_ZERO, to_toml
+from tokenmill.hardware.machine_file import NEVER_ZERO, read, to_toml, write
 from tokenmill.units import GIB
 
 TEXT = st.text(max_size=20) | st.sampled_from(['"', "\\", "\x00", "\x7f", "a\r\nb", "#", "'''", "é\u2028\u0085", "[x]"])

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tokenmill.hardware import Machine, catalog, probe
+from tokenmill.hardware import catalog, machine_file
 from tokenmill.hardware.host import Host
-from tokenmill.hardware.machine import NvLink
+from tokenmill.hardware.machine import Machine, NvLink
+from tokenmill.hardware.probe import probe
 from tokenmill.units import GIB, KIB, MIB
 
 Captured = Callable[[str], Host]
@@ -166,7 +167,7 @@ def test_every_file_may_be_missing(name: str, captured: Captured) -> None:
 @pytest.mark.parametrize("name", MACHINES)
 def test_a_probed_machine_survives_its_file(name: str, captured: Captured, tmp_path: Path) -> None:
     machine = probe(Path("/home"), host=captured(name))
-    catalog.write(machine, tmp_path / "machine.toml")
+    machine_file.write(machine, tmp_path / "machine.toml")
     assert catalog.find(str(tmp_path / "machine.toml")) == machine
 
 

@@ -9,9 +9,10 @@ import pytest
 from rich.console import Console
 
 from tokenmill.cli.planning.probe import render
-from tokenmill.hardware import Machine, catalog, probe
+from tokenmill.hardware import catalog
 from tokenmill.hardware.host import Host
-from tokenmill.hardware.machine import Measurements, Rate
+from tokenmill.hardware.machine import Machine, Measurements, Rate
+from tokenmill.hardware.probe import probe
 
 Captured = Callable[[str], Host]
 

@@ -15,7 +15,7 @@ from support.dialect_plans import machine_with, placed, plan_of, small_profile
 from tokenmill.errors import UsageError
 from tokenmill.hardware.machine import Limits
 from tokenmill.launch import Command, spell
-from tokenmill.launch.binding import binding, ranges
+from tokenmill.launch.binding import binding
 from tokenmill.launch.files import KINDS, write_as
 from tokenmill.launch.files.launch import Launch, slug
 from tokenmill.launch.files.services import quoted
@@ -289,7 +289,6 @@ def test_loading_gets_the_time_it_is_forecast() -> None:
     assert "HealthStartPeriod=600s" in write_as("quadlet", spell(quick, model="/m/x.gguf"), quick)
 
 
-def test_ranges_and_names() -> None:
-    assert ranges([3, 1, 2, 7, 9, 8]) == "1-3,7-9"
+def test_names() -> None:
     assert slug("Kimi K2.5: Q4/K") == "Kimi-K2.5-Q4-K"
     assert slug("...") == "model"

@@ -154,4 +154,3 @@ def test_replacements_name_flags_that_exist_somewhere() -> None:
 
 def test_underscores_are_dashes_as_in_the_engines() -> None:
     assert stored("llama.cpp").has("--ctx_size")
-    assert stored("llama.cpp").first("--no-such", "--load_mode") == "--load_mode"

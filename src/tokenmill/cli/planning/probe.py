@@ -13,10 +13,9 @@ from rich.text import Text
 from tokenmill.api import inspecting as api
 from tokenmill.cli.output import Common, say, show, show_json
 from tokenmill.errors import ConfigError, UsageError
-from tokenmill.hardware import Machine, catalog
-from tokenmill.hardware.cpu import format_numbers
-from tokenmill.hardware.machine import Disk, Dram, Gpu, Limits, Measurements, PcieLink, Pmem
-from tokenmill.units import format_bytes, format_gb_s
+from tokenmill.hardware import machine_file
+from tokenmill.hardware.machine import Disk, Dram, Gpu, Limits, Machine, Measurements, PcieLink, Pmem
+from tokenmill.units import format_bytes, format_gb_s, format_ranges
 
 UNKNOWN = "unknown"
 
@@ -50,7 +49,7 @@ def probe(
         _check_output(output)
     found = api.probe(measure=measure, path=path, machine=machine, config=common.config)
     if output:
-        catalog.write(found, output)
+        machine_file.write(found, output)
         say(f"wrote {output}; plan for this machine with --machine {output}")
     if common.json:
         show_json(found)
@@ -83,7 +82,7 @@ def _check_output(path: Path) -> None:
     if not path.is_file() or not path.stat().st_size:
         return
     try:
-        catalog.read(path)
+        machine_file.read(path)
     except ConfigError as error:
         raise UsageError(
             f"{path} exists and is not a machine file", hint="choose another output file, or remove it first"
@@ -152,7 +151,7 @@ def _pmem(pmem: Pmem) -> list[str]:
 def _numa(machine: Machine) -> list[str]:
     lines = [
         f"node {node.index}: {_size(node.memory_bytes)}, {_size(node.free_bytes)} free, "
-        f"{f'CPUs {format_numbers(node.cpus)}' if node.cpus else 'no CPUs'}"
+        f"{f'CPUs {format_ranges(node.cpus)}' if node.cpus else 'no CPUs'}"
         for node in machine.numa
     ]
     if len(lines) > 1:
@@ -228,7 +227,7 @@ def _huge_pages(machine: Machine) -> str:
 def _limits(limits: Limits) -> list[str]:
     if limits == Limits():  # a catalogue machine has none
         return ["none known"]
-    cpus = "CPUs: all" if limits.cpuset is None else f"CPUs {format_numbers(limits.cpuset)}"
+    cpus = "CPUs: all" if limits.cpuset is None else f"CPUs {format_ranges(limits.cpuset)}"
     quota = "" if limits.cgroup_cpus is None else f", time of {limits.cgroup_cpus:g} CPUs"
     memory = "all" if limits.cgroup_memory_bytes is None else format_bytes(limits.cgroup_memory_bytes)
     locked = "unlimited" if limits.memlock_bytes is None else format_bytes(limits.memlock_bytes)

@@ -20,8 +20,7 @@ from pathlib import Path
 
 from tokenmill.engine.process.identity import Pid, boot_id, descendants
 from tokenmill.hardware.disk import parse_mountinfo
-from tokenmill.launch.binding import ranges
-from tokenmill.units import MIB, number_of
+from tokenmill.units import MIB, format_ranges, number_of
 
 ENGINES = "tokenmill-engines"
 COMMAND = "tokenmill-command"
@@ -84,7 +83,7 @@ def make_group(home: Home, name: str, *, memory_max_bytes: int | None, cpus: Ite
         return f"{error.filename or home.folder}: {error.strerror or error}"
     if cpuset and cpus is not None:
         try:
-            (folder / "cpuset.cpus").write_text(ranges(cpus))
+            (folder / "cpuset.cpus").write_text(format_ranges(cpus))
         except OSError:
             cpuset = False
     return Cgroup(folder, limit, cpuset and cpus is not None)

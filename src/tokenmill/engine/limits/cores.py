@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from tokenmill.hardware.cpu import parse_numbers
 from tokenmill.hardware.host import Host
 from tokenmill.hardware.machine import Machine
 from tokenmill.launch.binding import Binding
 from tokenmill.planner.plan import Plan
+from tokenmill.units import parse_ranges
 
 _CPUS = "/sys/devices/system/cpu"
 _NODES = "/sys/devices/system/node"
@@ -50,13 +50,13 @@ def cores_here(host: Host) -> tuple[Core, ...]:
     nodes = {
         cpu: int(path.rsplit("/", 2)[1].removeprefix("node"))
         for path in host.glob(f"{_NODES}/node[0-9]*/cpulist")
-        for cpu in parse_numbers(host.text(path) or "")
+        for cpu in parse_ranges(host.text(path) or "")
     }
     groups = set()
     for folder in host.glob(f"{_CPUS}/cpu[0-9]*/topology"):
         # thread_siblings_list: kernels before 5.2
         siblings = host.text(f"{folder}/core_cpus_list") or host.text(f"{folder}/thread_siblings_list") or ""
-        if cpus := parse_numbers(siblings):
+        if cpus := parse_ranges(siblings):
             groups.add(tuple(sorted(cpus)))
     return tuple(Core(cpus, nodes.get(cpus[0])) for cpus in sorted(groups))
 

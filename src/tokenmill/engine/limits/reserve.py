@@ -23,9 +23,9 @@ from tokenmill.engine.process import exit_status
 from tokenmill.engine.process.identity import descendants
 from tokenmill.engine.process.preparation import Preparation
 from tokenmill.hardware.host import LocalHost
-from tokenmill.launch.binding import binding, ranges
+from tokenmill.launch.binding import binding
 from tokenmill.planner.plan import Decision, Plan
-from tokenmill.units import GIB, format_bytes, number_of
+from tokenmill.units import GIB, format_bytes, format_ranges, number_of
 
 CoresBy = Literal["affinity", "control group", "container"]
 MemoryBy = Literal["control group", "systemd scope", "container"]
@@ -115,7 +115,7 @@ def prepare_limits(plan: Plan, config: EngineConfig, *, name: str, contained: bo
         division.cpus if division is not None and cpus is not None else None,
         before,
         () if folder is None else ("rmdir", str(folder)),
-        () if cpus is None or division is None else ((_VLLM_BIND, ranges(division.first_cpus)),),
+        () if cpus is None or division is None else ((_VLLM_BIND, format_ranges(division.first_cpus)),),
         folder,
     )
 
@@ -140,7 +140,9 @@ def decisions(plan: Plan, config: EngineConfig, *, here: bool = True) -> tuple[D
     division = local_division(plan) if here else divide(cores_of(plan.machine), plan.goal.reserve_cores)
     cpus = cpus_for(plan, config.pin_cores, binding(plan), division)
     if plan.goal.reserve_cores and cpus is not None and division is not None:
-        found.append(Decision("cpus", ranges(cpus), f"{ranges(division.left)} reserved for other programs"))
+        found.append(
+            Decision("cpus", format_ranges(cpus), f"{format_ranges(division.left)} reserved for other programs")
+        )
     limit = limit_for(ram, exit_status.memory_limit_bytes() if here else plan.machine.dram.total_bytes)
     if limit is not None:
         why = f"{format_bytes(ram)} reserved for other programs, if a limit can be set"
@@ -256,4 +258,4 @@ def _no_limit(ram_bytes: int, limit: int | None, why: str) -> str:
 
 
 def _cpus(numbers: tuple[int, ...]) -> str:
-    return f"CPU{'' if len(numbers) == 1 else 's'} {ranges(numbers)}" if numbers else "none"
+    return f"CPU{'' if len(numbers) == 1 else 's'} {format_ranges(numbers)}" if numbers else "none"

@@ -11,10 +11,10 @@ from typing import TypeVar
 from tokenmill.engine.loading.progress import LoadProgress, Sample
 from tokenmill.engine.loading.system import System
 from tokenmill.engine.logs.faults import MEMLOCK
-from tokenmill.launch.binding import HOST_TIERS, binding
+from tokenmill.launch.binding import binding, host_weights_bytes
 from tokenmill.launch.parse.parsed import Finding
 from tokenmill.planner.plan import Plan
-from tokenmill.units import MIB, format_bytes, format_seconds
+from tokenmill.units import MIB, format_bytes, format_bytes_s, format_seconds
 
 SLOWER_THAN_FORECAST = 1.5  # times
 SHARE_OF_DISK = 0.5
@@ -82,7 +82,7 @@ def slow(facts: LoadFacts) -> str | None:
     rate = facts.rate_bytes_s
     disk = facts.disk_expected_bytes_s
     if not forecast and rate is not None and disk and rate < SHARE_OF_DISK * disk:
-        return f"loading at {_rate(rate)}, the disk can read {_rate(disk)}"
+        return f"loading at {format_bytes_s(rate)}, the disk can read {format_bytes_s(disk)}"
     if (forecast or disk) and facts.idle_s >= STALL_S:
         return f"nothing was loaded for {format_seconds(facts.idle_s)}"
     return None
@@ -108,7 +108,7 @@ def _swap(facts: LoadFacts) -> Iterator[Finding]:
     left = "" if facts.available_bytes is None else f", {format_bytes(facts.available_bytes)} of memory available"
     yield Finding(
         "warning",
-        f"swapping {_rate(swap_out)} out and {_rate(swap_in)} in{left}",
+        f"swapping {format_bytes_s(swap_out)} out and {format_bytes_s(swap_in)} in{left}",
         "ps aux --sort=-rss | head shows what uses memory; use --mmap, a smaller --context or a smaller quant",
     )
 
@@ -130,20 +130,25 @@ def _disk(facts: LoadFacts) -> Iterator[Finding]:
     if facts.network:
         yield Finding(
             "warning",
-            f"the model is on a network file system, read at {_rate(rate or 0.0)}",
+            f"the model is on a network file system, read at {format_bytes_s(rate or 0.0)}",
             "copy it to a local disk: cp --sparse=never MODEL /local/",
         )
         return
     if rate is None or not rate:
         return
-    known = "" if expected is None else f" of the {_rate(expected)} {'measured' if facts.disk_measured else 'stated'}"
+    known = (
+        ""
+        if expected is None
+        else f" of the {format_bytes_s(expected)} {'measured' if facts.disk_measured else 'stated'}"
+    )
     if expected is not None and rate >= SHARE_OF_DISK * expected:
         return
     others = (facts.disk_rate_bytes_s or 0.0) - rate
     if others > max(rate, SWAPPING_BYTES_S):
         yield Finding(
             "warning",
-            f"the disk reads {_rate(rate)}{known} for the engine, and {_rate(others)} for other processes",
+            f"the disk reads {format_bytes_s(rate)}{known} for the engine, and {format_bytes_s(others)} for other "
+            "processes",
             "sudo iotop -oPa shows them",
         )
         return
@@ -151,19 +156,20 @@ def _disk(facts: LoadFacts) -> Iterator[Finding]:
     if per_fault is not None and per_fault < SMALL_READ_BYTES and (facts.disk_busy or 0.0) < BUSY:
         yield Finding(
             "warning",
-            f"the disk reads {_rate(rate)}{known}: page faults read only {format_bytes(round(per_fault))} each",
+            f"the disk reads {format_bytes_s(rate)}{known}: page faults read only {format_bytes(round(per_fault))} "
+            "each",
             "read it ahead with cat MODEL* > /dev/null, or load with --no-mmap",
         )
     elif facts.disk_busy is not None and facts.disk_busy >= BUSY:
         yield Finding(
             "warning",
-            f"the disk reads {_rate(rate)}{known} and is busy {facts.disk_busy:.0%} of the time",
+            f"the disk reads {format_bytes_s(rate)}{known} and is busy {facts.disk_busy:.0%} of the time",
             f"this is its maximum; check it with tokenmill probe --measure and sudo smartctl -a /dev/{facts.disk}",
         )
     elif expected is not None:
         yield Finding(
             "warning",
-            f"the disk reads {_rate(rate)}{known} and is not fully used",
+            f"the disk reads {format_bytes_s(rate)}{known} and is not fully used",
             "the engine reads with one thread; cat MODEL* > /dev/null in parallel fills the page cache",
         )
 
@@ -262,7 +268,7 @@ def facts(
         cgroup=after.cgroup,
         cgroup_high_bytes=after.cgroup_high_bytes,
         throttled=throttled,
-        mlock_bytes=_locked(plan) if plan.settings.mlock else None,
+        mlock_bytes=host_weights_bytes(plan) if plan.settings.mlock else None,
         memlock_known=after.memlock_known,
         memlock_bytes=after.memlock_bytes,
         idle_s=idle_s,
@@ -275,12 +281,6 @@ def recent(snapshots: Sequence[Snapshot]) -> Snapshot:
     return inside[0] if inside else snapshots[max(0, len(snapshots) - 2)]
 
 
-def _locked(plan: Plan) -> int:
-    """Weights in host memory, including repacked ones: the memory that engines lock."""
-    items = ("weights", "repack")
-    return sum(row.bytes for row in plan.ledger.after_load if row.tier in HOST_TIERS and row.item in items)
-
-
 def _increase(after: int | None, before: int | None) -> int | None:
     return None if after is None or before is None else max(0, after - before)
 
@@ -289,7 +289,3 @@ def _per_second(before: float | None, after: float | None, span_s: float) -> flo
     if before is None or after is None or span_s <= 0:
         return None
     return max(0.0, (after - before) / span_s)
-
-
-def _rate(bytes_s: float) -> str:
-    return f"{bytes_s / 1e9:.1f} GB/s" if bytes_s >= 1e9 else f"{bytes_s / 1e6:.0f} MB/s"

@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tokenmill.engine.loading.process import parse_memlock
+from tokenmill.engine.process.exit_status import counter
 from tokenmill.hardware.disk import block_name, mount_of, parse_mountinfo
 from tokenmill.hardware.host import Host, number
-from tokenmill.hardware.limits import parse_cgroup
+from tokenmill.hardware.limits import cgroup_folder
 from tokenmill.hardware.memory import parse_meminfo
 
 _PAGE = mmap.PAGESIZE  # unit of swap counters
 _SECTOR = 512  # unit of block statistics, for all disks
 _NODES = "/sys/devices/system/node"
-_CGROUPS = "/sys/fs/cgroup"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,6 @@ class System:
     node_bytes: dict[int, int] = field(default_factory=dict)  # used memory by NUMA node
     available_bytes: int | None = None
     cgroup: str | None = None  # folder of the engine's control group
-    cgroup_bytes: int | None = None
     cgroup_high_bytes: int | None = None  # the kernel throttles the group above it
     cgroup_throttled: int | None = None  # number of times
     memlock_known: bool = False
@@ -52,15 +51,17 @@ class System:
 
 def read_system(host: Host, time_s: float, *, pid: int, model: Path) -> System:
     """Take a snapshot of everything that can slow down a process that loads this file."""
-    vmstat = dict(re.findall(r"^(\w+) (\d+)$", host.text("/proc/vmstat") or "", re.MULTILINE))
+    vmstat = host.text("/proc/vmstat") or ""
+    swapped_in = counter(vmstat, "pswpin")
+    swapped_out = counter(vmstat, "pswpout")
     disk = disk_of(host, model)
     read, busy = parse_block_stat(host.text(f"/sys/class/block/{disk}/stat") or "") if disk else (None, None)
-    group = _group(host, pid)
+    group = cgroup_folder(host, pid)
     known, memlock = parse_memlock(host.text(f"/proc/{pid}/limits") or "", host.text(f"/proc/{pid}/status") or "")
     return System(
         time_s=time_s,
-        swapped_in_bytes=int(vmstat["pswpin"]) * _PAGE if "pswpin" in vmstat else None,
-        swapped_out_bytes=int(vmstat["pswpout"]) * _PAGE if "pswpout" in vmstat else None,
+        swapped_in_bytes=None if swapped_in is None else swapped_in * _PAGE,
+        swapped_out_bytes=None if swapped_out is None else swapped_out * _PAGE,
         io=parse_pressure(host.text("/proc/pressure/io") or ""),
         memory=parse_pressure(host.text("/proc/pressure/memory") or ""),
         disk=disk,
@@ -69,9 +70,8 @@ def read_system(host: Host, time_s: float, *, pid: int, model: Path) -> System:
         node_bytes=_nodes(host),
         available_bytes=parse_meminfo(host.text("/proc/meminfo") or "").get("MemAvailable"),
         cgroup=group,
-        cgroup_bytes=number(host.text(f"{group}/memory.current")) if group else None,
         cgroup_high_bytes=number(host.text(f"{group}/memory.high")) if group else None,
-        cgroup_throttled=_throttled(host.text(f"{group}/memory.events") or "") if group else None,
+        cgroup_throttled=counter(host.text(f"{group}/memory.events") or "", "high") if group else None,
         memlock_known=known,
         memlock_bytes=memlock,
     )
@@ -104,17 +104,3 @@ def _nodes(host: Host) -> dict[int, int]:
         if "MemTotal" in memory and "MemFree" in memory:
             nodes[int(folder.rpartition("node")[2])] = memory["MemTotal"] - memory["MemFree"]
     return nodes
-
-
-def _group(host: Host, pid: int) -> str | None:
-    """The folder of a process's cgroup v2; None if it has none."""
-    for controllers, path in parse_cgroup(host.text(f"/proc/{pid}/cgroup") or ""):
-        folder = f"{_CGROUPS}{path}".rstrip("/")
-        if not controllers and host.exists(f"{folder}/memory.events"):
-            return folder
-    return None
-
-
-def _throttled(events: str) -> int | None:
-    found = re.search(r"^high (\d+)$", events, re.MULTILINE)
-    return int(found[1]) if found else None

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from tokenmill.errors import UsageError
-from tokenmill.units import format_bytes
+from tokenmill.units import format_bytes, format_ranges
 
 Scheduling = Literal["normal", "batch", "rr"]
 HIGHEST_NICE = -20
@@ -85,10 +85,10 @@ class Preparation:
         if self.scheduling != "normal":
             words.append({"rr": "real-time round robin", "batch": "batch scheduling"}[self.scheduling])
         if self.cpus is not None:
-            words.append(f"CPUs {_ranges(self.cpus)}")
+            words.append(f"CPUs {format_ranges(self.cpus)}")
         if self.nodes is not None:
             policy = "memory interleaved over" if self.interleave else "memory on"
-            words.append(f"{policy} NUMA node{'s' if len(self.nodes) > 1 else ''} {_ranges(self.nodes)}")
+            words.append(f"{policy} NUMA node{'s' if len(self.nodes) > 1 else ''} {format_ranges(self.nodes)}")
         if self.memlock_bytes is not None:
             words.append(f"{format_bytes(self.memlock_bytes)} of memory may be locked")
         if self.oom_score_adj is not None:
@@ -157,10 +157,12 @@ class Preparation:
         try:
             os.sched_setaffinity(0, wanted)
         except (OSError, ValueError) as error:  # ValueError: no CPU in the set exists
-            return f"CPUs {_ranges(wanted)} were refused ({_why(error)}): this process may use {_ranges(_allowed())}"
+            allowed = format_ranges(_allowed())
+            return f"CPUs {format_ranges(wanted)} were refused ({_why(error)}): this process may use {allowed}"
         lost = wanted - _allowed()  # the kernel silently drops CPUs that a cpuset forbids
         if lost:
-            return f"CPUs {_ranges(lost)} are offline or excluded by a cpuset: the engine uses {_ranges(_allowed())}"
+            used = format_ranges(_allowed())
+            return f"CPUs {format_ranges(lost)} are offline or excluded by a cpuset: the engine uses {used}"
         return None
 
     def _nodes(self) -> str | None:
@@ -170,7 +172,7 @@ class Preparation:
         except OSError as error:
             policy = "interleaving memory over" if self.interleave else "binding memory to"
             return (
-                f"{policy} NUMA nodes {_ranges(nodes)} was refused ({_why(error)}): a container needs "
+                f"{policy} NUMA nodes {format_ranges(nodes)} was refused ({_why(error)}): a container needs "
                 "--cap-add=SYS_NICE, and a cpuset may forbid a node"
             )
         return None
@@ -307,9 +309,3 @@ def _may_use_all_cpus() -> bool:
 
 def _why(error: Exception) -> str:
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
-
-
-def _ranges(numbers: set[int] | tuple[int, ...]) -> str:
-    from tokenmill.launch.binding import ranges  # noqa: PLC0415  only for messages
-
-    return ranges(numbers)

@@ -18,7 +18,7 @@ from pathlib import Path
 from time import perf_counter
 
 from tokenmill.hardware.bandwidth.threads import OnMeasured, PassStep, as_rate, climb, stream, thread_counts, whole_gb_s
-from tokenmill.hardware.disk import mount_of, parse_mountinfo
+from tokenmill.hardware.disk import MEMORY_FILE_SYSTEMS, mount_of, parse_mountinfo
 from tokenmill.hardware.machine import Rate
 from tokenmill.units import GIB, MIB, format_bytes
 
@@ -30,7 +30,6 @@ MIN_TEMPORARY_BYTES = 64 * MIB
 SHARE_OF_FREE = 10
 MODEL_SUFFIXES = (".gguf", ".safetensors")
 MAX_ENTRIES = 5000
-MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs", "devtmpfs")
 
 
 def measure_disk(path: Path, seconds: float, progress: OnMeasured) -> Rate | None:
@@ -41,15 +40,23 @@ def measure_disk(path: Path, seconds: float, progress: OnMeasured) -> Rate | Non
         return None
     try:
         found = path if path.is_file() else largest_model(path, MIN_FILE_BYTES)
-        if found is not None and is_solid(found.stat()):
-            with found.open("rb", buffering=0) as opened:
-                if _make_direct(opened.fileno()):
-                    progress(f"disk: reading {found} with O_DIRECT")
-                    return _climb(opened.fileno(), seconds, direct=True)
+        if found is not None and (rate := measure_file(found, seconds, progress)) is not None:
+            return rate
         return _read_temporary(path if path.is_dir() else path.parent, seconds, progress)
     except OSError as error:
         progress(f"disk: skipped, {error.strerror or error} ({error.filename or path})")
         return None
+
+
+def measure_file(path: Path, seconds: float, progress: OnMeasured = lambda _text: None) -> Rate | None:
+    """Measure `disk` by reading one file; None if it is small or sparse, or its file system refuses O_DIRECT."""
+    if not is_solid(path.stat()):
+        return None
+    with path.open("rb", buffering=0) as opened:
+        if not _make_direct(opened.fileno()):
+            return None
+        progress(f"disk: reading {path} with O_DIRECT")
+        return _climb(opened.fileno(), seconds, direct=True)
 
 
 def is_solid(status: os.stat_result) -> bool:

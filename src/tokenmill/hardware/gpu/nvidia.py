@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import combinations
 
-from tokenmill.hardware.cpu import format_numbers
 from tokenmill.hardware.gpu import cards as known_cards
 from tokenmill.hardware.gpu.nvml import NvmlCard, NvmlReading
 from tokenmill.hardware.host import Host, number
 from tokenmill.hardware.machine import Gpu, Note, NvLink, PcieLink
+from tokenmill.units import format_ranges
 
 _VENDOR = 0x10DE
 _DISPLAY_CLASS = 0x03  # first byte of the PCI class; a card's audio function is 0x04
@@ -121,7 +121,7 @@ def _driver_notes(host: Host, reading: NvmlReading) -> list[Note]:
 def _gpu_notes(gpus: Sequence[Gpu], cards: Sequence[NvmlCard]) -> list[Note]:
     def some(about: str, test: Callable[[Gpu], bool], text: str) -> list[Note]:
         matching = [gpu.index for gpu in gpus if test(gpu)]
-        return [Note(f"gpus[{format_numbers(matching)}].{about}", text)] if matching else []
+        return [Note(f"gpus[{format_ranges(matching)}].{about}", text)] if matching else []
 
     tabled = {card.index for card in cards if not (card.memory_bus_bits and card.memory_clock_mhz)}
     mig = {card.index for card in cards if card.mig}
@@ -149,12 +149,12 @@ def _gpu_notes(gpus: Sequence[Gpu], cards: Sequence[NvmlCard]) -> list[Note]:
         ),
         *some(
             "pcie.generation",
-            lambda gpu: _less(gpu.pcie.generation, gpu.pcie.max_generation),
+            lambda gpu: gpu.pcie.slow,
             "below the link's maximum, as usual for idle GPUs; check it again under load",
         ),
         *some(
             "pcie.width",
-            lambda gpu: _less(gpu.pcie.width, gpu.pcie.max_width),
+            lambda gpu: gpu.pcie.narrow,
             "fewer lanes than GPU and slot support, because of a riser, bifurcation or the slot's wiring",
         ),
     ]
@@ -179,7 +179,3 @@ def _numbering_notes(gpus: Sequence[Gpu], environment: str) -> list[Note]:
             )
         )
     return notes
-
-
-def _less(now: int | None, best: int | None) -> bool:
-    return now is not None and best is not None and now < best
