@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill import measurements
+from tokenmill.api.engines.speeds import StageSpeed
 from tokenmill.engine import load_history
 from tokenmill.errors import TokenmillError
 from tokenmill.measurements import MAX_RECORDS, MeasurementKind, append, delete, journal_path, read, read_json
-from tokenmill.recipes.speeds import StageSpeed
 from tokenmill.tuner import history
 from tokenmill.tuner.point import Aim
 from tokenmill.tuner.point_store import points, trials_of

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tokenmill.api.options import EngineArguments, check_names
+from tokenmill.api.time_window import TimeWindow
 from tokenmill.errors import RequestRefused, UsageError
 from tokenmill.jobs.models import Submission
 from tokenmill.jobs.openai.call import checked
@@ -56,8 +57,15 @@ class RunOptions:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Body keys such as max_tokens or temperature, for jobs that lack them."""
 
+    max_hours: float | None = None
+    """Stop after this many hours, loading included; the same call continues."""
+
+    window: str | None = None
+    """Work only in this daily time window, such as "22:00-06:00" in local time, until the batch is finished."""
+
     def check(self) -> None:
         """UsageError for a value that has the wrong type or is out of range."""
+        self._check_times()
         for name, types in _TYPES.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, types):
@@ -69,6 +77,14 @@ class RunOptions:
         if self.priority is not None and abs(self.priority) > HIGHEST_PRIORITY:
             raise UsageError(f"priority must be -{HIGHEST_PRIORITY} to {HIGHEST_PRIORITY} (got {self.priority})")
         check_defaults(self.defaults)
+
+    def _check_times(self) -> None:
+        if self.max_hours is not None and not 0 < self.max_hours < float("inf"):
+            raise UsageError(f"max_hours must be more than 0 (got {self.max_hours:g})", hint="0.5 is half an hour")
+        if self.window is not None:
+            TimeWindow.parse(self.window)
+            if self.max_hours is not None:
+                raise UsageError("max_hours and a time window cannot be combined", hint="use a shorter window")
 
     def submission(self, model_id: str, now_s: float) -> Submission:
         """These options for a store; `now_s` is the time on its clock."""
@@ -115,6 +131,8 @@ class RunArguments(SubmitArguments, total=False):
 
     attempts: int
     job_timeout_s: float | None
+    max_hours: float | None
+    window: str | None
     on: str | None
 
 

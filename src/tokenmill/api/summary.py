@@ -1,16 +1,20 @@
 """Results of `run` and `work`: `Summary` and `WorkSummary`."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from tokenmill.api.stores import BatchStore
+from tokenmill.engine.engine import Identity
 from tokenmill.jobs.models import Batch
 from tokenmill.jobs.store.address import Address
+from tokenmill.jobs.worker.answer_checks import AnswerChecks
+from tokenmill.jobs.worker.pool_summary import consecutive_report
 from tokenmill.jobs.worker.progress import RunReport
 from tokenmill.units import format_seconds, number_of
 
-End = Literal["finished", "stopped", "cancelled"]
+End = Literal["finished", "stopped", "cancelled", "hours"]
+"""Why a run ended; hours: its time limit was reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,11 @@ class Summary:
     failed_by_code: Mapping[str, int] = field(default_factory=dict)
     output_written: bool = True  # False: another process on the same store writes it, or the batch has no output
     nodes: tuple[NodeSummary, ...] = ()
+    engine: Identity | None = None  # None: no engine was used, or several
+    energy_j: float | None = None  # of the whole machine; None: unknown, or no engine was used
+    cost: float | None = None  # of this run at the configured price per hour; None: no price is configured
+    currency: str = ""
+    time_up: bool = False  # a time limit ended the run before the batch was finished
 
     @property
     def jobs(self) -> int:
@@ -62,6 +71,30 @@ class Summary:
         return self.report.answers if self.report is not None else 0
 
     @property
+    def finish_reasons(self) -> Mapping[str, int]:
+        """Answers of this run by OpenAI's finish reason, such as stop and length."""
+        return self.report.finish_reasons if self.report is not None else {}
+
+    @property
+    def checks(self) -> AnswerChecks:
+        """Answers of this run that are cut off, or not the JSON that their job asked for."""
+        return self.report.checks if self.report is not None else AnswerChecks()
+
+    @property
+    def tok_s(self) -> float | None:
+        """Generated tokens per second while jobs were in flight; None if this run computed nothing."""
+        report = self.report
+        return report.tokens.generated / report.busy_s if report is not None and report.busy_s > 0 else None
+
+    @property
+    def jobs_per_hour(self) -> float | None:
+        """Answers of this run per hour, without loading; None if it computed nothing."""
+        report = self.report
+        if report is None or not report.answers or report.seconds <= 0:
+            return None
+        return 3600 * report.answers / report.seconds
+
+    @property
     def generated_tokens(self) -> int:
         """Tokens that this run generated."""
         return self.report.tokens.generated if self.report is not None else 0
@@ -79,6 +112,8 @@ class Summary:
     @property
     def end(self) -> End:
         """Why the run ended."""
+        if self.time_up:
+            return "hours"
         if self.report is not None:
             return self.report.end
         return "finished" if self.batch.finished else "stopped"
@@ -101,6 +136,23 @@ class Summary:
             parts.append(f"{self.pending:,} pending")
         parts.append(f"{self.generated_tokens:,} tokens generated in {format_seconds(self.seconds)}")
         return f"<Summary {', '.join(parts)}>"
+
+
+def joined(before: Summary, after: Summary) -> Summary:
+    """The summary of two consecutive parts of a run."""
+    reports = [each.report for each in (before, after) if each.report is not None]
+    return replace(
+        after,
+        report=consecutive_report(reports) if reports else None,
+        load_s=_sum(before.load_s, after.load_s),
+        energy_j=_sum(before.energy_j, after.energy_j),
+        cost=_sum(before.cost, after.cost),
+        engine=after.engine or before.engine,
+    )
+
+
+def _sum(one: float | None, other: float | None) -> float | None:
+    return one if other is None else other if one is None else one + other
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -57,7 +57,7 @@ def _requests(store: StoreReader, batch: Batch, rows: Sequence[QueuedJob]) -> It
 
 async def prefix_sharing(engine: Engine, store: StoreReader, batch: Batch) -> PrefixSharing | None:
     """Prefixes shared by a batch's pending jobs; None if fewer than two of the sampled jobs can be read."""
-    rows = _pending_rows(store, batch)
+    rows = pending_rows(store, batch)
     sample = rows[:: max(1, len(rows) // SAMPLE)][:SAMPLE]
     prompts: list[tuple[int, ...]] = []
     output_tokens = 0
@@ -98,7 +98,7 @@ def _shared_part(rows: Sequence[QueuedJob]) -> float:
     return 1 - minimum_bytes(pending) / total if total else 0.0
 
 
-def _pending_rows(store: StoreReader, batch: Batch) -> Sequence[QueuedJob]:
+def pending_rows(store: StoreReader, batch: Batch) -> Sequence[QueuedJob]:
     """Pending jobs by place, so that jobs with a common prefix are adjacent."""
     rows: list[QueuedJob] = []
     while len(rows) < MAX_ROWS:

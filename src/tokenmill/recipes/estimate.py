@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tokenmill.api.engines.speeds import EngineSpeeds
 from tokenmill.jobs.lint.report import BYTES_PER_TOKEN, Report
 from tokenmill.jobs.lint.run import Lint
 from tokenmill.jobs.lint.tokens import TokenCount
-from tokenmill.jobs.scheduler.estimates import MeasuredRates, RemainingWork, eta_s
+from tokenmill.jobs.scheduler.estimates import RemainingWork, eta_s
 from tokenmill.recipes.history import Lengths
 from tokenmill.recipes.runner import Budget, Line, Prospect, StageProspect
 
@@ -36,18 +37,6 @@ class StageForecast:
     expected_s: float | None = None
     lengths: Lengths | None = None  # basis of the expectation
     assumed: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSpeeds:
-    """Speeds of an engine and their source."""
-
-    rates: MeasuredRates
-    width: int  # number of slots
-    measured: bool
-    source: str  # source of the figures, for the user
-    confidence: str  # measured, calibrated, estimated
-    load_s: float | None = None  # predicted; None: unknown, or the engine runs already
 
 
 @dataclass(frozen=True, slots=True)

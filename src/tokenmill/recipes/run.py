@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
-from tokenmill.api.batches import counts_text
+from tokenmill.api.batch_run import counts_text
 from tokenmill.api.engines.batch import BatchEngine, EngineSetup
 from tokenmill.api.engines.choose import EngineChoice
+from tokenmill.api.engines.speeds import EngineOrigin, installed_build, record_speed
 from tokenmill.api.planning.plan import EnginePlan
 from tokenmill.api.progress import OnProgress, log
 from tokenmill.api.stopping import Stop
@@ -25,7 +26,6 @@ from tokenmill.jobs.worker.progress import RunReport
 from tokenmill.jobs.worker.stats import OnSnapshot
 from tokenmill.recipes.local_runner import LocalRunner, RunnerOptions, origin_of
 from tokenmill.recipes.runner import AnswerOrigin, BatchRunner, Budget, RecipeCost, RecipeEnd
-from tokenmill.recipes.speeds import installed_build, speed_recorder
 
 UNKNOWN_BUILD = "not started"
 
@@ -137,7 +137,13 @@ def _speed_recorder(engine: RecipeEngine) -> Callable[[RunReport], None]:
         machine = find(setup.config.machine)
     else:
         return lambda _report: None
-    return speed_recorder(setup.choice.state, machine, lambda: engine.origin)
+
+    def record(report: RunReport) -> None:
+        origin = engine.origin
+        engine_origin = EngineOrigin(origin.model_id, origin.engine, origin.build)
+        record_speed(setup.choice.state, machine, report, engine_origin)
+
+    return record
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tokenmill.api.batches import counts_text
+from tokenmill.api.batch_run import counts_text
 from tokenmill.api.summary import Summary
 from tokenmill.cli.views.run import RecentSpeeds, document, drawn, line, summary
 from tokenmill.jobs.models import Batch, BatchTotals, Counts, Failure

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tokenmill.api.engines.speeds import EngineSpeeds
 from tokenmill.jobs.lint.run import Lint
 from tokenmill.jobs.scheduler.estimates import MeasuredRates
-from tokenmill.recipes.estimate import EngineSpeeds, KnownCosts, RecipeForecast, StageForecast, forecast
+from tokenmill.recipes.estimate import KnownCosts, RecipeForecast, StageForecast, forecast
 from tokenmill.recipes.history import Lengths
 from tokenmill.recipes.runner import Budget, Line, Prospect, StageProspect, chat_line
 

@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 from cyclopts import Group, Parameter
 from rich.console import Console, RenderableType
 
-from tokenmill.api.batches import BatchRequest, run_batch
+from tokenmill.api.batch_run import BatchRequest
+from tokenmill.api.batches import run_batch
 from tokenmill.api.run_options import RunOptions
 from tokenmill.api.sources import JobSource
 from tokenmill.api.stores import store_address
@@ -19,9 +20,10 @@ from tokenmill.cli.progress import shown_progress
 from tokenmill.cli.signals import SignalStop
 from tokenmill.cli.views.run import document, nodes_table, summary
 from tokenmill.errors import UsageError
+from tokenmill.jobs.models import INVALID_LINE
 from tokenmill.jobs.worker.retries import MAX_ATTEMPTS
 from tokenmill.storage.lines import check_exists
-from tokenmill.units import number_of
+from tokenmill.units import format_seconds, number_of
 
 STDOUT = "/dev/stdout"
 
@@ -76,6 +78,9 @@ def run(
     errors: Annotated[str | None, Parameter(metavar="FILE")] = None,
     strict: bool = False,
     no_reuse: bool = False,
+    fail_on_error: bool = False,
+    max_hours: Annotated[float | None, Parameter(metavar="HOURS")] = None,
+    window: Annotated[str | None, Parameter(metavar="TIMES")] = None,
     attempts: Annotated[int, Parameter(metavar="N")] = MAX_ATTEMPTS,
     job_timeout: Annotated[float | None, Parameter(metavar="SECONDS")] = None,
     deadline: Annotated[str | None, Parameter(metavar="TIME")] = None,
@@ -93,10 +98,13 @@ def run(
     resumes; finished answers are never recomputed. Prompts that share a prefix compute it once.
 
     Each line is an OpenAI batch line, or a request body with messages or a prompt. The command starts an engine and
-    stops it at the end, unless `tokenmill serve --engine-only` already runs one with this model. Exit code 0: every
-    line has a result or an error; 130: interrupted.
+    stops it at the end, unless `tokenmill serve --engine-only` already runs one with this model.
+
+    Exit code 0: every line has a result or an error, or the file is empty; 1: the run failed, a time limit ended it, or
+    no line could be run; 130: interrupted.
 
         tokenmill run jobs.jsonl -o results.jsonl --model kimi.gguf --context 16k
+        tokenmill run jobs.jsonl -o results.jsonl --model kimi.gguf --window 22:00-06:00
         tokenmill run --table tickets.csv --template triage.txt -o out.jsonl
 
     Parameters
@@ -114,6 +122,13 @@ def run(
         Refuse the whole file if a line is invalid, instead of writing an error for that line.
     no_reuse:
         Compute every line, even if the store already has an answer to it.
+    fail_on_error:
+        Exit with 1 if any line has an error instead of a result.
+    max_hours:
+        Stop after HOURS, loading included; the same command continues. [default: no limit]
+    window:
+        Work only in these hours of every day, such as 22:00-06:00 in local time, until the batch is finished; no engine
+        is loaded in between. [default: at any time]
     attempts:
         Maximum attempts for retryable failures.
     job_timeout:
@@ -143,6 +158,8 @@ def run(
             reuse=not no_reuse,
             attempts=attempts,
             job_timeout_s=job_timeout,
+            max_hours=max_hours,
+            window=window,
             deadline=deadline,
             priority=priority,
             defaults=body.defaults(),
@@ -160,7 +177,15 @@ def run(
     with shown_progress() as on_progress:
         ended = run_batch(request, common.load_config(), stop, on_progress)
     _show(ended, common)
-    return stop.code if ended.end == "stopped" else 0
+    if ended.end == "stopped":
+        return stop.code
+    return _exit_code(ended, fail_on_error=fail_on_error)
+
+
+def _exit_code(ended: Summary, *, fail_on_error: bool) -> int:
+    """The exit code of a run that was not interrupted."""
+    none_ran = ended.jobs > 0 and ended.failed_by_code.get(INVALID_LINE) == ended.jobs
+    return int(ended.end == "hours" or none_ran or (fail_on_error and ended.failed > 0))
 
 
 def _target(output: str, common: Common) -> str:
@@ -185,10 +210,17 @@ def _show(ended: Summary, common: Common) -> None:
         show(*parts)
     if not batch.finished:
         unread = "; part of the job file was not read" if batch.sealed_s is None else ""
+        left = f", about {format_seconds(left_s)} left" if (left_s := _left_s(ended)) is not None else ""
         say(
-            f"stopped: {counts.final:,} of {number_of(counts.total, 'job')} done{unread}; "
+            f"stopped: {counts.final:,} of {number_of(counts.total, 'job')} done{left}{unread}; "
             "run the same command again to continue"
         )
+
+
+def _left_s(ended: Summary) -> float | None:
+    """Seconds for the remaining jobs at the pace of this run; None: unknown."""
+    pace = ended.jobs_per_hour
+    return None if not pace or ended.batch.sealed_s is None else 3600 * ended.pending / pace
 
 
 def _show_on_stderr(parts: Sequence[RenderableType]) -> None:

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tokenmill.api.engines.choose import EngineChoice
+from tokenmill.api.engines.speeds import speeds_for
 from tokenmill.api.planning.plan import EnginePlan
 from tokenmill.api.tokens import TokenCounter, token_counter
 from tokenmill.cli.output import Common, facts, show, show_json
@@ -19,7 +20,6 @@ from tokenmill.recipes.estimate import KnownCosts, RecipeForecast, StageForecast
 from tokenmill.recipes.history import Lengths, lengths, settled_lines
 from tokenmill.recipes.run import planned_origin
 from tokenmill.recipes.runner import AnswerOrigin, Budget, Prospect, StageProspect
-from tokenmill.recipes.speeds import speeds_for
 from tokenmill.units import format_seconds, format_tok_s, number_of
 
 _NO_SPEED = (

@@ -197,17 +197,54 @@ def summary(ended: Summary) -> list[RenderableType]:
         rows["prompts"] = _prompts(report)
     if (engine := _engine(ended.load_s, report)) is not None:
         rows["engine"] = engine
+    if (spent := _spent(ended)) is not None:
+        rows["energy" if ended.energy_j is not None else "cost"] = spent
     if batch.output is not None:
         rows["results"] = near(batch.output)
     if batch.errors is not None:
         rows["errors"] = near(batch.errors)
-    parts: list[RenderableType] = [facts(rows)]
+    parts: list[RenderableType] = [facts(rows), *_warnings(ended)]
     if report is not None:
         parts += [f"cache miss: {line}" for line in report.misses.lines()[:_MISSES]]
     if counts.failed or counts.quarantined:
         parts.append(f"failed lines: tokenmill results {batch.name} --failed")
         parts += remedies(ended.failed_by_code, batch.name)
     return parts
+
+
+def _spent(ended: Summary) -> str | None:
+    """Energy of the machine and cost of the run, as far as they are known."""
+    parts = []
+    if ended.energy_j is not None:
+        parts.append(f"{ended.energy_j / 3.6e6:,.3g} kWh (whole machine)")
+    if ended.cost is not None:
+        parts.append(f"{ended.cost:,.2f} {ended.currency}")
+    return _GAP.join(parts) or None
+
+
+def _warnings(ended: Summary) -> list[RenderableType]:
+    """Answers that are complete but useless, and how to get better ones."""
+    checks = ended.checks
+    name = ended.batch.name
+    lines: list[str] = []
+    if checks.cut_by_max_tokens:
+        lines.append(f"{number_of(checks.cut_by_max_tokens, 'answer')} reached max_tokens and are incomplete")
+        limit = ended.batch.defaults.get("max_tokens")
+        if limit is not None:
+            lines.append(f"  to raise it, run again with --max-tokens {2 * limit} and another --output")
+        else:
+            lines.append("  raise max_tokens in their lines and use another --output; other answers are reused")
+    if checks.cut_by_context:
+        lines.append(f"{number_of(checks.cut_by_context, 'answer')} reached the end of the context and are incomplete")
+        lines.append("  run again with a larger --context, --no-reuse and another --output")
+    if checks.invalid_json:
+        of = f"{checks.invalid_json:,} of {number_of(checks.json, 'JSON answer')}"
+        lines.append(f"{of} do not follow their schema")
+    if not lines:
+        return []
+    if checks.cut:
+        lines.append(f"  the cut answers: tokenmill results {name} --cut")
+    return [Text("\n".join(f"warning: {line}" if line[0] != " " else line for line in lines), style="bold yellow")]
 
 
 def near(path: str) -> str:
@@ -236,11 +273,16 @@ def _failed(counts: Counts) -> str:
 def _time(report: RunReport) -> str:
     parts = [format_seconds(report.seconds)]
     if report.seconds > 0:
-        parts.append(f"{report.answers / report.seconds * 60:,.0f} jobs/min")
+        parts.append(_job_rate(report.answers / report.seconds))
     if report.busy_s > 0:
         parts.append(f"{report.tokens.generated / report.busy_s:,.0f} tok/s")
     of = "" if report.slots is None else f" of {report.slots}"
     return _GAP.join([*parts, f"{report.busy_slots:.1f}{of} slots busy"])
+
+
+def _job_rate(per_second: float) -> str:
+    """Jobs per minute, or per hour if they are few."""
+    return f"{60 * per_second:,.0f} jobs/min" if per_second >= 1 / 6 else f"{3600 * per_second:,.0f} jobs/h"
 
 
 def _slot_limits(report: RunReport) -> str | None:
@@ -309,6 +351,20 @@ def document(ended: Summary) -> dict[str, Any]:
         "output": batch.output,
         "errors": batch.errors,
         "end": ended.end,
+        "model_id": batch.model_id,
+        "model": ended.engine.model if ended.engine else None,
+        "engine": ended.engine.kind if ended.engine else None,
+        "build": ended.engine.build if ended.engine else None,
+        "load_seconds": ended.load_s,
+        "tok_s": ended.tok_s,
+        "jobs_per_hour": ended.jobs_per_hour,
+        "cut_by_max_tokens": ended.checks.cut_by_max_tokens,
+        "cut_by_context": ended.checks.cut_by_context,
+        "json_answers": ended.checks.json,
+        "invalid_json": ended.checks.invalid_json,
+        "energy_j": ended.energy_j,
+        "cost": ended.cost,
+        "currency": None if ended.cost is None else ended.currency,
     }
     if report is not None:
         found |= {

@@ -1,10 +1,12 @@
-"""Combines the snapshots and reports of the workers of a pool. Pure."""
+"""Combines the snapshots and reports of the workers of a pool, and the reports of consecutive runs. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from tokenmill.jobs.models import Counts
 from tokenmill.jobs.scheduler.estimates import MeasuredRates
+from tokenmill.jobs.worker.answer_checks import AnswerChecks
 from tokenmill.jobs.worker.progress import Failed, MinimumTokens, RunEnd, RunReport, Snapshot
 from tokenmill.jobs.worker.reuse import Misses
 from tokenmill.jobs.worker.slot_use import combined
@@ -80,6 +82,23 @@ def combined_report(
         sum(slots) if slots else None,
         dict(finish_reasons.most_common()),
         combined(slot_uses) if slot_uses else None,
+        sum((each.checks for each in every), AnswerChecks()),
+    )
+
+
+def consecutive_report(every: Sequence[RunReport]) -> RunReport:
+    """One report of the parts of a run; rates and slots are those of the last part that computed something."""
+    last = every[-1]
+    measured = next((each for each in reversed(every) if each.answers), last)
+    busy_s = sum(each.busy_s for each in every)
+    together = combined_report(every, end=last.end, seconds=sum(each.seconds for each in every), counts=last.counts)
+    return replace(
+        together,
+        busy_s=busy_s,
+        busy_slots=sum(each.busy_slots * each.busy_s for each in every) / busy_s if busy_s else 0.0,
+        rates=measured.rates,
+        long_prefill_tok_s=measured.long_prefill_tok_s,
+        slots=measured.slots,
     )
 
 

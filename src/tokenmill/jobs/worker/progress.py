@@ -6,6 +6,7 @@ from typing import Literal
 
 from tokenmill.jobs.models import Counts, Failure
 from tokenmill.jobs.scheduler.estimates import MeasuredRates
+from tokenmill.jobs.worker.answer_checks import AnswerChecks
 from tokenmill.jobs.worker.reuse import Misses
 from tokenmill.jobs.worker.slot_use import SlotUse
 from tokenmill.jobs.worker.throughput import RunTokens
@@ -68,3 +69,4 @@ class RunReport:
     slots: int | None = None  # usable slots; None: unknown
     finish_reasons: Mapping[str, int] = field(default_factory=dict)  # answers of this run by OpenAI finish reason
     slot_use: SlotUse | None = None  # None: the engine does not count
+    checks: AnswerChecks = field(default_factory=AnswerChecks)

@@ -8,6 +8,7 @@ from tokenmill.jobs.models import Counts
 from tokenmill.jobs.scheduler.decisions import Dispatch
 from tokenmill.jobs.scheduler.estimates import AnswerLengths, RemainingWork, eta_s
 from tokenmill.jobs.scheduler.shape import EngineShape
+from tokenmill.jobs.worker.answer_checks import AnswerChecks, checked
 from tokenmill.jobs.worker.attempts import Attempt
 from tokenmill.jobs.worker.progress import Failed, MinimumTokens, RunEnd, RunReport, Snapshot
 from tokenmill.jobs.worker.reuse import (
@@ -35,6 +36,7 @@ class RunStats:
         self._kind = kind
         self._minimum = MinimumEstimate()
         self._finish_reasons = Counter[str]()
+        self._checks = AnswerChecks()
         self._sample: list[int] = []  # the first answered jobs, up to the limits of counting
         self._sample_minimum = 0.0  # minimum tokens estimated for them
         self._status: EngineStatus | None = None
@@ -67,6 +69,7 @@ class RunStats:
         self.throughput.answered(answer, attempt.tokens, attempt.since)
         self._minimum.add(prompt, answer.usage)
         self._finish_reasons[answer.finish_reason] += 1
+        self._checks += checked(attempt.call, answer)
         if len(self._sample) < MAX_COUNTED_JOBS and self.throughput.tokens.prompt <= MAX_COUNTED_TOKENS:
             self._sample.append(attempt.id)
             self._sample_minimum = self._minimum.tokens
@@ -155,6 +158,7 @@ class RunStats:
             self._shape.width,
             dict(self._finish_reasons.most_common()),
             self._slot_use if self._slot_use.steps else None,
+            self._checks,
         )
 
     def _eta_s(self, lengths: AnswerLengths, counts: Counts, in_flight: Sequence[int]) -> float | None:

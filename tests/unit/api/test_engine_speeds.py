@@ -2,7 +2,7 @@
 
 import pytest
 
-from tokenmill.recipes.speeds import speeds_of_history, with_one_slot
+from tokenmill.api.engines.speeds import speeds_of_history, with_one_slot
 from tokenmill.tuner.history import SpeedRecord
 from tokenmill.tuner.point import Figures, TrialSettings
 

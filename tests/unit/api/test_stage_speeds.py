@@ -2,11 +2,19 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tokenmill.api.engines.speeds import (
+    MAX_STAGES,
+    EngineOrigin,
+    StageSpeed,
+    record_speed,
+    speeds_of_stages,
+    stage_speed,
+    stage_speeds,
+)
 from tokenmill.hardware.catalog import find
 from tokenmill.hardware.identity import machine_id
 from tokenmill.jobs.models import Counts
@@ -15,11 +23,9 @@ from tokenmill.jobs.worker.progress import RunReport
 from tokenmill.jobs.worker.reuse import Misses
 from tokenmill.jobs.worker.throughput import RunTokens
 from tokenmill.measurements import read_json
-from tokenmill.recipes.runner import AnswerOrigin
-from tokenmill.recipes.speeds import MAX_STAGES, StageSpeed, speed_recorder, speeds_of_stages, stage_speed, stage_speeds
 
 MACHINE = find("epyc-9175f")
-ORIGIN = AnswerOrigin("tiny", "m", "native", "b2", 1024)
+ORIGIN = EngineOrigin("m", "native", "b2")
 WHEN = datetime(2026, 11, 2, 3, 4, 5, tzinfo=UTC)
 REPORT = RunReport(
     "finished",
@@ -54,13 +60,13 @@ def test_the_speed_of_a_stage() -> None:
     ],
 )
 def test_too_few_tokens_are_not_stored(tmp_path: Path, report: RunReport) -> None:
-    speed_recorder(tmp_path, MACHINE, lambda: ORIGIN)(report)
+    record_speed(tmp_path, MACHINE, report, ORIGIN)
     assert read_json(tmp_path, "stage") == []
 
 
 def test_stages_are_filtered_by_machine_model_and_build(tmp_path: Path) -> None:
     for origin in (ORIGIN, replace(ORIGIN, model_id="n"), replace(ORIGIN, engine="vllm"), replace(ORIGIN, build="b1")):
-        speed_recorder(tmp_path, MACHINE, partial(replace, origin))(REPORT)
+        record_speed(tmp_path, MACHINE, REPORT, origin)
 
     def found(build: str | None) -> list[str]:
         return [
@@ -73,7 +79,7 @@ def test_stages_are_filtered_by_machine_model_and_build(tmp_path: Path) -> None:
 
 def test_a_read_only_folder_does_not_end_the_recipe(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file")
-    speed_recorder(tmp_path / "state", MACHINE, lambda: ORIGIN)(REPORT)
+    record_speed(tmp_path / "state", MACHINE, REPORT, ORIGIN)
 
 
 def test_stages_are_weighted_by_their_tokens() -> None:

@@ -1,6 +1,6 @@
-"""Speeds for an estimate: measured by tune or bench, measured by earlier recipes, or forecast by the plan.
+"""Speeds for an estimate: measured by tune or bench, measured by earlier batches, or forecast by the plan.
 
-The speed of every stage is stored for the next estimate, apart from the history of benchmarks: a recipe may run next to
+The speed of every batch is stored for the next estimate, apart from the history of benchmarks: a batch may run next to
 other programs, so its speed must not correct the forecasts of plans.
 """
 
@@ -21,8 +21,6 @@ from tokenmill.jobs.scheduler.estimates import MeasuredRates
 from tokenmill.jobs.worker.progress import RunReport
 from tokenmill.planner.plan import Plan
 from tokenmill.planner.speed.forecast import SEQUENCES, decode_speed, prefill_speed
-from tokenmill.recipes.estimate import EngineSpeeds
-from tokenmill.recipes.runner import AnswerOrigin
 from tokenmill.tuner import history
 from tokenmill.tuner.history import SpeedRecord
 from tokenmill.tuner.point import OperatingPoint
@@ -33,8 +31,29 @@ MAX_STAGES = 16  # newest stages used for a rate
 
 
 @dataclass(frozen=True, slots=True)
+class EngineSpeeds:
+    """Speeds of an engine and their source."""
+
+    rates: MeasuredRates
+    width: int  # number of slots
+    measured: bool
+    source: str  # source of the figures, for the user
+    confidence: str  # measured, calibrated, estimated
+    load_s: float | None = None  # predicted; None: unknown, or the engine runs already
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOrigin:
+    """The model and the engine whose speed is stored."""
+
+    model_id: str
+    engine: str  # native, llama-server, ...
+    build: str
+
+
+@dataclass(frozen=True, slots=True)
 class StageSpeed:
-    """Measured speed of one stage, as stored in the measurement journal."""
+    """Measured speed of a batch or of a stage of a recipe, as stored in the measurement journal."""
 
     when: str  # ISO 8601, UTC
     machine_id: str
@@ -49,8 +68,8 @@ class StageSpeed:
     decode_tok_s: float  # total of all slots
 
 
-def stage_speed(report: RunReport, origin: AnswerOrigin, machine: Machine, when: datetime) -> StageSpeed | None:
-    """The speed of a stage; None: too few tokens."""
+def stage_speed(report: RunReport, origin: EngineOrigin, machine: Machine, when: datetime) -> StageSpeed | None:
+    """The speed of a batch; None: too few tokens."""
     rates = report.rates
     tokens = report.tokens
     decode = rates.decode_at(1)  # a report has one rate, at its final number of slots
@@ -71,16 +90,12 @@ def stage_speed(report: RunReport, origin: AnswerOrigin, machine: Machine, when:
     )
 
 
-def speed_recorder(state: Path, machine: Machine, origin: Callable[[], AnswerOrigin]) -> Callable[[RunReport], None]:
-    """Return a function that stores the speed of a stage; a failed write does not end the recipe."""
-
-    def keep(report: RunReport) -> None:
-        speed = stage_speed(report, origin(), machine, datetime.now(UTC))
-        if speed is not None:
-            with suppress(TokenmillError):
-                measurements.append(state, "stage", speed)
-
-    return keep
+def record_speed(state: Path, machine: Machine, report: RunReport, origin: EngineOrigin) -> None:
+    """Store the speed of a batch; a failed write is ignored."""
+    speed = stage_speed(report, origin, machine, datetime.now(UTC))
+    if speed is not None:
+        with suppress(TokenmillError):
+            measurements.append(state, "stage", speed)
 
 
 def stage_speeds(state: Path, *, machine: Machine, model_id: str, engine: str, build: str | None) -> list[StageSpeed]:
@@ -103,7 +118,7 @@ def speeds_of_stages(found: Sequence[StageSpeed]) -> EngineSpeeds | None:
     slots = max(1, round(sum(speed.lanes * speed.written_tokens for speed in newest) / written))
     rate = written / decode_s
     answers = number_of(sum(speed.answers for speed in newest), "answer")
-    source = f"measured by earlier recipes here: {answers} up to {newest[-1].when[:10]} with {newest[-1].build}"
+    source = f"measured by earlier batches here: {answers} up to {newest[-1].when[:10]} with {newest[-1].build}"
     # A single slot is at least as fast as its share.
     points = ((1, rate),) if slots == 1 else ((1, rate / slots), (slots, rate))
     return EngineSpeeds(
@@ -124,7 +139,7 @@ def speeds_for(choice: EngineChoice, wanted: EnginePlan | None, machine: str) ->
         recipe_speeds = None
         if found is None:
             recipe_speeds = _of_stages(choice, plan.machine, installed_build(wanted))
-            # For many more sequences than in earlier recipes the forecast is better, if there is one.
+            # For many more sequences than in earlier batches the forecast is better, if there is one.
             found = (
                 recipe_speeds
                 if recipe_speeds is not None and plan.settings.sequences <= 2 * recipe_speeds.width
@@ -185,7 +200,7 @@ def _of_history(choice: EngineChoice, machine: Machine, width: int | None) -> En
 
 
 def _of_stages(choice: EngineChoice, machine: Machine, build: str | None) -> EngineSpeeds | None:
-    """Speeds of earlier recipes here."""
+    """Speeds of earlier batches here."""
     kind = choice.record.kind if choice.record is not None else choice.config.kind
     return speeds_of_stages(
         stage_speeds(choice.state, machine=machine, model_id=choice.model_id, engine=kind, build=build)

@@ -1,0 +1,312 @@
+"""One run of a batch: `run_once` plans the engine, stores the jobs, loads the engine and works until the end.
+
+The store decides where a run continues, so a batch may be run in several parts: after a crash, or night by night.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from tokenmill.api.early_checks import fail_too_long, warn_of_other_models
+from tokenmill.api.energy import EnergyUse, energy_metered
+from tokenmill.api.engines.batch import BatchEngine, EngineSetup
+from tokenmill.api.engines.choose import choose_engine
+from tokenmill.api.engines.cluster import ClusterRun, open_cluster
+from tokenmill.api.engines.speeds import EngineOrigin, record_speed
+from tokenmill.api.options import EngineOptions
+from tokenmill.api.progress import OnProgress, log
+from tokenmill.api.run_options import RunOptions
+from tokenmill.api.sources import JobSource
+from tokenmill.api.stopping import Stop
+from tokenmill.api.stores import work_folder
+from tokenmill.api.summary import Summary
+from tokenmill.api.tokens import token_counter
+from tokenmill.config import Config
+from tokenmill.engine.engine import Identity
+from tokenmill.hardware.catalog import find
+from tokenmill.jobs.batch_profile import batch_profile
+from tokenmill.jobs.ingest.background import Ingest
+from tokenmill.jobs.ingest.reschedule import Rescheduled
+from tokenmill.jobs.ingest.submit import FileSubmission, Hooks
+from tokenmill.jobs.models import Batch, Counts
+from tokenmill.jobs.output import Output
+from tokenmill.jobs.output_checks import check_paths
+from tokenmill.jobs.store.address import Address
+from tokenmill.jobs.store.store import Store
+from tokenmill.jobs.worker.loop import work as work_on
+from tokenmill.jobs.worker.progress import RunReport
+from tokenmill.planner.regimes import BatchProfile
+from tokenmill.units import number_of
+
+_LOGGED_LINES = 100_000  # lines of a large file between two messages
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRequest:
+    """A batch to run: its jobs, its store, and the engine for it."""
+
+    source: JobSource
+    store: Address
+    options: RunOptions
+    engine: EngineOptions
+    model: str | None = None
+    on: str | None = None  # a Ray cluster
+
+    def check(self) -> None:
+        """UsageError for a request that cannot be run, before anything is downloaded, planned or stored."""
+        self.options.check()
+        check_paths(self.options.submission("", time.time()))
+        self.source.check()
+
+
+def run_once(
+    request: BatchRequest, config: Config, stop: Stop, on_progress: OnProgress, *, until_s: float | None = None
+) -> Summary:
+    """Run a batch to its end, until `stop` is requested, or until a Unix time; blocks, with an event loop of its own.
+
+    A time in the past stores the batch and plans its engine without loading it.
+    """
+    began_s = time.monotonic()
+    with ExitStack() as stack:
+        cluster = None
+        if request.on is not None:
+            asked = (request.on, request.store, request.model, request.engine, config)
+            cluster = stack.enter_context(open_cluster(*asked))
+        setup, submission, folder = prepare(request, config, stack, cluster, stop, on_progress)
+        known = submission.find()
+        if cluster is None and (known is None or not known.finished):
+            # before the batch is stored, because other workers may then take its jobs
+            setup = setup.plan(partial(_profile, submission, request, setup))
+        over = until_s is not None and until_s <= time.time()
+        ingest = stack.enter_context(Ingest(submission, whole=over or cluster is not None))
+        _log_submitted(ingest)
+        batch = _checked(submission.store, ingest.found.batch, setup)
+        done = _Done(time_up=over)
+        if not batch.finished and not over:
+            work = _Work(submission.store, ingest, request.options, stop, on_progress, until_s)
+            done = asyncio.run(work.on_cluster(cluster) if cluster else work.on_engine(setup.plan(), folder))
+        batch = submission.store.batch(batch.id)
+        seconds = time.monotonic() - began_s
+        return Summary(
+            batch,
+            request.store,
+            output_written=_finish_output(submission.store, batch, ingest),
+            seconds=seconds,
+            report=done.report,
+            load_s=done.load_s,
+            failed_by_code=submission.store.failures_by_code(batch.id),
+            nodes=cluster.nodes() if cluster else (),
+            engine=done.engine,
+            energy_j=done.energy.joules.total,
+            cost=None if config.costs.per_hour is None else seconds / 3600 * config.costs.per_hour,
+            currency=config.costs.currency,
+            time_up=done.time_up and not batch.finished,
+        )
+
+
+def _checked(store: Store, batch: Batch, setup: EngineSetup) -> Batch:
+    """The batch after the checks that need no engine."""
+    if batch.finished or not batch.counts.pending:
+        return batch
+    warn_of_other_models(store, batch, setup.choice)
+    return store.batch(batch.id) if fail_too_long(store, batch, setup) else batch
+
+
+def _profile(submission: FileSubmission, request: BatchRequest, setup: EngineSetup) -> BatchProfile | None:
+    """The lengths of the jobs; None if they come from a stream."""
+    path = Path(submission.where)
+    if not path.is_file():
+        return None
+    model = setup.choice.path
+    with token_counter(None if model is None else str(model), setup.config) as tokens:
+        return batch_profile(path, request.options.defaults, count=tokens.count)
+
+
+def prepare(
+    request: BatchRequest,
+    config: Config,
+    stack: ExitStack,
+    cluster: ClusterRun | None,
+    stop: Stop,
+    on_progress: OnProgress,
+) -> tuple[EngineSetup, FileSubmission, Path]:
+    """Choose the engine and open the store; nothing is stored yet."""
+    choice = cluster.choice if cluster else choose_engine(request.model, request.engine, config, on_progress)
+    store = stack.enter_context(Store(request.store, shutdown=stop.shutdown))
+    folder = stack.enter_context(work_folder(request.store, config))
+    jobs = stack.enter_context(request.source.as_file(folder))
+    submission = request.options.submission(choice.model_id, store.now_s())
+    hooks = Hooks(_log_lines(), log.info)
+    return (
+        EngineSetup(choice, request.engine, config),
+        FileSubmission(store, jobs.path, submission, None, jobs.name, hooks),
+        folder,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """What the work on a batch came to."""
+
+    report: RunReport | None = None
+    load_s: float | None = None  # None: no engine was started
+    engine: Identity | None = None
+    energy: EnergyUse = field(default_factory=EnergyUse)
+    time_up: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """The work on one batch."""
+
+    store: Store
+    ingest: Ingest
+    options: RunOptions
+    stop: Stop
+    on_progress: OnProgress
+    until_s: float | None
+
+    async def on_engine(self, setup: EngineSetup, folder: Path) -> _Done:
+        """Open the engine and work."""
+        batch = self.ingest.found.batch
+        self.stop.begin()
+        self.ingest.on_failure(self.stop.cancel_loading)
+        try:
+            async with AsyncExitStack() as stack:
+                await stack.enter_async_context(self._time_limit())
+                energy = await stack.enter_async_context(energy_metered())
+                opened = await stack.enter_async_context(BatchEngine(setup, self.store, folder, self.on_progress))
+                await opened.announce(batch)
+                engine, shape = await opened.ready(batch)
+                self.stop.loaded()
+                report = await work_on(
+                    self.store,
+                    [batch],
+                    engine,
+                    shape,
+                    outputs=self._outputs(),
+                    options=self.options.worker_options(),
+                    stop=self.stop.event,
+                    on_snapshot=self.on_progress,
+                    ingest=self.ingest,
+                )
+        except asyncio.CancelledError:
+            if not self.stop.requested and not self.stop.time_up:
+                await self.ingest.sealed()  # raises the error for which loading was cancelled
+                raise
+            return _Done(time_up=self.stop.time_up)
+        _record_speed(setup, report, engine.identity)
+        return _Done(report, opened.load_s, engine.identity, energy, self.stop.time_up)
+
+    async def on_cluster(self, cluster: ClusterRun) -> _Done:
+        """Work on the machines of a cluster; loading is until the first engine is ready."""
+        self.stop.begin()
+        self.stop.loaded()  # the work can be stopped from the beginning
+        batch = self.ingest.found.batch
+        options = self.options.worker_options()
+        async with self._time_limit():
+            report, load_s = await cluster.work(
+                self.store, batch, self._outputs(), options, self.stop.event, self.on_progress
+            )
+        return _Done(report, load_s, time_up=self.stop.time_up)
+
+    @asynccontextmanager
+    async def _time_limit(self) -> AsyncIterator[None]:
+        """Stop the work when its time is up."""
+        if self.until_s is None:
+            yield
+            return
+        ending = asyncio.create_task(self.stop.end_by(self.until_s))
+        try:
+            yield
+        finally:
+            ending.cancel()
+            with suppress(asyncio.CancelledError):
+                await ending
+
+    def _outputs(self) -> dict[int, Output]:
+        return {} if self.ingest.output is None else {self.ingest.found.batch.id: self.ingest.output}
+
+
+def _record_speed(setup: EngineSetup, report: RunReport, engine: Identity) -> None:
+    """Store the measured speed for later estimates; a server behind a URL runs on an unknown machine."""
+    if setup.planned is not None:
+        machine = setup.planned.plan.machine
+    elif setup.choice.record is not None:
+        machine = find(setup.config.machine)
+    else:
+        return
+    origin = EngineOrigin(engine.model_id, engine.kind, engine.build)
+    record_speed(setup.choice.state, machine, report, origin)
+
+
+def _finish_output(store: Store, batch: Batch, ingest: Ingest) -> bool:
+    """Write the output of a finished batch to its end; False if there is none, or another process writes it."""
+    if batch.output is None:
+        return False
+    if not batch.finished:
+        return ingest.writes_output
+    if ingest.output is not None:
+        ingest.output.finish()
+        return True
+    if not store.claim_output(batch.id):
+        return False
+    with Output(store, batch) as output:
+        output.finish()
+    return True
+
+
+def _log_lines() -> Callable[[int], None]:
+    logged = 0
+
+    def stored(lines: int) -> None:
+        nonlocal logged
+        if lines - logged >= _LOGGED_LINES:
+            logged = lines
+            log.info("stored %s lines", f"{lines:,}")
+
+    return stored
+
+
+def _log_submitted(ingest: Ingest) -> None:
+    submitted = ingest.found
+    batch = submitted.batch
+    counts = submitted.batch.counts
+    state = "is done" if batch.finished else "continues" if submitted.continued else "begins"
+    if ingest.growing:
+        log.info("%s %s: %s stored so far; storing the rest while it runs", batch.name, state, counts_text(counts))
+    elif counts.total == 0:
+        hint = 'write one JSON object per line, such as {"prompt": "Hello"}'
+        log.info("%s holds no jobs\nhint: %s", batch.source, hint)
+    elif batch.cancelled_s is not None:
+        log.info("%s was cancelled; tokenmill retry %s --cancelled resumes it", batch.name, batch.name)
+    else:
+        log.info("%s %s: %s", batch.name, state, counts_text(counts))
+    if submitted.changed is not None and not batch.finished:
+        log.info(_changed_text(submitted.changed))
+    if batch.output is not None and not ingest.writes_output:
+        log.info("another process writes the output of %s; this one works on its jobs", batch.name)
+
+
+def counts_text(counts: Counts) -> str:
+    """The number of jobs, of answered ones and of failed ones."""
+    text = number_of(counts.total, "job")
+    if counts.done:
+        text += f", {counts.done:,} already answered"
+    failed = counts.failed + counts.quarantined
+    return text + (f", {failed:,} failed" if failed else "")
+
+
+def _changed_text(changed: Rescheduled) -> str:
+    parts = []
+    if changed.deadline and changed.batch.deadline_s is not None:
+        revived = f"; {number_of(changed.revived, 'expired job')} queued again" if changed.revived else ""
+        at = time.strftime("%Y-%m-%d %H:%M", time.localtime(changed.batch.deadline_s))
+        parts.append(f"the deadline is now {at}{revived}")
+    if changed.priority:
+        parts.append(f"the priority is now {changed.batch.priority}")
+    return "; ".join(parts)
