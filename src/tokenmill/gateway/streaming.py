@@ -1,20 +1,21 @@
-"""Encodes answers as OpenAI's server-sent events, and merges several engine streams into one.
+"""Encodes chats and completions as OpenAI's server-sent events, and merges several engine streams into one.
 
 The constant part of an event is encoded once per stream; each token adds one small JSON string.
 """
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from tokenmill.engine import tool_calls
-from tokenmill.engine.engine import Answer, Piece, TokenLogprob, Usage
+from tokenmill.engine.engine import Answer, FinishReason, TokenLogprob, Usage
 from tokenmill.errors import TokenmillError
+from tokenmill.gateway.answer_parts import AnswerPart, ReasoningPart, TextPart
 from tokenmill.gateway.http.faults import error_body
-from tokenmill.jobs.openai.answers import chat_logprobs, text_logprobs, usage_body
+from tokenmill.jobs.openai.answers import chat_logprobs, choice, text_logprobs, usage_body
 from tokenmill.jobs.openai.call import Endpoint
 from tokenmill.storage.json_text import encode
 
@@ -109,40 +110,47 @@ def failure(error: TokenmillError) -> bytes:
     return b"data: " + encode(error_body(error)) + b"\n\n"
 
 
-class ChoiceStream:
-    """Encodes one choice of an answer."""
+class CompletionEncoder:
+    """Writes chats and completions; see `AnswerEncoder`."""
 
-    def __init__(self, chunks: Chunks, index: int, reader: tool_calls.ToolCallParser | None) -> None:
-        self.index = index
-        self._chunks = chunks
-        self._reader = reader
-        self._calls = 0
+    def __init__(self, heading: Heading, *, include_usage: bool) -> None:
+        self._heading = heading
+        self._chunks = Chunks(heading, include_usage=include_usage)
+        self._include_usage = include_usage
+        self._calls: Counter[int] = Counter()  # by choice
 
-    def piece(self, piece: Piece) -> bytes:
-        """The events of a piece; empty while the text may be part of a tool call."""
-        if self._reader is not None:
-            return b"".join(map(self._part, self._reader.feed(piece.text)))
-        if not piece.text and not piece.logprobs:
-            return b""
-        return self._chunks.text(self.index, piece.text, piece.logprobs)
+    def whole(self, answers: Sequence[Answer], usage: Usage) -> Mapping[str, Any]:
+        """The response object."""
+        choices = [choice(self._heading.endpoint, answer, index) for index, answer in enumerate(answers)]
+        return self._heading.fields(chunk=False) | {"choices": choices, "usage": usage_body(usage)}
 
-    def end(self, answer: Answer) -> bytes:
-        """The last events: buffered text, tool calls parsed by the engine, and the finish reason."""
-        parts = list(map(self._part, self._reader.end())) if self._reader is not None else []
-        message = answer.message or {}
-        if message.get("reasoning_content"):
-            parts.append(self._chunks.reasoning(self.index, str(message["reasoning_content"])))
-        for call in message.get("tool_calls") or ():
-            parts.append(self._call(call))
-        reason = answer.finish_reason if self._reader is None else self._reader.finish_reason(answer.finish_reason)
-        return b"".join(parts) + self._chunks.end(self.index, reason)
+    def opening(self, index: int) -> bytes:
+        """The first event of a choice."""
+        return self._chunks.opening(index)
 
-    def _part(self, part: tool_calls.ParsedPart) -> bytes:
-        return self._chunks.text(self.index, part) if isinstance(part, str) else self._call(part.body())
+    def parts(self, index: int, parts: Iterable[AnswerPart]) -> bytes:
+        """One event for each part."""
+        return b"".join([self._part(index, part) for part in parts])
 
-    def _call(self, call: Mapping[str, Any]) -> bytes:
-        self._calls += 1
-        return self._chunks.tool_call(self.index, self._calls - 1, call)
+    def end(self, index: int, reason: FinishReason) -> bytes:
+        """The last event of a choice."""
+        return self._chunks.end(index, reason)
+
+    def closing(self, usage: Usage) -> bytes:
+        """The usage, if the client asked for it, and the end mark."""
+        return (self._chunks.usage(usage) if self._include_usage else b"") + DONE
+
+    def failure(self, error: TokenmillError) -> bytes:
+        """An error event."""
+        return failure(error)
+
+    def _part(self, index: int, part: AnswerPart) -> bytes:
+        if isinstance(part, TextPart):
+            return self._chunks.text(index, part.text, part.logprobs)
+        if isinstance(part, ReasoningPart):
+            return self._chunks.reasoning(index, part.text)
+        self._calls[index] += 1
+        return self._chunks.tool_call(index, self._calls[index] - 1, part.body())
 
 
 @asynccontextmanager

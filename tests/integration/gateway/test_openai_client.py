@@ -60,7 +60,7 @@ def test_a_chat(gateway: Served) -> None:
     assert raw.headers["x-request-id"].startswith("req-")
     assert answer.id.startswith("chatcmpl-")
     assert answer.model == "smollm2"
-    assert (answer.system_fingerprint or "").startswith("fp_")
+    assert (answer.system_fingerprint or "").startswith("native ")
     choice, usage = answer.choices[0], answer.usage
     assert choice.message.role == "assistant"
     assert choice.message.content

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict, cast
 
 from msgspec import Meta
 
-from tokenmill.engine.engine import Answer, TokenLogprob, Usage
+from tokenmill.engine.engine import Answer, Identity, TokenLogprob, Usage
 from tokenmill.jobs.openai.call import Endpoint
 
 _LOWEST_LOGPROB = -9999.0  # OpenAI's value for an impossible token, because JSON has no infinity
@@ -62,7 +62,7 @@ class ChatCompletion(TypedDict):
     object: Literal["chat.completion"]
     created: int
     model: str
-    system_fingerprint: NotRequired[Annotated[str, Meta(description="The same for the same model and build.")]]
+    system_fingerprint: NotRequired[Annotated[str, Meta(description="The engine and its build.")]]
     choices: Annotated[list[ChatChoice], Meta(min_length=1)]
     usage: CompletionUsage
 
@@ -74,7 +74,7 @@ class Completion(TypedDict):
     object: Literal["text_completion"]
     created: int
     model: str
-    system_fingerprint: NotRequired[Annotated[str, Meta(description="The same for the same model and build.")]]
+    system_fingerprint: NotRequired[Annotated[str, Meta(description="The engine and its build.")]]
     choices: Annotated[list[CompletionChoice], Meta(min_length=1)]
     usage: CompletionUsage
 
@@ -84,7 +84,7 @@ def answer_body(
 ) -> dict[str, Any]:
     """The answer as OpenAI's chat.completion or text_completion object; `id` is given without its prefix.
 
-    `made_by` is the engine and its build, recorded as the system_fingerprint because answers may be reused later.
+    `made_by`: see the function; recorded as the system_fingerprint, because answers may be reused later.
     """
     chat = endpoint == "chat"
     return {
@@ -96,6 +96,11 @@ def answer_body(
         "choices": [choice(endpoint, answer)],
         "usage": usage_body(answer.usage),
     }
+
+
+def made_by(identity: Identity) -> str:
+    """The engine and its build; the `system_fingerprint` of its answers."""
+    return f"{identity.kind} {identity.build}"
 
 
 def choice(endpoint: Endpoint, answer: Answer, index: int = 0) -> ChatChoice | CompletionChoice:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from tokenmill.engine.engine import Answer, Engine, EngineStatus
 from tokenmill.errors import EngineDied, EngineError, NonFiniteLogits, TokenmillError, TooLong, UsageError
 from tokenmill.jobs.models import Batch, Failure, FinishedJob, JobId, State
-from tokenmill.jobs.openai.answers import answer_body
+from tokenmill.jobs.openai.answers import answer_body, made_by
 from tokenmill.jobs.scheduler.decisions import Dispatch
 from tokenmill.jobs.worker import attempts, liveness, retries
 from tokenmill.jobs.worker.async_store import AsyncStore, PendingWrites, prompt_bytes
@@ -109,9 +109,9 @@ class CompletionHandler:
                 attempt.call.endpoint,
                 answer,
                 id=(job.identity or b"").hex()[:24],
-                model=engine.model,
+                model=attempt.call.model or engine.model,
                 created_s=self._clock(),
-                made_by=f"{engine.kind} {engine.build}",
+                made_by=made_by(engine),
             )
             usage = answer.usage
             engine_s = self._loop_s() - attempt.began_s

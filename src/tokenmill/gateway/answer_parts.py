@@ -1,0 +1,102 @@
+"""Parts of an answer while it is generated, independent of the API that writes them.
+
+An `AnswerReader` turns an engine's events into parts; an `AnswerEncoder` writes parts in the format of one API: chats
+and completions in `streaming.py`, responses in `responses/`, messages in `messages/`.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tokenmill.engine.engine import Answer, FinishReason, Piece, TokenLogprob, Usage
+from tokenmill.engine.tool_calls import ParsedPart, ToolCall, ToolCallParser
+from tokenmill.errors import TokenmillError
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """Text of the answer."""
+
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningPart:
+    """Reasoning before the answer."""
+
+    text: str
+
+
+AnswerPart = TextPart | ReasoningPart | ToolCall
+
+
+class AnswerEncoder(Protocol):
+    """Writes one response in the format of an API. Choices are numbered from 0; only chats have several."""
+
+    def whole(self, answers: Sequence[Answer], usage: Usage) -> Mapping[str, Any]:
+        """The response without streaming; tool calls are parsed."""
+
+    def opening(self, index: int) -> bytes:
+        """The events before the first part of a choice."""
+
+    def parts(self, index: int, parts: Iterable[AnswerPart]) -> bytes:
+        """The events of some parts."""
+
+    def end(self, index: int, reason: FinishReason) -> bytes:
+        """The events after the last part of a choice."""
+
+    def closing(self, usage: Usage) -> bytes:
+        """The last events of a stream."""
+
+    def failure(self, error: TokenmillError) -> bytes:
+        """The last events of a stream that failed."""
+
+
+class AnswerReader:
+    """Reads the events of one choice."""
+
+    def __init__(self, parser: ToolCallParser | None) -> None:
+        """`parser`: finds tool calls in the text; None if there are none to find."""
+        self._parser = parser
+
+    def piece(self, piece: Piece) -> list[AnswerPart]:
+        """The parts of a piece; empty while its text may belong to a tool call."""
+        if self._parser is not None:
+            return [_part(part) for part in self._parser.feed(piece.text)]
+        return [TextPart(piece.text, piece.logprobs)] if piece.text or piece.logprobs else []
+
+    def end(self, answer: Answer) -> tuple[list[AnswerPart], FinishReason]:
+        """The last parts, with the reasoning and the tool calls that the engine parsed, and the finish reason."""
+        parts = [_part(part) for part in self._parser.end()] if self._parser is not None else []
+        message = answer.message or {}
+        if message.get("reasoning_content"):
+            parts.append(ReasoningPart(str(message["reasoning_content"])))
+        parts += [call_of(call) for call in answer.tool_calls]
+        reason = answer.finish_reason if self._parser is None else self._parser.finish_reason(answer.finish_reason)
+        return parts, reason
+
+
+def call_of(call: Mapping[str, Any]) -> ToolCall:
+    """An entry of OpenAI's `tool_calls` as a ToolCall."""
+    function = call["function"]
+    return ToolCall(function["name"], function["arguments"], call["id"])
+
+
+def parts_of(answer: Answer) -> list[AnswerPart]:
+    """The parts of a complete answer, in order: reasoning, text, tool calls."""
+    message = answer.message
+    if message is None:
+        return [TextPart(answer.text, answer.logprobs or ())]
+    calls = [call_of(call) for call in answer.tool_calls]
+    text = message.get("content") or ("" if calls else answer.text)
+    parts: list[AnswerPart] = []
+    if message.get("reasoning_content"):
+        parts.append(ReasoningPart(str(message["reasoning_content"])))
+    if text or not calls:
+        parts.append(TextPart(text, answer.logprobs or ()))
+    return [*parts, *calls]
+
+
+def _part(part: ParsedPart) -> AnswerPart:
+    return TextPart(part) if isinstance(part, str) else part
