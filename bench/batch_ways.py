@@ -26,7 +26,7 @@ from tokenmill.jobs.models import Submission
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.scheduler.shape import shape_of
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.worker.loop import work
+from tokenmill.jobs.worker.loop import WorkTask, work
 from tokenmill.jobs.workload import describe
 from tokenmill.model.read import read
 from tokenmill.native.client import NativeEngine
@@ -172,7 +172,7 @@ async def by_worker(engine: Engine, path: Path, width: int | None, *, counted: b
         with Output(store, batch) as output:
             await fit(engine, await describe(engine, store, batch, measure=False, adapt_layout=True))
             shape = shape_of(engine.capabilities, engine.identity, width=width)
-            report = await work(store, [batch], engine, shape, outputs={batch.id: output})
+            report = await work(WorkTask(store, [batch], engine, shape, outputs={batch.id: output}))
     seconds = time.perf_counter() - began
     spent = cpu_s(engine) - spent
     if report.counts.done != report.counts.total:

@@ -26,7 +26,8 @@ from tokenmill.jobs.scheduler.decisions import Dispatch, Fetch
 from tokenmill.jobs.scheduler.scheduler import Scheduler
 from tokenmill.jobs.scheduler.shape import EngineShape
 from tokenmill.jobs.sharding.worker_lease import LEASE_S, RENEW_S
-from tokenmill.jobs.worker.loop import _MIN_BUFFERED, TICK_S
+from tokenmill.jobs.worker.loop import TICK_S
+from tokenmill.jobs.worker.queue_reader import MIN_BUFFERED
 
 _FREE_TICK_S = 60.0  # between two fetches from a store without costs, which would otherwise follow immediately
 _WINDOW = 256  # works in flight, if a work has several jobs
@@ -164,7 +165,7 @@ class Fleet:
     def _happens(self, what: What, seat: _Seat, now_s: float) -> None:
         match what:
             case "step":
-                if not self._step(seat) and (seat.more or seat.calling or self._pending(seat) > _MIN_BUFFERED * LANES):
+                if not self._step(seat) and (seat.more or seat.calling or self._pending(seat) > MIN_BUFFERED * LANES):
                     self._announce_step(seat)
                     return
             case "fails":
@@ -264,7 +265,7 @@ class Fleet:
 
     def _reach_on(self, seat: _Seat, now_s: float) -> None:
         """Fetch more while jobs are left; repeat from time to time if there were none."""
-        if not seat.up or seat.calling or seat.more or self._pending(seat) > _MIN_BUFFERED * LANES:
+        if not seat.up or seat.calling or seat.more or self._pending(seat) > MIN_BUFFERED * LANES:
             return
         if isinstance(self._way, Anywhere):
             asks = not seat.at_hand and not seat.sent
@@ -282,7 +283,7 @@ class Fleet:
 
     def _announce_look(self, seat: _Seat, now_s: float) -> None:
         """Let workers with few jobs fetch more if they could get none before."""
-        little = seat.up and not seat.calling and not seat.more and self._pending(seat) <= _MIN_BUFFERED * LANES
+        little = seat.up and not seat.calling and not seat.more and self._pending(seat) <= MIN_BUFFERED * LANES
         if little and seat.look_s <= now_s and isinstance(self._way, Sharing) and (seat.sent or self._way.pending):
             seat.look_s = now_s if seat.fed else max(now_s, seat.again_s + self._tick_s)
             self._announce(seat.look_s, "look", seat)

@@ -24,7 +24,7 @@ from tokenmill.jobs.models import Submission
 from tokenmill.jobs.scheduler.shape import shape_of
 from tokenmill.jobs.store.address import address_of
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.worker.loop import work
+from tokenmill.jobs.worker.loop import WorkTask, work
 from tokenmill.jobs.worker.progress import RunReport, Snapshot
 from tokenmill.storage import lines
 
@@ -56,16 +56,18 @@ async def worked(
     batch = ingest.found.batch
     async with asyncio.timeout(LIMIT_S):
         return await work(
-            store,
-            [batch],
-            engine,
-            shape,
-            outputs={} if ingest.output is None else {batch.id: ingest.output},
-            options=replace(QUICK, count_minimum=False),
-            stop=stop,
-            on_snapshot=tell,
-            shards=store.shards(shape.width),
-            ingest=ingest,
+            WorkTask(
+                store,
+                [batch],
+                engine,
+                shape,
+                outputs={} if ingest.output is None else {batch.id: ingest.output},
+                options=replace(QUICK, count_minimum=False),
+                stop=stop or asyncio.Event(),
+                on_snapshot=tell or (lambda _: None),
+                shards=store.shards(shape.width),
+                ingest=ingest,
+            )
         )
 
 

@@ -18,7 +18,7 @@ from tokenmill.engine.engine import Answer, Piece, Request
 from tokenmill.jobs.scheduler.shape import shape_of
 from tokenmill.jobs.store.address import address_of
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.worker.loop import WorkOptions, work
+from tokenmill.jobs.worker.loop import WorkOptions, WorkTask, work
 
 
 class Told(PrefixEngine):
@@ -51,7 +51,7 @@ async def main(store: Store, slots: int) -> None:
     batches = [batch for batch in store.batches() if not batch.finished]
     shape = shape_of(engine.capabilities, engine.identity)
     report = await work(
-        store, batches, engine, shape, options=WorkOptions(tick_s=0.1), shards=store.shards(shape.width)
+        WorkTask(store, batches, engine, shape, options=WorkOptions(tick_s=0.1), shards=store.shards(shape.width))
     )
     asyncio.get_running_loop().remove_reader(sys.stdin)
     print("done", report.answers, flush=True)

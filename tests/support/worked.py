@@ -12,7 +12,7 @@ from tokenmill.jobs.models import Batch
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.scheduler.shape import shape_of
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.worker.loop import WorkOptions, work
+from tokenmill.jobs.worker.loop import WorkOptions, WorkTask, work
 from tokenmill.jobs.worker.progress import RunReport, Snapshot
 
 QUICK = WorkOptions(first_delay_s=0.01, tick_s=0.05, job_timeout_s=200.0, count_minimum=True)
@@ -33,7 +33,16 @@ async def worked(
     with Output(store, batch) as output:
         async with asyncio.timeout(LIMIT_S):
             return await work(
-                store, [batch], engine, shape, outputs={batch.id: output}, options=options, stop=stop, on_snapshot=tell
+                WorkTask(
+                    store,
+                    [batch],
+                    engine,
+                    shape,
+                    outputs={batch.id: output},
+                    options=options,
+                    stop=stop or asyncio.Event(),
+                    on_snapshot=tell or (lambda _: None),
+                )
             )
 
 

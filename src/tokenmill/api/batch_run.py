@@ -37,6 +37,7 @@ from tokenmill.jobs.output import Output
 from tokenmill.jobs.output_checks import check_paths
 from tokenmill.jobs.store.address import Address
 from tokenmill.jobs.store.store import Store
+from tokenmill.jobs.worker.loop import WorkTask
 from tokenmill.jobs.worker.loop import work as work_on
 from tokenmill.jobs.worker.progress import RunReport
 from tokenmill.planner.regimes import BatchProfile
@@ -184,15 +185,17 @@ class _Work:
                 engine, shape = await opened.ready(batch)
                 self.stop.loaded()
                 report = await work_on(
-                    self.store,
-                    [batch],
-                    engine,
-                    shape,
-                    outputs=self._outputs(),
-                    options=self.options.worker_options(),
-                    stop=self.stop.event,
-                    on_snapshot=self.on_progress,
-                    ingest=self.ingest,
+                    WorkTask(
+                        self.store,
+                        [batch],
+                        engine,
+                        shape,
+                        outputs=self._outputs(),
+                        options=self.options.worker_options(),
+                        stop=self.stop.event,
+                        on_snapshot=self.on_progress,
+                        ingest=self.ingest,
+                    )
                 )
         except asyncio.CancelledError:
             if not self.stop.requested and not self.stop.time_up:

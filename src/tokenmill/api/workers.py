@@ -26,7 +26,7 @@ from tokenmill.jobs.output import Output
 from tokenmill.jobs.scheduler.shape import EngineShape
 from tokenmill.jobs.store.address import Address
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.worker.loop import WorkOptions
+from tokenmill.jobs.worker.loop import WorkOptions, WorkTask
 from tokenmill.jobs.worker.loop import work as work_on
 from tokenmill.jobs.worker.progress import RunReport
 from tokenmill.units import number_of
@@ -134,15 +134,17 @@ class BatchWorker:
             outputs = {batch.id: stack.enter_context(Output(self._store, batch)) for batch in self._written(batches)}
             try:
                 report = await work_on(
-                    self._store,
-                    batches,
-                    engine,
-                    shape,
-                    outputs=outputs,
-                    options=self._options,
-                    stop=self._stop.event,
-                    on_snapshot=on_progress,
-                    joining=joining,
+                    WorkTask(
+                        self._store,
+                        batches,
+                        engine,
+                        shape,
+                        outputs=outputs,
+                        options=self._options,
+                        stop=self._stop.event,
+                        on_snapshot=on_progress,
+                        joining=joining,
+                    )
                 )
                 self.reports.append(report)
                 for number, output in outputs.items():

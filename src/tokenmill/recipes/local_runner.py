@@ -19,7 +19,7 @@ from tokenmill.jobs.models import Batch, Result, Submission
 from tokenmill.jobs.scheduler.shape import EngineShape, shape_of
 from tokenmill.jobs.sharding.allocator import WorkerSpec
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.worker.loop import WorkOptions, work
+from tokenmill.jobs.worker.loop import WorkOptions, WorkTask, work
 from tokenmill.jobs.worker.progress import RunReport, Snapshot
 from tokenmill.jobs.worker.stats import OnSnapshot
 from tokenmill.recipes.runner import Answered, AnswerOrigin, Budget, Line, RecipeCost, RecipeEnd, line_bytes
@@ -94,7 +94,7 @@ class RunnerOptions:
 
     budget: Budget = field(default_factory=Budget)
     stop: asyncio.Event | None = None  # set by the caller to stop
-    worker: WorkOptions | None = None
+    worker: WorkOptions = field(default_factory=WorkOptions)
     priority: int | None = None
     name: str = "recipe"  # name of its batches
     watch: Watch = lambda _stage, _batch: nullcontext(lambda _now: None)
@@ -194,13 +194,15 @@ class LocalRunner:
 
             async with self._halting(halt):
                 report = await work(
-                    self._store,
-                    [batch],
-                    engine,
-                    shape,
-                    options=self._options.worker,
-                    stop=halt,
-                    on_snapshot=on_snapshot,
+                    WorkTask(
+                        self._store,
+                        [batch],
+                        engine,
+                        shape,
+                        options=self._options.worker,
+                        stop=halt,
+                        on_snapshot=on_snapshot,
+                    )
                 )
         self._book(report, live_prompts)
         self._options.on_stage_end(report)

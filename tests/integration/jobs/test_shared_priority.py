@@ -15,7 +15,7 @@ from tokenmill.jobs.scheduler.shape import shape_of
 from tokenmill.jobs.sharding.allocator import ShardView
 from tokenmill.jobs.store.address import Address
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.worker.loop import WorkOptions, work
+from tokenmill.jobs.worker.loop import WorkOptions, WorkTask, work
 
 LOW, HIGH, LANES = 6000, 1500, 4
 OPTIONS = WorkOptions(tick_s=0.05)
@@ -59,7 +59,11 @@ def test_all_of_a_batch_that_joins_with_a_higher_priority_goes_first(
         shape = shape_of(engine.capabilities, engine.identity)
         async with asyncio.timeout(LIMIT_S):
             working = asyncio.create_task(
-                work(store, [low], engine, shape, options=OPTIONS, stop=stop, joining=joining, shards=share(store))
+                work(
+                    WorkTask(
+                        store, [low], engine, shape, options=OPTIONS, stop=stop, joining=joining, shards=share(store)
+                    )
+                )
             )
             await engine.changed.wait()
             prompts = [f"high {number}" for number in range(HIGH)]

@@ -18,7 +18,7 @@ from tokenmill.errors import EngineError, StoreError, TokenmillError
 from tokenmill.jobs.models import Batch, Failure, JobId, State
 from tokenmill.jobs.scheduler.shape import shape_of
 from tokenmill.jobs.store.store import Store, ask_to_cancel
-from tokenmill.jobs.worker.loop import RESUME_HINT, WorkOptions, work
+from tokenmill.jobs.worker.loop import RESUME_HINT, WorkOptions, WorkTask, work
 from tokenmill.jobs.worker.progress import RunReport, Snapshot
 
 
@@ -95,7 +95,9 @@ def test_waiting_between_attempts_grows_and_holds_nobody_up(tmp_path: Path) -> N
             shape = shape_of(engine.capabilities, engine.identity)
             options = WorkOptions(attempts=4, tick_s=0.01)
             async with asyncio.timeout(LIMIT_S):
-                return await work(store, [batch], engine, shape, options=options, on_snapshot=tell, clock=clock)
+                return await work(
+                    WorkTask(store, [batch], engine, shape, options=options, on_snapshot=tell, clock=clock)
+                )
 
         report = asyncio.run(run())
     assert report.counts.done == 3
@@ -448,7 +450,7 @@ def test_an_engine_that_is_started_again_gets_the_width_that_was_measured(tmp_pa
             engine = restarting(seen, kind=Widening, started=engines.append)
             shape = shape_of(engine.capabilities, engine.identity, width=2)
             async with asyncio.timeout(LIMIT_S):
-                await work(store, [batch], engine, shape, options=QUICK)
+                await work(WorkTask(store, [batch], engine, shape, options=QUICK))
             await engine.close()
 
         asyncio.run(run())

@@ -10,7 +10,7 @@ from tokenmill.jobs.ingest.submit import submit
 from tokenmill.jobs.models import Batch, Submission
 from tokenmill.jobs.scheduler.shape import shape_of
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.worker.loop import WorkOptions, work
+from tokenmill.jobs.worker.loop import WorkOptions, WorkTask, work
 
 JOBS = 150
 
@@ -27,7 +27,7 @@ def test_one_joins_while_another_runs(tmp_path: Path) -> None:
         long = stored(store, tmp_path, "long", ["slow"])
         shape = shape_of(engine.capabilities, engine.identity)
         running = asyncio.create_task(
-            work(store, [long], engine, shape, options=WorkOptions(tick_s=0.01), joining=joining, stop=stop)
+            work(WorkTask(store, [long], engine, shape, options=WorkOptions(tick_s=0.01), joining=joining, stop=stop))
         )
         await engine.changed.wait()
         for name in ("one", "two"):
@@ -64,7 +64,7 @@ def test_the_first_of_two_batches_is_answered_first(tmp_path: Path) -> None:
         shape = shape_of(engine.capabilities, engine.identity)
         joining.put_nowait(three)
         async with asyncio.timeout(LIMIT_S):
-            await work(store, [two, one], engine, shape, options=WorkOptions(tick_s=0.01), joining=joining)
+            await work(WorkTask(store, [two, one], engine, shape, options=WorkOptions(tick_s=0.01), joining=joining))
         assert [prompt.split()[-2] for prompt in engine.seen.streams] == [name for name in names for _ in range(30)]
 
     with Store(tmp_path / "store") as store:
@@ -76,7 +76,7 @@ def test_one_that_comes_too_late_is_left_as_it_is(tmp_path: Path) -> None:
         engine, joining = FakeEngine(), asyncio.Queue[Batch]()
         shape = shape_of(engine.capabilities, engine.identity)
         async with asyncio.timeout(LIMIT_S):
-            report = await work(store, [stored(store, tmp_path, "a", ["a"])], engine, shape, joining=joining)
+            report = await work(WorkTask(store, [stored(store, tmp_path, "a", ["a"])], engine, shape, joining=joining))
         assert report.end == "finished"
         joining.put_nowait(stored(store, tmp_path, "b", ["b"]))
         assert store.named("batch_b").counts.pending == 1

@@ -19,7 +19,7 @@ from tokenmill.jobs.models import Batch, State, Submission
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.scheduler.shape import shape_of
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.worker.loop import work
+from tokenmill.jobs.worker.loop import WorkTask, work
 from tokenmill.jobs.worker.progress import RunReport
 from tokenmill.native.launching import start_restarting
 
@@ -62,7 +62,7 @@ def test_a_shared_head_is_computed_once_and_nothing_twice(moe: Path, tmp_path: P
             cells = (await engine.status()).counters.cells_total
             shape = shape_of(engine.capabilities, engine.identity, cells_total=cells)
             with Output(store, batch) as output:
-                return await work(store, [batch], engine, shape, outputs={batch.id: output}, options=QUICK)
+                return await work(WorkTask(store, [batch], engine, shape, outputs={batch.id: output}, options=QUICK))
 
     with Store(tmp_path / "store") as store:
         batch, names = submitted(store, tmp_path)
@@ -114,7 +114,7 @@ def test_an_engine_that_is_killed_twice_costs_nothing_but_time(
         shape = shape_of(engine.capabilities, engine.identity)
         try:
             with Output(store, batch) as output:
-                return await work(store, [batch], engine, shape, outputs={batch.id: output}, options=QUICK)
+                return await work(WorkTask(store, [batch], engine, shape, outputs={batch.id: output}, options=QUICK))
         finally:
             await engine.close()
 
@@ -140,7 +140,7 @@ def worked_alone(model: Path, folder: Path, lines: list[dict[str, object]], *, c
             cells = (await engine.status()).counters.cells_total
             shape = shape_of(engine.capabilities, engine.identity, cells_total=cells)
             with Output(store, batch) as output:
-                return await work(store, [batch], engine, shape, outputs={batch.id: output}, options=QUICK)
+                return await work(WorkTask(store, [batch], engine, shape, outputs={batch.id: output}, options=QUICK))
 
     with Store(folder / "store") as store:
         batch = submit(store, folder / "jobs.jsonl", Submission("m", output=str(folder / "out.jsonl"))).batch

@@ -14,7 +14,7 @@ from tokenmill.jobs.models import Submission
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.scheduler.shape import shape_of
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.worker.loop import work
+from tokenmill.jobs.worker.loop import WorkTask, work
 from tokenmill.jobs.worker.progress import RunReport
 from tokenmill.model.synthetic import generate
 
@@ -56,7 +56,7 @@ def worked(model: Path, folder: Path, lines: list[dict[str, Any]]) -> tuple[RunR
             assert engine.capabilities.shows_tools
             shape = shape_of(engine.capabilities, engine.identity)
             with Output(store, batch) as output:
-                return await work(store, [batch], engine, shape, outputs={batch.id: output}, options=QUICK)
+                return await work(WorkTask(store, [batch], engine, shape, outputs={batch.id: output}, options=QUICK))
 
     with Store(folder / "store") as store:
         batch = submit(store, folder / "jobs.jsonl", Submission("m", output=str(folder / "out.jsonl"))).batch

@@ -16,7 +16,7 @@ from tokenmill.jobs.models import Batch
 from tokenmill.jobs.scheduler.shape import EngineShape, shape_of
 from tokenmill.jobs.store.address import PostgresAddress
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.worker.loop import WorkOptions, work
+from tokenmill.jobs.worker.loop import WorkOptions, WorkTask, work
 from tokenmill.jobs.worker.progress import RunReport, Snapshot
 from tokenmill.jobs.worker.stats import OnSnapshot
 from tokenmill.recipes.local_runner import LocalRunner, OpenEngine, RunnerOptions
@@ -101,14 +101,16 @@ def at_work(store: Store, *batches: Batch) -> AtWork:
     engine, turned, joining = FakeEngine(), asyncio.Event(), asyncio.Queue[Batch]()
     shape = shape_of(engine.capabilities, engine.identity)
     working = work(
-        store,
-        batches,
-        engine,
-        shape,
-        options=QUICK,
-        on_snapshot=lambda _: turned.set(),
-        joining=joining,
-        shards=store.shards(shape.width),
+        WorkTask(
+            store,
+            batches,
+            engine,
+            shape,
+            options=QUICK,
+            on_snapshot=lambda _: turned.set(),
+            joining=joining,
+            shards=store.shards(shape.width),
+        )
     )
     task = asyncio.create_task(working)
     task.add_done_callback(lambda _: turned.set())

@@ -15,7 +15,7 @@ from tokenmill.jobs.scheduler.shape import shape_of
 from tokenmill.jobs.sharding.allocator import WorkerSpec
 from tokenmill.jobs.store.address import PostgresAddress
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.worker.loop import work
+from tokenmill.jobs.worker.loop import WorkTask, work
 from tokenmill.jobs.worker.progress import RunReport
 
 LONG = [prompt(f"l{number}", 60) for number in range(24)]
@@ -31,7 +31,17 @@ def stores(server: PostgresAddress) -> Iterator[tuple[Store, Store]]:
 async def runner(store: Store, batch: Batch, engine: LimitedEngine, stop: asyncio.Event | None = None) -> RunReport:
     shape = shape_of(engine.capabilities, engine.identity)
     async with asyncio.timeout(LIMIT_S):
-        return await work(store, [batch], engine, shape, options=QUICK, stop=stop, shards=store.shards(shape.width))
+        return await work(
+            WorkTask(
+                store,
+                [batch],
+                engine,
+                shape,
+                options=QUICK,
+                stop=stop or asyncio.Event(),
+                shards=store.shards(shape.width),
+            )
+        )
 
 
 async def refused(engine: LimitedEngine, jobs: int) -> None:

@@ -23,7 +23,7 @@ from tokenmill.jobs.models import Batch
 from tokenmill.jobs.scheduler.shape import shape_of
 from tokenmill.jobs.store.http_batches import HttpBatch
 from tokenmill.jobs.store.store import Store
-from tokenmill.jobs.worker.loop import WorkOptions, work
+from tokenmill.jobs.worker.loop import WorkOptions, WorkTask, work
 from tokenmill.jobs.worker.reuse import Miss
 
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 2.0, 60.0
@@ -145,15 +145,17 @@ class BackendWorkers:
             status = await engine.status()
             shape = shape_of(engine.capabilities, engine.identity, cells_total=status.counters.cells_total)
             await work(
-                store,
-                [first],
-                engine,
-                shape,
-                options=WorkOptions(tick_s=self._tick_s),
-                stop=worker.stop,
-                clock=self._clock,
-                joining=worker.joining,
-                on_miss=lambda miss: self._record_miss(name, miss),
+                WorkTask(
+                    store,
+                    [first],
+                    engine,
+                    shape,
+                    options=WorkOptions(tick_s=self._tick_s),
+                    stop=worker.stop,
+                    clock=self._clock,
+                    joining=worker.joining,
+                    on_miss=lambda miss: self._record_miss(name, miss),
+                )
             )
             self._backoffs.pop(name, None)
         except TokenmillError as error:

@@ -7,13 +7,13 @@ failure or a full disk, is resumed by the same command.
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from tokenmill.engine.engine import Engine
 from tokenmill.errors import EngineError, TokenmillError
 from tokenmill.jobs.ingest.background import Ingest
-from tokenmill.jobs.models import Batch, JobId, SortKey
+from tokenmill.jobs.models import Batch, JobId
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.scheduler.decisions import Dispatch, Fetch
 from tokenmill.jobs.scheduler.prefix_groups import Pending
@@ -27,6 +27,7 @@ from tokenmill.jobs.worker.attempts import Attempt, InternalError, StreamEnded
 from tokenmill.jobs.worker.completion import CompletionHandler, WorkerEvent
 from tokenmill.jobs.worker.job_buffer import JobBuffer
 from tokenmill.jobs.worker.progress import MinimumTokens, RunEnd, RunReport
+from tokenmill.jobs.worker.queue_reader import QueueReader
 from tokenmill.jobs.worker.reuse import Miss, counted
 from tokenmill.jobs.worker.stats import OnSnapshot, RunStats
 
@@ -34,10 +35,7 @@ GATHER_S = 0.003  # answers that arrive within this time are handled together
 COMMIT_EVERY_S = 0.2  # minimum interval between commits of answers; slots are reused before the commit
 TICK_S = 1.0  # interval between polls of the store, the clock and the output
 RESUME_HINT = "finished answers are kept; run the same command again to resume"
-_IDLE_READ_S = 0.05  # minimum interval between reads of a local store while idle
-_IDLE_FACTOR = 10  # a shared store is read at most once in this many times the duration of a read while idle
-_JOIN_JOBS = 512  # jobs of a joining batch that are read immediately; the rest is read from the stream
-_MIN_BUFFERED = 2  # jobs per slot in the buffer; below that, more jobs are read
+_JOIN_JOBS = 512  # jobs of a joining batch that are read immediately; the rest is read from the queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,51 +52,36 @@ class WorkOptions:
 
 @dataclass(frozen=True, slots=True)
 class WorkTask:
-    """The arguments of `work`."""
+    """What a worker runs: batches of a store, on an engine.
+
+    Batches from `joining` are added to the run; a batch that arrives too late is not run, so the sender must check
+    whether it is finished when the worker returns. `on_miss` is called for every prompt that was computed although it
+    should have been cached. `ingest` may still be adding jobs to a batch: its output is written once the batch is
+    sealed, and its file errors are raised by the worker.
+    """
 
     store: Store
     batches: Sequence[Batch]
     engine: Engine
     shape: EngineShape
-    outputs: Mapping[int, Output] | None = None
-    options: WorkOptions | None = None
-    stop: asyncio.Event | None = None
-    on_snapshot: OnSnapshot | None = None
+    _: KW_ONLY
+    outputs: Mapping[int, Output] = field(default_factory=dict)
+    options: WorkOptions = field(default_factory=WorkOptions)
+    stop: asyncio.Event = field(default_factory=asyncio.Event)
+    on_snapshot: OnSnapshot = lambda _: None
     clock: Callable[[], float] | None = None  # None: the store's
     joining: "asyncio.Queue[Batch] | None" = None
-    on_miss: Callable[[Miss], None] | None = None
-    shards: ShardView | None = None
+    on_miss: Callable[[Miss], None] = lambda _: None
+    shards: ShardView | None = None  # None: the store's
     ingest: Ingest | None = None
 
 
-async def work(
-    store: Store,
-    batches: Sequence[Batch],
-    engine: Engine,
-    shape: EngineShape,
-    *,
-    outputs: Mapping[int, Output] | None = None,
-    options: WorkOptions | None = None,
-    stop: asyncio.Event | None = None,
-    on_snapshot: OnSnapshot | None = None,
-    clock: Callable[[], float] | None = None,
-    joining: "asyncio.Queue[Batch] | None" = None,
-    on_miss: Callable[[Miss], None] | None = None,
-    shards: ShardView | None = None,
-    ingest: Ingest | None = None,
-) -> RunReport:
+async def work(task: WorkTask) -> RunReport:
     """Run batches until every job has an outcome, or until `stop` is set.
 
     Raises EngineError if the engine fails permanently, StoreError, and output errors; jobs in flight have returned to
-    the queue by then. Batches from `joining` are added to the run; a batch that arrives too late is not run, so the
-    sender must check whether it is finished when this returns. `on_miss` is called for every prompt that was computed
-    although it should have been cached. With `shards` or a shared store, this returns when the jobs of all workers are
-    done. `ingest` may still be adding jobs to a batch: its output is written once the batch is sealed, and its file
-    errors are raised here. `shards` and `clock` default to the store's.
+    the queue by then. With `shards` or a shared store, this returns when the jobs of all workers are done.
     """
-    task = WorkTask(
-        store, batches, engine, shape, outputs, options, stop, on_snapshot, clock, joining, on_miss, shards, ingest
-    )
     result = await run_worker(task)
     if result.failure is not None:
         hint = "\n".join(filter(None, (RESUME_HINT, result.failure.hint)))
@@ -123,12 +106,12 @@ class _Worker:
     def __init__(self, task: WorkTask) -> None:
         engine = task.engine
         shape = task.shape
-        options = task.options or WorkOptions()
+        options = task.options
         clock = task.clock or task.store.now_s
         store = AsyncStore(
             task.store,
             task.batches,
-            task.outputs or {},
+            task.outputs,
             clock=clock,
             max_crashes=options.max_crashes,
             shards=task.shards or task.store.shards(shape.width),
@@ -137,8 +120,8 @@ class _Worker:
         self._engine = engine
         self._options = options
         self._clock = clock
-        self._stop = task.stop or asyncio.Event()
-        self._on_snapshot = task.on_snapshot or (lambda _: None)
+        self._stop = task.stop
+        self._on_snapshot = task.on_snapshot
         self._width = shape.width
         self._buffer = JobBuffer(Scheduler(shape))
         self._stats = RunStats(shape, engine.identity.kind)
@@ -151,20 +134,16 @@ class _Worker:
             attempts=options.attempts,
             first_delay_s=options.first_delay_s,
             clock=clock,
-            on_miss=task.on_miss or (lambda _: None),
+            on_miss=task.on_miss,
         )
         self._in_flight, self._inbox = self.completion.in_flight, self.completion.inbox
-        self._position: SortKey | None = None  # position in the stream of pending jobs
-        self._more = self._got_new = True  # the stream may have more jobs; the last read returned new ones
         self._loop_s = asyncio.get_running_loop().time
+        self._queue = QueueReader(store, self._buffer, slots=shape.width, tick_s=options.tick_s, clock=self._loop_s)
         self._started_s = self._accounted_s = self._loop_s()
         self._polled_s: float | None = None
-        self._idle_read_s = float("-inf")  # when the stream was last reread while idle
-        self._read_duration_s = 0.0  # of the last read
         self._commit_from_s = float("-inf")  # while jobs are in flight, answers are not committed earlier
         self._done = False
         self._ingest = task.ingest if task.ingest is not None and task.ingest.growing else None
-        self._total_at_start = 0  # number of stored jobs when the stream was last read from the start
 
     async def run(self, joining: "asyncio.Queue[Batch] | None" = None) -> WorkerResult:
         """Run until done, and report."""
@@ -237,7 +216,7 @@ class _Worker:
         self._inbox.put_nowait(None)
 
     async def _join(self, batch: Batch) -> None:
-        """Add a batch: its first jobs immediately, the rest when the stream is reread.
+        """Add a batch: its first jobs immediately, the rest when the queue is reread.
 
         Buffered jobs of lower priority are dropped, and reread after the batch.
         """
@@ -246,7 +225,7 @@ class _Worker:
             self._buffer.drop(self._buffer.below(-rows[0].rank))
         self._buffer.add(rows, deadline_s=self._store.deadline_s, more=None)
         self._done = False
-        self._reread()
+        self._queue.reread()
 
     async def _events(self, *, wait: bool) -> list[WorkerEvent]:
         """The next events; with `wait`, wait for one for up to a tick."""
@@ -303,11 +282,11 @@ class _Worker:
         """Carry out the scheduler's decisions; returns whether to ask it again immediately."""
         if self._over or self.completion.engine_down is not None:
             return False
-        self._prefetch()
+        self._queue.prefetch(busy=bool(self._in_flight))
         decisions = self._buffer.decide(
             self._in_flight.keys(), sum(attempt.trial for attempt in self._in_flight.values())
         )
-        more = [await self._fetch(decision.jobs) for decision in decisions if isinstance(decision, Fetch)]
+        more = [await self._queue.fetch(decision.jobs) for decision in decisions if isinstance(decision, Fetch)]
         sent = {decision.job: decision for decision in decisions if isinstance(decision, Dispatch | Pending)}
         if sent:
             more.append(await self._send(sent))
@@ -315,55 +294,16 @@ class _Worker:
             await self._idle()
         return any(more)
 
-    async def _fetch(self, limit: int) -> bool:
-        began_s = self._loop_s()
-        if self._position is None:
-            self._total_at_start = self._store.counts.total
-        rows = await self._store.window(limit, again=self._position is None)
-        self._read_duration_s = self._loop_s() - began_s
-        self._position = rows[-1].key if rows else self._position
-        known = all(row.id in self._buffer for row in rows)
-        pending = self._buffer.scheduler.pending
-        self._more = len(rows) >= limit
-        self._buffer.add(rows, deadline_s=self._store.deadline_s, more=self._more)
-        self._got_new = not known or self._buffer.scheduler.pending > pending
-        return self._got_new if self._store.shared else bool(rows)
-
-    def _prefetch(self) -> None:
-        """Read more jobs before the buffer is empty: the next shard, or new lines."""
-        pending = self._buffer.scheduler.pending
-        if self._more or pending > _MIN_BUFFERED * self._width:
-            return
-        if not self._store.shared:
-            if self._store.counts.total > self._total_at_start:
-                self._reread()
-        elif self._got_new or (self._in_flight and self._loop_s() - self._idle_read_s >= self._options.tick_s):
-            self._idle_read_s = self._loop_s()
-            self._reread(from_start=not pending)
-
-    def _reread(self, *, from_start: bool = True) -> None:
-        """Reread the stream, from the start or from the current position."""
-        self._more = True
-        self._got_new = False
-        if from_start:
-            self._position = None
-        self._buffer.scheduler.reopen_stream()
-
     async def _idle(self) -> None:
         """The buffer is empty: finish, or look for more jobs."""
-        pause_s = (
-            max(self._options.tick_s, _IDLE_FACTOR * self._read_duration_s) if self._store.shared else _IDLE_READ_S
-        )
-        # In a shared store, other workers may have released jobs.
-        alone = self._store.left.pending and not self._store.shared
-        retry_s = await self._store.next_retry_s() if alone else None
         if not self._store.left.pending:
             self._done = not self._store.elsewhere and self._ingest is None
-        elif (retry_s is None or retry_s <= self._clock()) and self._loop_s() - self._idle_read_s >= pause_s:
-            self._idle_read_s = self._loop_s()
+            return
+        retry_s = None if self._store.shared else await self._store.next_retry_s()
+        if (retry_s is None or retry_s <= self._clock()) and self._queue.idle_reread_due():
             self._buffer.release_held()
             await self.completion.fail_unrunnable()
-            self._reread()
+            self._queue.reread()
 
     async def _send(self, sent: Mapping[int, Dispatch | Pending]) -> bool:
         """Send jobs to the engine; returns whether some of them were not sent, so that their slots are free."""
@@ -416,7 +356,7 @@ class _Worker:
             await self._store.cancel(batch)
             self._buffer.drop(self._buffer.of_batch(batch))
         if changes.reopened:
-            self._reread()
+            self._queue.reread()
 
     # -- report ------------------------------------------------------------------------------------------------------
 

@@ -70,7 +70,7 @@ async def run_pool(
     stop: asyncio.Event | None = None,
     on_snapshot: OnSnapshot | None = None,
     clock: Callable[[], float] | None = None,
-    on_miss: Callable[[Miss], None] | None = None,
+    on_miss: Callable[[Miss], None] = lambda _: None,
     expected: Callable[[], Iterable[int | None]] = tuple,
 ) -> PoolReport:
     """Run the batches on all members until every job has an outcome, or until `stop` is set.
