@@ -17,7 +17,7 @@ from tokenmill.engine.engine import Engine, Identity
 from tokenmill.jobs.ingest.submit import submit
 from tokenmill.jobs.models import Batch, Result, Submission
 from tokenmill.jobs.scheduler.shape import EngineShape, shape_of
-from tokenmill.jobs.sharding.allocator import WorkerSpec
+from tokenmill.jobs.sharding.view import WorkerSpec
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.worker.loop import WorkOptions, WorkTask, work
 from tokenmill.jobs.worker.progress import RunReport, Snapshot

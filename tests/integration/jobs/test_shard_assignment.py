@@ -10,7 +10,8 @@ import pytest
 
 from support.jobs_store import Clock, answer, submitted
 from tokenmill.jobs.models import Batch, Failure, JobId, QueuedJob
-from tokenmill.jobs.sharding.allocator import LocalShards, ShardView
+from tokenmill.jobs.sharding.local_shards import LocalShards
+from tokenmill.jobs.sharding.view import ShardView
 from tokenmill.jobs.store.sqlite import Database
 from tokenmill.jobs.store.store import Store
 

@@ -15,7 +15,8 @@ from support.worked import QUICK, run_prompts
 from tokenmill.engine.engine import Answer, FinishReason, Usage
 from tokenmill.errors import TooLong
 from tokenmill.jobs.models import Batch, Counts, JobId
-from tokenmill.jobs.sharding.allocator import WorkerSpec, with_context
+from tokenmill.jobs.sharding.allocator import with_context
+from tokenmill.jobs.sharding.view import WorkerSpec
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.worker.pool import PoolMember, PoolReport
 from tokenmill.jobs.worker.retries import cut_short

@@ -12,7 +12,7 @@ from support.pool_engines import LIMIT_S
 from support.postgres import Cluster
 from tokenmill.jobs.models import Batch, QueuedJob
 from tokenmill.jobs.scheduler.shape import shape_of
-from tokenmill.jobs.sharding.allocator import ShardView
+from tokenmill.jobs.sharding.view import ShardView
 from tokenmill.jobs.store.address import Address
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.worker.loop import WorkOptions, WorkTask, work

@@ -9,7 +9,7 @@ import pytest
 from support.jobs_store import answer, submitted
 from support.postgres import asked
 from tokenmill.jobs.models import Batch, JobId, QueuedJob
-from tokenmill.jobs.sharding.allocator import ShardView
+from tokenmill.jobs.sharding.view import ShardView
 from tokenmill.jobs.store.address import PostgresAddress
 from tokenmill.jobs.store.store import Store
 

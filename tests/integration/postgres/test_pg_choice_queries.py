@@ -9,7 +9,7 @@ import pytest
 from support.jobs_store import submitted
 from support.postgres import past
 from tokenmill.jobs.models import QueuedJob
-from tokenmill.jobs.sharding.allocator import ShardView
+from tokenmill.jobs.sharding.view import ShardView
 from tokenmill.jobs.store.address import PostgresAddress
 from tokenmill.jobs.store.backend import QueryResult
 from tokenmill.jobs.store.postgres import Postgres

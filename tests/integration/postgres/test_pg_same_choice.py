@@ -13,10 +13,11 @@ from support.postgres import Cluster
 from tokenmill.errors import TooLong
 from tokenmill.jobs.ingest.submit import submit
 from tokenmill.jobs.models import Failure, QueuedJob, Submission
-from tokenmill.jobs.sharding.allocator import ShardAllocator, ShardView, WorkerSpec
+from tokenmill.jobs.sharding.allocator import ShardAllocator
 from tokenmill.jobs.sharding.policy import Shard, Span
 from tokenmill.jobs.sharding.postgres_shards import leased_view
 from tokenmill.jobs.sharding.reader import ShardReader
+from tokenmill.jobs.sharding.view import ShardView, WorkerSpec
 from tokenmill.jobs.store.address import Address
 from tokenmill.jobs.store.store import Store
 

@@ -12,7 +12,7 @@ from support.limited_engine import LimitedEngine, prompt
 from support.worked import LIMIT_S, QUICK
 from tokenmill.jobs.models import Batch, Counts, JobId
 from tokenmill.jobs.scheduler.shape import shape_of
-from tokenmill.jobs.sharding.allocator import WorkerSpec
+from tokenmill.jobs.sharding.view import WorkerSpec
 from tokenmill.jobs.store.address import PostgresAddress
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.worker.loop import WorkTask, work

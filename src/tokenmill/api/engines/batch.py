@@ -16,7 +16,7 @@ from tokenmill.config import Config
 from tokenmill.engine.engine import Engine
 from tokenmill.jobs.models import Batch
 from tokenmill.jobs.scheduler.shape import EngineShape
-from tokenmill.jobs.sharding.allocator import WorkerSpec
+from tokenmill.jobs.sharding.view import WorkerSpec
 from tokenmill.jobs.store.store import Store
 from tokenmill.tuner.point import SlotPoint
 

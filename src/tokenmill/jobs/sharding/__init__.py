@@ -1,5 +1,6 @@
 """Assigns ranges of the job queue (shards) to workers.
 
-allocator: assigns shards, with a table in memory; postgres_shards: with tables on a server.  policy: chooses the next
-shard (pure).  reader: reads jobs from the store.  coordination, worker_lease: processes that share a store.
+view: the jobs that a worker may run.  allocator: assigns shards; policy: chooses the next one (pure).  table: which
+worker has which shard, in memory (local_shards) or on a server (postgres_shards).  reader: reads jobs from the store.
+coordination, worker_lease: processes that share a store.
 """

@@ -9,16 +9,14 @@ all of its shards gets the next free jobs, continuing after its last shard if th
 free, it takes over a part of another worker's shard. A job that becomes pending again belongs to the worker whose shard
 contains it; a job that is too long for a worker is left to the others.
 
-`ShardAllocator` decides, using `policy`, and a `ShardTable` stores: `LocalShards` for the workers of one process,
-`LeasedShards` for workers on several hosts. Shards can change owners; `Store.start` gives each job to one worker only.
+`ShardAllocator` decides, using `policy`, and a `ShardTable` stores. Shards can change owners; `Store.start` gives each
+job to one worker only.
 """
 
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from math import inf
-from typing import Protocol, TypeVar
 
 from tokenmill.errors import TooLong
 from tokenmill.jobs.models import JobId, QueuedJob, SortKey
@@ -39,192 +37,13 @@ from tokenmill.jobs.sharding.policy import (
     joined,
     speed_share,
 )
-from tokenmill.jobs.sharding.reader import PendingJobs, ShardReader
+from tokenmill.jobs.sharding.reader import PendingJobs
+from tokenmill.jobs.sharding.table import AssignedShard, ShardTable, WorkerShards
+from tokenmill.jobs.sharding.view import ShardView, WorkerSpec
 from tokenmill.jobs.worker.retries import CutShort
 from tokenmill.units import number_of
 
 PAGE_ROWS = 4096  # per query
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerSpec:
-    """The jobs that a worker can run, as announced to other workers."""
-
-    model_id: str
-    context_tokens: int | None  # per job; None: unknown so far
-    batches: tuple[int, ...] | None = None  # None: all batches of the model
-
-
-@dataclass(slots=True, eq=False)
-class AssignedShard:
-    """A shard and the position up to which its worker has read it."""
-
-    shard: Shard
-    cursor: SortKey | None = None
-    prefetched: bool = False  # assigned while the worker still had other jobs
-
-
-@dataclass(slots=True, eq=False)
-class WorkerShards:
-    """A worker and its shards."""
-
-    name: str
-    slots: int
-    assigned: list[AssignedShard] = field(default_factory=list)
-    last_job: QueuedJob | None = None  # last job of the most recent shard
-    began_s: float | None = None
-    jobs: int = 0  # total of all assigned shards
-    jobs_per_s: float | None = None  # when its last shard was assigned; None: unknown
-    context_tokens: int | None = None  # None: unknown
-
-
-class ShardView:
-    """The jobs that a worker may run: all pending ones, if it is the only worker of the store.
-
-    Must be called from one thread at a time.
-    """
-
-    shared = False  # whether other workers run jobs of the same batches
-
-    def __init__(self, store: PendingJobs) -> None:
-        self._store = store
-        self._cursor: SortKey | None = None
-
-    def register(self, spec: WorkerSpec, slots: int) -> None:
-        """Announce which jobs the worker can run, and its number of slots."""
-
-    def window(self, batches: Sequence[int], *, again: bool, limit: int) -> list[QueuedJob]:
-        """The next pending jobs of these batches by priority, batch and place; fewer than `limit` if there are no more.
-
-        With `again`, reading restarts from the beginning.
-        """
-        if again:
-            self._cursor = None
-        rows = self._store.waiting(batches, after=self._cursor, limit=limit)
-        self._cursor = rows[-1].key if rows else self._cursor
-        return rows
-
-    def join(self, batch: int, limit: int) -> list[QueuedJob]:
-        """The first pending jobs of a batch that joins the others."""
-        return self._store.waiting([batch], limit=limit)
-
-    def has(self, waiting: QueuedJob) -> bool:
-        """Whether the worker may run a job that was not read with `window`."""
-        del waiting
-        return True
-
-    def too_long(self, job: int, error: TooLong) -> TooLong | None:
-        """The error for a job or answer that is too long for this worker; None if the job is left to other workers."""
-        del job
-        return error
-
-    def unrunnable(self) -> list[tuple[int, TooLong]]:
-        """Jobs left to other workers that no remaining worker can run; each is returned once, to be failed.
-
-        A job of which only the answer was too long is not returned but assigned again, and gets a truncated answer.
-        """
-        return []
-
-    def refresh(self) -> None:
-        """Invalidate cached data about other workers; must be called about once per second."""
-
-    def close(self) -> None:
-        """Stop taking jobs; jobs of the worker's shards that were not started become free."""
-
-
-class ShardTable(Protocol):
-    """Stores which worker has which shard."""
-
-    @property
-    def reader(self) -> ShardReader:
-        """Reads the pending jobs."""
-
-    too_long: dict[int, TooLong]  # jobs left to workers with a larger context
-
-    def change(self, work: Callable[[], T]) -> T:
-        """Call `work` while no other worker assigns shards, and store its changes; `work` may be called repeatedly."""
-
-    def look(self, work: Callable[[], T]) -> T:
-        """Call `work` with the last known state of all workers."""
-
-    @property
-    def workers(self) -> Sequence[WorkerShards]:
-        """All workers; valid inside `change` and `look`."""
-
-    def contexts(self, batch: int) -> list[int | None]:
-        """Context sizes of present and expected workers of a batch; None: unknown. Valid inside `change` and `look`."""
-
-    def announce(self, worker: WorkerShards, spec: WorkerSpec | None) -> None:
-        """Announce a worker's spec; None: its last spec with the current context."""
-
-    def refresh(self) -> None:
-        """Reread the workers before the next `look`."""
-
-    def leave(self, worker: WorkerShards) -> None:
-        """Remove a worker and its shards."""
-
-
-class LocalShards:
-    """The shard table of the workers of one process, in memory."""
-
-    def __init__(
-        self,
-        store: PendingJobs,
-        reader: ShardReader,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        expected: Callable[[], Iterable[int | None]] = tuple,
-    ) -> None:
-        """`expected` returns the context sizes of expected workers in tokens; None: unknown."""
-        self.reader = reader
-        self.too_long: dict[int, TooLong] = {}
-        self.workers: list[WorkerShards] = []
-        self._store = store
-        self._clock = clock
-        self._expected = expected
-        self._lock = threading.RLock()
-
-    def add(self, name: str, slots: int) -> "ShardAllocator":
-        """Add a worker; returns its view."""
-        worker = WorkerShards(name, slots)
-        with self._lock:
-            self.workers.append(worker)
-        return ShardAllocator(self._store, self, worker, clock=self._clock)
-
-    @property
-    def shards(self) -> tuple[tuple[str, Shard], ...]:
-        """All shards with the names of their workers, in queue order."""
-        with self._lock:
-            every = [(worker.name, each.shard) for worker in self.workers for each in worker.assigned]
-        return tuple(sorted(every, key=lambda each: each[1].first))
-
-    def change(self, work: Callable[[], T]) -> T:
-        """Call `work` while no other worker assigns shards."""
-        with self._lock:
-            return work()
-
-    def look(self, work: Callable[[], T]) -> T:
-        """Call `work` while no other worker assigns shards."""
-        return self.change(work)
-
-    def contexts(self, batch: int) -> list[int | None]:
-        """Context sizes of all workers, present and expected; all run the same batches."""
-        del batch
-        return [*(each.context_tokens for each in self.workers), *self._expected()]
-
-    def announce(self, worker: WorkerShards, spec: WorkerSpec | None) -> None:
-        """Do nothing: the table contains `worker` itself."""
-
-    def refresh(self) -> None:
-        """Do nothing: the table is always up to date."""
-
-    def leave(self, worker: WorkerShards) -> None:
-        """Remove a worker and its shards."""
-        with self._lock:
-            worker.assigned.clear()
-            self.workers.remove(worker)
 
 
 class ShardAllocator(ShardView):

@@ -4,8 +4,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from tokenmill.errors import StoreError, StoreInUse
-from tokenmill.jobs.sharding.allocator import ShardView
 from tokenmill.jobs.sharding.reader import PendingJobs
+from tokenmill.jobs.sharding.view import ShardView
 from tokenmill.jobs.store.backend import DatabaseBackend
 
 

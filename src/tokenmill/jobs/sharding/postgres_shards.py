@@ -13,10 +13,12 @@ from typing import Any, TypeVar
 
 from tokenmill.errors import TooLong
 from tokenmill.jobs.models import QueuedJob, SortKey
-from tokenmill.jobs.sharding.allocator import AssignedShard, ShardAllocator, WorkerShards, WorkerSpec
+from tokenmill.jobs.sharding.allocator import ShardAllocator
 from tokenmill.jobs.sharding.coordination import Coordinator
 from tokenmill.jobs.sharding.policy import Shard
 from tokenmill.jobs.sharding.reader import PendingJobs, ShardReader
+from tokenmill.jobs.sharding.table import AssignedShard, WorkerShards
+from tokenmill.jobs.sharding.view import WorkerSpec
 from tokenmill.jobs.store.backend import DatabaseBackend
 
 _LOCK = -1  # advisory lock number; see `worker_lease`

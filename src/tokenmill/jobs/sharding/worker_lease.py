@@ -17,10 +17,10 @@ from uuid import uuid4
 
 from tokenmill.engine.process.identity import Pid, boot_id
 from tokenmill.errors import StoreError, StoreInUse
-from tokenmill.jobs.sharding.allocator import ShardView
 from tokenmill.jobs.sharding.coordination import BeingStored, Coordinator, LinesLost
 from tokenmill.jobs.sharding.postgres_shards import leased_view
 from tokenmill.jobs.sharding.reader import PendingJobs
+from tokenmill.jobs.sharding.view import ShardView
 from tokenmill.jobs.store.backend import DatabaseBackend
 from tokenmill.jobs.store.postgres import Postgres
 from tokenmill.jobs.store.postgres_errors import ConnectionLost

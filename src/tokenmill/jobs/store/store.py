@@ -15,9 +15,10 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from tokenmill.errors import StoreError
 from tokenmill.jobs.models import Failure, FinishedJob, Job, JobId, JobOutcome, Started, State
-from tokenmill.jobs.sharding.allocator import LocalShards, ShardView, WorkerSpec
 from tokenmill.jobs.sharding.coordination import Coordinator
+from tokenmill.jobs.sharding.local_shards import LocalShards
 from tokenmill.jobs.sharding.reader import ShardReader
+from tokenmill.jobs.sharding.view import ShardView, WorkerSpec
 from tokenmill.jobs.store.address import Address
 from tokenmill.jobs.store.backend import DatabaseBackend, Shutdown
 from tokenmill.jobs.store.integrity import Damage, affected, checksum

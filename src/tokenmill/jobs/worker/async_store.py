@@ -27,7 +27,7 @@ from tokenmill.jobs.models import (
 )
 from tokenmill.jobs.openai.call import Call
 from tokenmill.jobs.output import Output
-from tokenmill.jobs.sharding.allocator import ShardView, WorkerSpec
+from tokenmill.jobs.sharding.view import ShardView, WorkerSpec
 from tokenmill.jobs.store.store import Store
 
 DUE_JOBS = 256  # maximum number of jobs near their deadline that are loaded in addition to the window

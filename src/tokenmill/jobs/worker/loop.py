@@ -19,7 +19,7 @@ from tokenmill.jobs.scheduler.decisions import Dispatch, Fetch
 from tokenmill.jobs.scheduler.prefix_groups import Pending
 from tokenmill.jobs.scheduler.scheduler import Scheduler
 from tokenmill.jobs.scheduler.shape import EngineShape
-from tokenmill.jobs.sharding.allocator import ShardView
+from tokenmill.jobs.sharding.view import ShardView
 from tokenmill.jobs.store.store import MAX_CRASHES, Store
 from tokenmill.jobs.worker import attempts, liveness, retries
 from tokenmill.jobs.worker.async_store import AsyncStore
