@@ -3,6 +3,7 @@
 import atexit
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -17,6 +18,11 @@ from tokenmill.units import GIB
 # Many tests start processes of ours; each would compile all of the source again, which takes longer than the rest.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# A background job of a script starts with SIGINT ignored, `nohup` with SIGHUP; the programs under test would inherit it.
+for _signal in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+    if signal.getsignal(_signal) is signal.SIG_IGN:
+        signal.signal(_signal, signal.default_int_handler if _signal is signal.SIGINT else signal.SIG_DFL)
 
 # Builds of llama.cpp in the user's data folder must not change what is tested. TOKENMILL_TEST_BUILD=FOLDER tests with
 # that one: tests/integration/native, and everything that starts the native engine or llama-server as configured.
