@@ -308,7 +308,7 @@ def test_changes_make_it_fit() -> None:
     done = tokenmill("plan", *words, "--json")
     assert done.returncode == 3
     changes = json.loads(done.stdout)["changes"]
-    assert len(changes) == 3
+    assert 1 < len(changes) <= 3
     assert [change["cost"] for change in changes] == sorted(change["cost"] for change in changes)
     assert len({change["what"].split()[0] for change in changes}) > 1, "not one knob alone"
     for change in changes:

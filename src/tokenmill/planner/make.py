@@ -10,7 +10,7 @@ from dataclasses import replace
 from tokenmill.errors import UsageError
 from tokenmill.hardware.machine import Machine
 from tokenmill.model.profile import Profile
-from tokenmill.planner.alternatives import Alternatives, changes_that_fit
+from tokenmill.planner.alternatives import Alternatives, changes_that_fit, longest_context
 from tokenmill.planner.draft import PlanDraft, make_draft
 from tokenmill.planner.goal import Goal
 from tokenmill.planner.placement import host_tier
@@ -50,7 +50,9 @@ def make(
     plan = _finished(machine, profile, goal, best, calibration)
     if plan.fits:
         return plan
-    return replace(plan, changes=tuple(changes_that_fit(machine, profile, goal, plan, alternatives)))
+    longest = longest_context(machine, profile, goal, placement, at_most=plan.settings.context)
+    changes = tuple(changes_that_fit(machine, profile, goal, plan, alternatives, placement))
+    return replace(plan, changes=changes, longest_context=longest)
 
 
 def _choose(

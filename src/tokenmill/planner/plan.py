@@ -231,6 +231,7 @@ class Plan:
     decisions: tuple[Decision, ...]
     shortfalls: tuple[Shortfall, ...] = ()
     changes: tuple[Change, ...] = ()
+    longest_context: int | None = None  # that fits with otherwise equal settings, if the requested one does not
     warnings: tuple[str, ...] = field(default_factory=tuple)
     calibration: Calibration | None = None  # the corrections applied to the forecast
     command: Command | None = None  # starts the engine; None: the plan does not fit, or no command was requested
