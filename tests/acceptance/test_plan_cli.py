@@ -318,6 +318,30 @@ def test_changes_make_it_fit() -> None:
         assert plan_json(*given)["fits"] is True
 
 
+def test_the_longest_context_is_planned_on_request() -> None:
+    words = ("llama-3.3-70b:Q4_K_M", "--machine", "desktop-ddr5", "--cpu-only", "--sequences", "2")
+    longest = plan_json(*words, "--max-context")["settings"]["context"]
+    assert 4096 < longest < 131_072
+    assert plan_json(*words, "--cache-type", "f16", "--context", str(longest))["fits"]
+    over = tokenmill("plan", *words, "--cache-type", "f16", "--context", str(longest + 2048), "--json")
+    assert over.returncode == 3
+    found = json.loads(over.stdout)
+    assert found["longest_context"] == longest
+    assert f"--context {longest}" in [change["what"] for change in found["changes"]]
+    both = tokenmill("plan", *words, "--max-context", "--context", "8192")
+    assert both.returncode == 2
+
+
+def test_a_plan_tells_what_one_job_costs() -> None:
+    """A published run: 16,148 tokens of prompt took 44 minutes, 333 tokens of answer 136 s."""
+    words = ("kimi-k2.5:Q4_K_M", "--machine", "epyc-9175f", "--cpu-only", "--context", "32768", "--sequences", "1")
+    forecast = plan_json(*words, "--threads", "13", "--ubatch", "256")["forecast"]
+    jobs = {job["prompt_tokens"]: job for job in forecast["jobs"]}
+    assert list(jobs) == [1024, 4096, 16384, 32768 - 300]
+    assert jobs[16384]["prefill_s"] == pytest.approx(16384 / 6.15, rel=0.1)
+    assert jobs[16384]["decode_s"] == pytest.approx(300 / 2.44, rel=0.1)
+
+
 def test_two_changes_together_where_one_is_not_enough() -> None:
     done = tokenmill(
         "plan", "llama-3.3-70b:F16", "--machine", "desktop-ddr5", "--context", "131072", "--sequences", "4"

@@ -50,6 +50,9 @@ class PlanOptions:
     context: int | None = None
     """Context length of each sequence, in tokens. [default: 32768, or less if memory is short]"""
 
+    max_context: bool = False
+    """Use the longest context that fits, for one sequence unless their number is set."""
+
     sequences: int | None = None
     """Number of sequences decoded concurrently. [default: chosen by the planner]"""
 
@@ -189,6 +192,8 @@ class PlanOptions:
         if not 0 < self.gpu_memory_utilization <= 1:
             share = self.gpu_memory_utilization
             raise UsageError(f"gpu_memory_utilization must be more than 0 and at most 1 (got {share:g})")
+        if self.max_context and self.context is not None:
+            raise UsageError("max_context and context contradict each other", hint="set only one of them")
         if self.cpu_only and self.gpus is not None:
             raise UsageError("cpu_only and gpus contradict each other", hint="set only one of them")
         if self.fit_margin is not None and not self.own_fit:
@@ -251,6 +256,7 @@ class EngineArguments(TypedDict, total=False):
     """`EngineOptions` as keyword arguments. Sizes may be strings such as "64 GiB"; gpus may be a number or a list."""
 
     context: int | None
+    max_context: bool
     sequences: int | None
     ubatch: int | None
     batch: int | None

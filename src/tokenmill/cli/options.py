@@ -70,7 +70,7 @@ def _planned_engine(_type: Any, tokens: Any) -> str:
 
 _Options = TypeVar("_Options")
 _PANELS = {
-    SETTINGS: "context sequences ubatch batch cache_type cache_type_k cache_type_v point",
+    SETTINGS: "context max_context sequences ubatch batch cache_type cache_type_k cache_type_v point",
     HARDWARE: "threads threads_batch cpu_only gpus reserve_ram reserve_cores margin cache_ram moe_cache "
     "mmap repack mlock allow_disk",
     SERVERS: "own_fit fit_margin gpu_memory_utilization tensor_parallel",

@@ -98,7 +98,7 @@ def _vllm_draft(
     shortfalls = list(_shortfalls(machine, found))
     available = sum(row.bytes for row in found.full_context if row.item == "kv")
     if tokens < settings.cells and not shortfalls:
-        shortfalls.append(Shortfall(gpus[0], needed, min(available, needed - 1), "full_context"))
+        shortfalls.append(Shortfall(gpus[0], needed, min(available, needed - 1), "full_context", "kv"))
     return PlanDraft(settings, placement, found, decisions, tuple(shortfalls))
 
 

@@ -17,7 +17,8 @@ from tokenmill.planner.placement import host_tier
 from tokenmill.planner.plan import Decision, Placement, Plan
 from tokenmill.planner.settings import DEFAULT_CONTEXT
 from tokenmill.planner.speed.calibration import Calibration
-from tokenmill.planner.speed.forecast import decode_speed, forecast, prefill_speed
+from tokenmill.planner.speed.forecast import decode_speed, forecast
+from tokenmill.planner.speed.job_time import job_time, job_times
 from tokenmill.units import format_bytes, format_gb_s, format_tok_s
 
 UBATCHES = (512, 1024, 2048, 4096, 256, 128)  # candidates, in order of preference; 512 is the engines' default
@@ -154,13 +155,16 @@ def _sequences(
 
 def _job_seconds(machine: Machine, profile: Profile, draft: PlanDraft, calibration: Calibration | None) -> float | None:
     prompt = min(JOB_PROMPT, max(1, draft.settings.context // 2))
-    settings = draft.settings
-    placement = draft.placement
-    read = prefill_speed(machine, profile, settings, placement, depth=0, prompt=prompt, calibration=calibration)
-    write = decode_speed(machine, profile, settings, placement, depth=prompt, calibration=calibration)
-    if read is None or write is None:
-        return None
-    return prompt / read.tok_s + JOB_OUTPUT / write.tok_s
+    found = job_time(
+        machine,
+        profile,
+        draft.settings,
+        draft.placement,
+        prompt=prompt,
+        answer=JOB_OUTPUT,
+        calibration=calibration,
+    )
+    return None if found is None else found.prefill_s + found.decode_s
 
 
 def _ubatch_reason(machine: Machine, profile: Profile, draft: PlanDraft, calibration: Calibration | None) -> Decision:
@@ -176,6 +180,7 @@ def _finished(
     machine: Machine, profile: Profile, goal: Goal, draft: PlanDraft, calibration: Calibration | None
 ) -> Plan:
     speed = forecast(machine, profile, draft.settings, draft.placement, calibration=calibration)
+    jobs = job_times(machine, profile, draft.settings, draft.placement, calibration)
     return Plan(
         machine=machine,
         profile=profile,
@@ -183,7 +188,7 @@ def _finished(
         settings=draft.settings,
         placement=draft.placement,
         ledger=draft.ledger,
-        forecast=speed,
+        forecast=replace(speed, jobs=jobs),
         decisions=(*draft.decisions, *_corrections(calibration)),
         shortfalls=draft.shortfalls,
         warnings=tuple(_warnings(machine, draft)),

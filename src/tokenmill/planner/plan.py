@@ -163,6 +163,21 @@ class Speed:
 
 
 @dataclass(frozen=True, slots=True)
+class JobTime:
+    """Predicted time of one job that runs alone, with nothing of its prompt cached."""
+
+    prompt_tokens: int
+    answer_tokens: int
+    prefill_s: float
+    decode_s: float
+
+    @property
+    def prefill_tok_s(self) -> float:
+        """Average over the whole prompt."""
+        return self.prompt_tokens / self.prefill_s
+
+
+@dataclass(frozen=True, slots=True)
 class Forecast:
     """Predicted speeds and load times."""
 
@@ -172,6 +187,7 @@ class Forecast:
     load_warm_s: float | None
     load_bound_by: str | None
     notes: tuple[str, ...] = ()
+    jobs: tuple[JobTime, ...] = ()  # by length of the prompt; empty if a speed is unknown
 
     @property
     def decode_tok_s(self) -> float | None:
@@ -180,7 +196,9 @@ class Forecast:
 
     @property
     def prefill_tok_s(self) -> float | None:
-        """Predicted prefill speed of a prompt with an empty context; None: unknown."""
+        """Predicted prefill speed of a whole short prompt, or of one micro-batch without a decode forecast."""
+        if self.jobs:
+            return self.jobs[0].prefill_tok_s
         return self.prefill[0].tok_s if self.prefill else None
 
 
@@ -201,6 +219,7 @@ class Shortfall:
     needed_bytes: int
     available_bytes: int
     moment: str  # load_peak or full_context
+    item: Item | None = None  # what the bytes are for, if not for everything in the tier
 
     @property
     def missing_bytes(self) -> int:

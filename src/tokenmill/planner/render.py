@@ -6,8 +6,8 @@ The command line has its own, wider view (`cli/views/plan.py`).
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
-from tokenmill.planner.plan import Plan
-from tokenmill.units import format_bytes, format_tok_s
+from tokenmill.planner.plan import JobTime, Plan
+from tokenmill.units import format_bytes, format_seconds, format_tok_s
 
 _COLUMNS = ("memory", "weights", "KV", "compute", "other", "used", "of")
 
@@ -20,14 +20,14 @@ def as_text(plan: Plan) -> str:
     lines.append("")
     lines += ["  ".join(_aligned(row, widths)).rstrip() for row in rows]
     lines += ["", *(f"{label:<8} {value}" for label, value in _speeds(plan))]
-    lines += [f"would fit with {change.what}: {change.effect}" for change in plan.changes]
+    lines += list(_changes(plan))
     lines += [f"warning: {warning}" for warning in plan.warnings]
     return "\n".join(lines).rstrip()
 
 
 def as_html(plan: Plan) -> str:
     """The same content as HTML tables; every value is escaped."""
-    notes = (*(f"would fit with {change.what}: {change.effect}" for change in plan.changes), *plan.warnings)
+    notes = (*_changes(plan), *plan.warnings)
     return "".join(
         (
             '<div class="tokenmill-plan">',
@@ -79,8 +79,24 @@ def _speeds(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "batch", f"{format_tok_s(plan.batch_tok_s)} tok/s for {sequences} sequences together (predicted)"
     if forecast.prefill_tok_s is not None:
         yield "prefill", f"{format_tok_s(forecast.prefill_tok_s)} tok/s (predicted)"
+    if forecast.jobs:
+        yield "one job", _job(forecast.jobs[-1])
     if forecast.decode_tok_s is None:
         yield "speed", "unknown; tokenmill probe --measure measures the memory bandwidth of this machine"
+
+
+def _changes(plan: Plan) -> Iterator[str]:
+    if plan.longest_context is not None:
+        yield f"longest context that fits: {plan.longest_context:,} tokens"
+    for change in plan.changes:
+        yield f"would fit with {change.what}: {change.effect}"
+
+
+def _job(job: JobTime) -> str:
+    return (
+        f"{job.prompt_tokens:,} tokens in {format_seconds(job.prefill_s)},"
+        f" {job.answer_tokens} tokens out {format_seconds(job.decode_s)} (predicted)"
+    )
 
 
 def _aligned(row: Sequence[str], widths: Sequence[int]) -> Iterator[str]:

@@ -22,6 +22,7 @@ from tokenmill.model.describe import describe
 from tokenmill.model.gguf import is_url
 from tokenmill.model.profile import Profile
 from tokenmill.model.read import read
+from tokenmill.planner.alternatives import CONTEXT_STEP, longest_context
 from tokenmill.planner.goal import DialectName, Goal
 from tokenmill.planner.make import make
 from tokenmill.planner.plan import Command, Decision, Plan
@@ -145,6 +146,9 @@ def plan_engine(
     unused = None
     if files or has_this_library(machine, named):
         goal, unused = usable_goal(machine, goal, engine)
+    reasons: tuple[Decision, ...] = ()
+    if options.max_context:
+        goal, reasons = _longest(machine, profile, goal, engine)
     point = Overlaid(goal)
     if options.point and dialect == ENGINES[engine.kind]:
         point = operating_point(goal, machine, profile, Path(path), engine, config.state_path)
@@ -157,7 +161,7 @@ def plan_engine(
     if options.machine is None:  # operating points are found on this machine
         _log_point(point)
     made = decided(calibrated(made, config.state_path, path, engine=engine.kind), point)
-    made = replace(made, decisions=(*made.decisions, *library_decisions(engine, config.engines_path)))
+    made = replace(made, decisions=(*reasons, *made.decisions, *library_decisions(engine, config.engines_path)))
     made = warned(made, unused, started=files)
     limited = _with_limits(made, engine, here=named == THIS)
     return EnginePlan(
@@ -289,15 +293,30 @@ def _placed(
     return Overlaid(goal, why_not=why), _with_sequences(machine, profile, goal, engine, path)
 
 
+def _longest(machine: Machine, profile: Profile, goal: Goal, engine: EngineConfig) -> tuple[Goal, tuple[Decision, ...]]:
+    """The goal with the longest context that fits; without one, the shortest, whose plan shows what is missing."""
+    goal = replace(goal, sequences=goal.sequences or 1)
+    longest = longest_context(machine, profile, _engine_goal(goal, engine))
+    if longest is None:
+        return replace(goal, context=CONTEXT_STEP), ()
+    why = "all that the model was trained for" if longest == profile.training_context else "the longest that fits"
+    return replace(goal, context=longest), (Decision("context", str(longest), why),)
+
+
+def _engine_goal(goal: Goal, engine: EngineConfig) -> Goal:
+    """The goal as the engine carries it out."""
+    if engine.kind != "native":
+        return goal
+    from tokenmill.native.worker_config import goal_for  # noqa: PLC0415  pydantic models of the worker
+
+    return goal_for(goal)
+
+
 def _with_sequences(machine: Machine, profile: Profile, goal: Goal, engine: EngineConfig, path: str) -> Plan:
     """A plan with the requested number of sequences; by default 8, or fewer if 8 do not fit."""
 
     def planned(sequences: int) -> Plan:
-        wanted = replace(goal, sequences=sequences)
-        if engine.kind == "native":
-            from tokenmill.native.worker_config import goal_for  # noqa: PLC0415  pydantic models of the worker
-
-            wanted = goal_for(wanted)
+        wanted = _engine_goal(replace(goal, sequences=sequences), engine)
         return make(machine, profile, wanted, alternatives=smaller_quants(path))
 
     if goal.sequences is not None:
@@ -331,7 +350,14 @@ def _native_command(plan: Plan, name: str, options: EngineOptions) -> Command:
     settings = plan.settings
     # The command is run on the machine that it was planned for.
     machine = None if options.machine in machines.names() else options.machine
-    given = replace(options, context=settings.context, sequences=settings.sequences, engine=None, machine=machine)
+    given = replace(
+        options,
+        context=settings.context,
+        max_context=False,
+        sequences=settings.sequences,
+        engine=None,
+        machine=machine,
+    )
     words = ["tokenmill", "serve", name, "--engine-only"]
     for field in fields(EngineOptions):
         value = getattr(given, field.name)

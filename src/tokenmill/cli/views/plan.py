@@ -1,7 +1,7 @@
 """A plan for a terminal of 80 columns and as JSON: memory bars, speeds and decisions."""
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.console import RenderableType
@@ -17,6 +17,7 @@ from tokenmill.planner.plan import (
     Decision,
     Forecast,
     Item,
+    JobTime,
     Ledger,
     Plan,
     Settings,
@@ -49,6 +50,8 @@ def render(plan: Plan) -> list[RenderableType]:
     if plan.fits:
         parts += speeds_of(plan.forecast, plan.settings)
     parts += shortfalls_of(plan.shortfalls)
+    if plan.longest_context is not None:
+        parts.append(Text(f"  longest context that fits: {plan.longest_context:,} tokens"))
     for change in plan.changes:
         parts.append(Text(f"  would fit with {change.what}: {change.effect}"))
     if plan.shortfalls and not plan.changes:
@@ -72,9 +75,10 @@ def shortfalls_of(shortfalls: Iterable[Shortfall]) -> list[RenderableType]:
     parts: list[RenderableType] = []
     for shortfall in shortfalls:
         when = "while loading" if shortfall.moment == "load_peak" else "at full context"
+        what = f"the KV cache on {shortfall.tier}" if shortfall.item == "kv" else shortfall.tier
         parts.append(
             Text(
-                f"does not fit: {shortfall.tier} is {format_bytes(shortfall.missing_bytes)} short {when} "
+                f"does not fit: {what} is {format_bytes(shortfall.missing_bytes)} short {when} "
                 f"({format_bytes(shortfall.needed_bytes)} needed, {format_bytes(shortfall.available_bytes)} available)",
                 style="bold red",
             )
@@ -179,7 +183,10 @@ def _bar(sizes: dict[Item, int], capacity: int) -> Text:
 def speeds_of(forecast: Forecast, settings: Settings) -> list[RenderableType]:
     """Decode and prefill speeds by depth, decode by sequences, the load time, and the forecast's notes."""
     parts: list[RenderableType] = []
-    for name, speeds in (("decode", forecast.decode), ("prefill", forecast.prefill)):
+    shown = (
+        [("decode", forecast.decode)] if forecast.jobs else [("decode", forecast.decode), ("prefill", forecast.prefill)]
+    )
+    for name, speeds in shown:
         alone = [speed for speed in speeds if speed.sequences == 1 and speed.ubatch in (None, settings.ubatch)]
         if alone:
             table = Table(f"{name} tok/s at depth", box=None, pad_edge=False)
@@ -187,6 +194,8 @@ def speeds_of(forecast: Forecast, settings: Settings) -> list[RenderableType]:
                 table.add_column(f"{speed.depth:,}", justify="right")
             table.add_row(alone[0].confidence, *(_rate(speed) for speed in alone))
             parts.append(table)
+    if forecast.jobs:
+        parts.append(_jobs(forecast.jobs))
     together = [speed for speed in forecast.decode if speed.depth == 0]
     if len(together) > 1:
         table = Table("concurrent sequences", box=None, pad_edge=False)
@@ -202,8 +211,23 @@ def speeds_of(forecast: Forecast, settings: Settings) -> list[RenderableType]:
     return parts
 
 
+def _jobs(jobs: Sequence[JobTime]) -> Table:
+    """The time of one job, by length of its prompt."""
+    table = Table("one job: prompt tokens", box=None, pad_edge=False)
+    for job in jobs:
+        table.add_column(f"{job.prompt_tokens:,}", justify="right")
+    table.add_row("prefill", *(format_seconds(job.prefill_s) for job in jobs))
+    table.add_row("prefill tok/s, average", *(_figure(job.prefill_tok_s) for job in jobs))
+    table.add_row(f"{jobs[0].answer_tokens} tokens out", *(format_seconds(job.decode_s) for job in jobs))
+    return table
+
+
 def _rate(speed: Speed) -> str:
-    return f"{speed.tok_s:.3g}" if speed.tok_s < 1000 else f"{speed.tok_s:.0f}"
+    return _figure(speed.tok_s)
+
+
+def _figure(tok_s: float) -> str:
+    return f"{tok_s:.3g}" if tok_s < 1000 else f"{tok_s:.0f}"
 
 
 def terms_of(name: str, speed: Speed) -> Table:
@@ -249,6 +273,7 @@ def common_document(profile: Profile, ledger: Ledger, forecast: Forecast) -> dic
         "forecast": {
             "decode_tok_s": jsonable(forecast.decode),
             "prefill_tok_s": jsonable(forecast.prefill),
+            "jobs": jsonable(forecast.jobs),
             "load_cold_s": forecast.load_cold_s,
             "load_warm_s": forecast.load_warm_s,
             "load_bound_by": forecast.load_bound_by,
@@ -271,6 +296,7 @@ def document(plan: Plan, patterns: list[tuple[str, str]], command: dict[str, Any
         "decisions": jsonable(plan.decisions),
         "shortfalls": [{**jsonable(item), "missing_bytes": item.missing_bytes} for item in plan.shortfalls],
         "changes": jsonable(plan.changes),
+        "longest_context": plan.longest_context,
         "warnings": list(plan.warnings),
     }
 
