@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,49 @@ def test_what_is_wrong_with_a_command_is_said() -> None:
         assert words in done.stdout
 
 
+def test_versions_that_disagree_are_all_shown() -> None:
+    """The report's crash came from a build of April; the newest one would have had room."""
+    command = str(COMMANDS / "001-fit-margins.txt")
+    done = tokenmill("plan", *EIGHT_CARDS, "--from-command", command, "--json")
+    assert done.returncode == 0, done.stderr
+    verdicts = {version["engine"]: version for version in json.loads(done.stdout)["versions"]}
+    assert verdicts["ik_llama"]["fits"] is True
+    april = verdicts["ik_llama-2026-04"]
+    assert april["fits"] is False
+    assert april["shortfalls"][0]["tier"] == "gpu0"
+    assert 88_064 <= april["longest_context"] < 90_112
+    told = tokenmill("plan", *EIGHT_CARDS, "--from-command", command, "--engine", "ik_llama-2026-04", "--json")
+    assert told.returncode == 3
+    assert json.loads(told.stdout)["versions"] == []
+
+
+def test_a_program_is_asked_for_its_version(tmp_path: Path) -> None:
+    program = tmp_path / "llama-server"
+    flags = files("tokenmill.launch") / "flags" / "llama.cpp-b8156.txt"
+    program.write_text(f"#!/bin/sh\n[ \"$1\" = --version ] && echo 'version: 8156 (x)' && exit\ncat {flags}\n")
+    program.chmod(0o755)
+    words = ("plan", *KIMI[:3], "--from-command", "llama-server -m x -c 16384", "--json")
+    assert json.loads(tokenmill(*words).stdout)["settings"]["engine"] == "llama.cpp"
+    asked = json.loads(tokenmill(*words, "--binary", str(program)).stdout)
+    assert asked["settings"]["engine"] == "llama.cpp-2025"
+
+
+def test_a_command_may_be_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "start.sh"
+    file.write_text("#!/bin/sh\nllama-server -m x \\\n  -c 8192 -t 12\n")
+    for given in (str(file), f"@{file}"):
+        done = tokenmill("plan", *KIMI[:3], "--from-command", given, "--json")
+        assert json.loads(done.stdout)["settings"]["threads"] == 12, done.stderr
+    missing = tokenmill("plan", *KIMI[:3], "--from-command", f"@{file}.gone")
+    assert missing.returncode == 2
+
+
+def test_a_command_that_its_engine_refuses_fails() -> None:
+    done = tokenmill("plan", *KIMI[:3], "--from-command", "llama-server -m x -ngl 99 --cmoe -c 8192", "--json")
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["unknown_flags"] == ["--cmoe"]
+
+
 @pytest.mark.parametrize(
     ("command", "words"),
     [
@@ -330,6 +374,34 @@ def test_the_longest_context_is_planned_on_request() -> None:
     assert f"--context {longest}" in [change["what"] for change in found["changes"]]
     both = tokenmill("plan", *words, "--max-context", "--context", "8192")
     assert both.returncode == 2
+
+
+def compared(*words: str) -> dict[str, dict[str, Any]]:
+    done = tokenmill("plan", "kimi-k2.5:Q4_K_S", *words, "--json")
+    assert done.returncode == 0, done.stderr
+    return {row["variant"]: row for row in json.loads(done.stdout)}
+
+
+def test_threads_are_compared() -> None:
+    """A published sweep: 12.94 tok/s with 16 threads, 12.5, 11.67 and 11.86 with 14, 13 and 12."""
+    words = ("--machine", "epyc-9175f", "--cpu-only", "--context", "8192", "--cache-type", "q8_0")
+    found = compared(*words, "--sequences", "1", "--compare", "threads=12,13,14,16")
+    decode = {name: row["forecast"]["decode_tok_s"][0]["tok_s"] for name, row in found.items()}
+    measured = {"threads 12": 11.86, "threads 13": 11.67, "threads 14": 12.5, "threads 16": 12.94}
+    assert decode == pytest.approx(measured, rel=0.1)
+
+
+def test_cache_types_and_machines_are_compared() -> None:
+    words = ("--context", "16k", "--sequences", "1")
+    found = compared(*words, "--machine", "epyc-9175f", "--compare", "f16,q8_0")
+    kv = {name: sum(row["bytes"] for row in one["ledger"] if row["item"] == "kv") for name, one in found.items()}
+    assert kv["cache-type q8_0"] < 0.6 * kv["cache-type f16"]
+    machines = "epyc-9175f,threadripper-pro-3995wx-2933"
+    assert list(compared(*words, "--compare", machines)) == machines.split(",")
+    table = tokenmill("plan", "kimi-k2.5:Q4_K_S", *words, "--compare", machines).stdout
+    assert "…" not in table
+    for value in ("12,13", "colour=red", "context=12"):
+        assert tokenmill("plan", "kimi-k2.5:Q4_K_S", *words, "--compare", value).returncode == 2
 
 
 def test_a_plan_tells_what_one_job_costs() -> None:

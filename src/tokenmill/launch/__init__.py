@@ -7,6 +7,7 @@ from tokenmill.launch.parse.command_line import read_command
 from tokenmill.launch.parse.machine_findings import findings_for, free_of
 from tokenmill.launch.parse.parsed import Finding, ReadCommand
 from tokenmill.launch.parse.placement import to_placement
+from tokenmill.launch.parse.versions import possible_versions
 from tokenmill.launch.tensor_patterns import patterns, tiers_by_pattern
 from tokenmill.planner.plan import Command, Plan
 
@@ -19,6 +20,7 @@ __all__ = [
     "flags_of",
     "free_of",
     "patterns",
+    "possible_versions",
     "read_command",
     "spell",
     "tiers_by_pattern",

@@ -180,13 +180,12 @@ def _plan(plan: Plan, load: LoadRecord | None) -> PlanFacts:
     forecast = plan.forecast
     devices = list(dict.fromkeys(plan.placement.layers))
     decode_first = next((speed for speed in forecast.decode if speed.sequences == 1), None)
-    prefill = [speed for speed in forecast.prefill if speed.ubatch in (None, plan.settings.ubatch)]
     return PlanFacts(
         plan.fits,
         plan.settings,
         tuple((device, plan.placement.layers.count(device)) for device in devices),
         decode_first.tok_s if decode_first else None,
-        prefill[0].tok_s if prefill else None,
+        forecast.prefill_tok_s,
         decode_first.confidence if decode_first else None,
         forecast.load_cold_s,
         forecast.load_warm_s,

@@ -1,41 +1,35 @@
 """`tokenmill plan`: plans a model on a machine and predicts memory and speed, without loading anything."""
 
-from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 from rich.table import Table
 from rich.text import Text
 
-from tokenmill.api.options import ENGINES, EngineOptions
-from tokenmill.api.planning.command_plan import plan_command
-from tokenmill.api.planning.plan import EnginePlan, command_for, does_not_fit, locate, plan_engine
+from tokenmill.api.options import EngineOptions
+from tokenmill.api.planning.plan import EnginePlan, command_for, does_not_fit, plan_engine
 from tokenmill.cli.options import GoalOptions, ModelArgument
-from tokenmill.cli.output import Common, jsonable, show, show_json, show_text
+from tokenmill.cli.output import Common, show, show_json, show_text
 from tokenmill.cli.planning.plan_batch import BatchOptions
+from tokenmill.cli.planning.plan_compare import compare as show_comparison
+from tokenmill.cli.planning.plan_from_command import ShownCommand, server_dialect, show_command_plan
 from tokenmill.cli.planning.plan_hosts import HostsOptions, plan_over
 from tokenmill.cli.views.plan import document, explained, folded, render
 from tokenmill.cli.views.regimes import regimes_document, render_regimes
-from tokenmill.config import Config
 from tokenmill.errors import DoesNotFit, UsageError
-from tokenmill.hardware.catalog import THIS, find, names
-from tokenmill.hardware.machine import Machine
+from tokenmill.hardware.catalog import THIS, find
 from tokenmill.launch import flags_of
 from tokenmill.launch.files import write_as
 from tokenmill.launch.tensor_patterns import tiers_by_pattern
-from tokenmill.model import catalog
 from tokenmill.model.synthetic import ghost
 from tokenmill.native.verify import Verification, verify_by_binary
 from tokenmill.native.verify import verify as verify_plan
-from tokenmill.planner.goal import DialectName
 from tokenmill.planner.plan import Command, Plan
 from tokenmill.units import format_bytes
 
-SEVERITY = {"error": "bold red", "warning": "yellow"}
-MIN_COMPARED_CONTEXT = 256
 Written = Literal["shell", "podman", "quadlet", "systemd", "compose"]
 _MODE = Parameter(group=Group.create_ordered("Modes", sort_key=0))
 
@@ -51,7 +45,7 @@ def plan(
     compare: Annotated[str | None, _MODE, Parameter(metavar="LIST")] = None,
     written: Annotated[Written | None, _MODE, Parameter(name="--as")] = None,
     verify: Annotated[bool, _MODE] = False,
-    from_command: Annotated[str | None, _MODE, Parameter(metavar="COMMAND")] = None,
+    from_command: Annotated[str | None, _MODE, Parameter(metavar="COMMAND", allow_leading_hyphen=True)] = None,
     binary: Annotated[str | None, Parameter(metavar="FILE")] = None,
     point: Annotated[bool, Parameter(negative="--no-point")] = True,
     common: Common = Common(),  # noqa: B008  frozen
@@ -66,6 +60,7 @@ def plan(
         tokenmill plan kimi.gguf --explain
         tokenmill plan kimi-k2.5:Q4_K_S --as systemd
         tokenmill plan kimi.gguf --jobs jobs.jsonl
+        tokenmill plan kimi.gguf --compare threads=12,14,16
 
     Parameters
     ----------
@@ -79,13 +74,15 @@ def plan(
     explain:
         Also show the reason for each choice and a breakdown of the time per token.
     compare:
-        Compare several plans in one table: comma-separated quantizations, context lengths or machines.
+        Compare several plans in one table: comma-separated quantizations, context lengths, machines or cache types,
+        or the values of a setting, such as threads=12,14,16.
     written:
         Print only a file or command that starts the engine; plans llama-server unless --engine is given.
     verify:
         Compare the plan with a dry run of the real llama.cpp, or of the program given by --binary.
     from_command:
-        Plan an existing llama-server, ik_llama.cpp or vLLM command line, and list its mistakes.
+        Plan an existing llama-server, ik_llama.cpp or vLLM command line, and list its mistakes: the command itself, a
+        file that contains it, or - for the standard input. --binary names the program, to recognize its version.
     binary:
         The engine's executable, whose --help determines how flags are spelled. [default: the flags of the bundled
         build]
@@ -97,18 +94,18 @@ def plan(
     fleet = hosts.fleet(named)
     if fleet is not None:
         others = {"compare": compare, "as": written, "verify": verify, "from-command": from_command}
-        goal = options.goal_for(_server_dialect(options.engine))
+        goal = options.goal_for(server_dialect(options.engine))
         return plan_over(fleet, model, goal, hosts, others, explain=explain, binary=binary, common=common)
     _check_together(compare=compare, written=written, verify=verify, from_command=from_command, binary=binary)
     if from_command is not None:
         options = options.reserving(config.reserve) if named == THIS else options
-        return _from_command(from_command, model, find(named), options, explain=explain, common=common)
+        return show_command_plan(from_command, model, find(named), options, ShownCommand(binary, explain, common))
     if model is None:
         raise UsageError("no model given", hint="for example: tokenmill plan kimi-k2.5:Q4_K_S --machine epyc-9175f")
     engine = options.engine or ("llama-server" if written is not None or binary is not None else None)
     asked = EngineOptions(**_fields(options) | {"engine": engine, "machine": machine, "binary": binary, "point": point})
     if compare is not None:
-        return _compare(model, asked, compare, config, common)
+        return show_comparison(model, asked, compare, config, json=common.json)
     made = plan_engine(model, asked, config, files=False, batch=batch.profile(model, config))
     flags = flags_of(binary) if binary else None
     command = command_for(made, model, asked, binary=binary, flags=flags) if made.plan.fits else None
@@ -144,20 +141,12 @@ def _fields(options: GoalOptions) -> dict[str, Any]:
     return {field.name: getattr(options, field.name) for field in fields(options)}
 
 
-def _server_dialect(engine: str | None) -> DialectName:
-    """The dialect of an engine on several hosts; without an engine, llama.cpp's, because the native engine uses one."""
-    if engine is None:
-        return "llama.cpp"
-    return ENGINES.get(engine) or cast(DialectName, engine)
-
-
 def _check_together(**values: object) -> None:
     """UsageError for options that cannot be combined."""
     exclusive = {
         "compare": ("as", "verify", "from-command", "binary"),
         "as": ("verify", "from-command"),
         "verify": ("from-command",),
-        "from-command": ("binary",),
     }
     given = {"as" if name == "written" else name.replace("_", "-") for name, value in values.items() if value}
     for name, others in exclusive.items():
@@ -175,85 +164,6 @@ def _write(kind: Written, command: Command | None, made: Plan, common: Common) -
     else:
         show_text(text)
     return 0
-
-
-def _from_command(
-    text: str, model: str | None, machine: Machine, options: GoalOptions, *, explain: bool, common: Common
-) -> int:
-    """Show the plan of a command line and its mistakes."""
-    dialect = None if options.engine is None else _server_dialect(options.engine)
-    found = plan_command(text, model, machine, options, dialect)
-    made = found.plan
-    if common.json:
-        body = document(made, tiers_by_pattern(made.placement, made.profile), None)
-        show_json(body | {"findings": jsonable(found.findings), "unknown_flags": jsonable(found.unknown_flags)})
-    else:
-        show(*render(made), *(explained(made) if explain else ()), Text())
-        for finding in found.findings:
-            show(Text(f"{finding.severity}: {finding.text}", style=SEVERITY.get(finding.severity, "")))
-            if finding.hint:
-                show(Text(f"  hint: {finding.hint}"))
-        if not found.findings:
-            show(Text("no mistakes found in the command"))
-    return 0 if made.fits else DoesNotFit.exit_code
-
-
-def _compare(model: str, options: EngineOptions, what: str, config: Config, common: Common) -> int:
-    """Show one row per quantization, context or machine."""
-    plans = list(_variants(model, options, [part.strip() for part in what.split(",") if part.strip()], config))
-    if common.json:
-        show_json(
-            [
-                {"variant": name, **document(made, tiers_by_pattern(made.placement, made.profile), None)}
-                for name, made in plans
-            ]
-        )
-        return 0
-    table = Table("", box=None, pad_edge=False)
-    for column in ("fits", "weights", "GPU", "host", "decode", "at full", "prefill"):
-        table.add_column(column, justify="right")
-    for name, made in plans:
-        gpu = sum(made.ledger.total(tier.name) for tier in made.machine.tiers() if tier.kind == "vram")
-        host = sum(made.ledger.total(tier.name) for tier in made.machine.tiers() if tier.kind in ("dram", "pmem"))
-        alone = [speed for speed in made.forecast.decode if speed.sequences == 1]
-        cells = (f"{speed.tok_s:.3g}" for speed in (*alone[:1], *alone[-1:], *made.forecast.prefill[:1]))
-        table.add_row(
-            name,
-            "yes" if made.fits else "NO",
-            format_bytes(made.profile.bytes),
-            format_bytes(gpu),
-            format_bytes(host),
-            *cells,
-        )
-    show(table, Text("decode and prefill in tok/s, forecast; memory at full context, reserves included"))
-    return 0
-
-
-def _variants(model: str, options: EngineOptions, parts: list[str], config: Config) -> Iterator[tuple[str, Plan]]:
-    if not parts:
-        raise UsageError("--compare requires a list", hint="--compare Q4_K_S,Q4_K_M or --compare 8192,32768")
-    base = locate(model, config).partition(":")[0]
-
-    def planned(model: str, options: EngineOptions) -> Plan:
-        return plan_engine(model, options, config, files=False).plan
-
-    for part in parts:
-        if part.isdigit():
-            if int(part) < MIN_COMPARED_CONTEXT:
-                raise UsageError(
-                    f"--compare: a context must be at least {MIN_COMPARED_CONTEXT} tokens (got {part})",
-                    hint="numbers are context lengths, such as 8192,32768",
-                )
-            yield f"context {part}", planned(model, replace(options, context=int(part)))
-        elif part in names() or part == "this" or part.endswith(".toml"):
-            yield part, planned(model, replace(options, machine=part))
-        elif catalog.looks_like_name(base):
-            yield part, planned(f"{base}:{part}", options)
-        else:
-            raise UsageError(
-                f"--compare: {part!r} is not a context length, a machine or a quantization of {model}",
-                hint="tokenmill machines lists the machines",
-            )
 
 
 def _verified(made: EnginePlan, command: Command | None, binary: str | None) -> Verification:

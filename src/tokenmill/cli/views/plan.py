@@ -86,6 +86,28 @@ def shortfalls_of(shortfalls: Iterable[Shortfall]) -> list[RenderableType]:
     return parts
 
 
+def render_versions(plans: Sequence[Plan]) -> list[RenderableType]:
+    """The verdicts of versions of an engine that disagree."""
+    table = Table("if the engine is", "fits", "", box=None, pad_edge=False)
+    for plan in plans:
+        lacks = "; ".join(f"{lack.tier} is {format_bytes(lack.missing_bytes)} short" for lack in plan.shortfalls[:2])
+        more = ", ..." if len(plan.shortfalls) > 2 else ""
+        longest = f"; longest context {plan.longest_context:,}" if plan.longest_context else ""
+        table.add_row(plan.settings.engine, "yes" if plan.fits else "NO", f"{lacks}{more}{longest}")
+    words = "The command does not tell the version of its engine, and the versions differ. --binary FILE asks yours."
+    return [Text(words, style="yellow"), table]
+
+
+def version_document(plan: Plan) -> dict[str, Any]:
+    """The verdict of one version of an engine as JSON."""
+    return {
+        "engine": plan.settings.engine,
+        "fits": plan.fits,
+        "shortfalls": [{**jsonable(item), "missing_bytes": item.missing_bytes} for item in plan.shortfalls],
+        "longest_context": plan.longest_context,
+    }
+
+
 def decisions_of(decisions: Iterable[Decision]) -> Table:
     """A table of the planner's decisions."""
     table = Table("decision", "value", "reason", box=None, pad_edge=False)
@@ -232,7 +254,8 @@ def _figure(tok_s: float) -> str:
 
 def terms_of(name: str, speed: Speed) -> Table:
     """The parts of the time that a predicted speed consists of, largest first."""
-    title = f"{name} at depth {speed.depth}: {_rate(speed)} tok/s ({speed.confidence})"
+    what = f"at depth {speed.depth}" if speed.ubatch is None else f"of {speed.ubatch} tokens after {speed.depth}"
+    title = f"{name} {what}: {_rate(speed)} tok/s ({speed.confidence})"
     table = Table("part", title=title, title_justify="left", box=None, pad_edge=False)
     for column in ("ms", "GB", "bandwidth"):
         table.add_column(column, justify="right")
