@@ -246,10 +246,10 @@ def test_a_placement_from_a_command_is_kept_when_the_context_shrinks() -> None:
     placement = assemble(profile, "dram", on_card, "gpu0", frozenset(range(profile.layers)))
     found = make(machine, profile, goal, placement=placement)
     assert not found.fits
-    assert found.longest_context is not None
-    shorter = replace(goal, context=found.longest_context)
-    assert make(machine, profile, shorter, placement=placement).fits
-    assert not make(machine, profile, replace(shorter, context=shorter.context + 256), placement=placement).fits
+    longest = found.longest_context
+    assert longest is not None
+    assert make(machine, profile, replace(goal, context=longest), placement=placement).fits
+    assert not make(machine, profile, replace(goal, context=longest + 256), placement=placement).fits
 
 
 def test_vllm_without_gpus_needs_memory_for_the_context() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -18,6 +19,7 @@ from tokenmill.launch.tensor_patterns import tiers_by_pattern
 from tokenmill.model import catalog
 from tokenmill.model.tensor_types import CACHE_TYPES
 from tokenmill.planner.plan import JobTime, Plan
+from tokenmill.planner.speed.job_time import ANSWER_TOKENS
 from tokenmill.units import GIB, format_seconds
 
 MIN_CONTEXT = 256
@@ -42,8 +44,8 @@ def compare(model: str, options: EngineOptions, what: str, config: Config, *, js
         table.add_row(name, *_cells(made))
     prompts = {job.prompt_tokens for _, made in plans if (job := _reference(made.forecast.jobs))}
     lengths = " or ".join(f"{prompt:,}" for prompt in sorted(prompts))
-    job = f"; one job: {lengths} tokens in, 300 out" if prompts else ""
-    show(table, Text(f"GiB at full context, reserves included; decode and prefill in tok/s, forecast{job}"))
+    legend = f"; one job: {lengths} tokens in, {ANSWER_TOKENS} out" if prompts else ""
+    show(table, Text(f"GiB at full context, reserves included; decode and prefill in tok/s, forecast{legend}"))
     return 0
 
 
@@ -106,5 +108,5 @@ def _planned(field: str, part: str, model: str, base: str, options: EngineOption
             hint="numbers are context lengths, such as 8k,32k; other settings have a name, such as threads=12,14",
         )
     name = part if field == "machine" else f"{field} {part}"
-    changed = replace(options, **{field.replace("-", "_"): value})
-    return name, plan_engine(model, changed, config, files=False).plan
+    changed: dict[str, Any] = {field.replace("-", "_"): value}
+    return name, plan_engine(model, replace(options, **changed), config, files=False).plan
