@@ -123,6 +123,7 @@ class EngineEntry:
     cpu_only: bool = False
     gpus: tuple[int, ...] | None = None
     cache_type: str | None = None
+    gpu_memory_utilization: float | None = None  # vLLM
     binary: str | None = None
     port: int | None = None
     api_key_env: str | None = None
@@ -133,6 +134,9 @@ class EngineEntry:
         for name, value in (("threads", self.threads), ("threads_batch", self.threads_batch)):
             if value is not None and not 1 <= value <= MAX_THREADS:
                 raise ValueError(f"engine {self.name}: {name} must be 1-{MAX_THREADS} (got {value})")
+        share = self.gpu_memory_utilization
+        if share is not None and not 0 < share <= 1:
+            raise ValueError(f"engine {self.name}: gpu_memory_utilization must be more than 0 and at most 1")
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}", self.name):
             raise ValueError(f"engine name {self.name!r} must consist of letters, digits, '.', '-' and '_'")
 

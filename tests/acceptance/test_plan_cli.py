@@ -261,6 +261,47 @@ def test_defaults_that_engines_know_are_read(command: str) -> None:
     assert json.loads(done.stdout)["settings"]["threads"] > 0
 
 
+# --- several engines on one machine ---------------------------------------------------------------------------------
+
+TWO_ENGINES = """
+machine = "epyc-9175f"
+[[engines]]
+name = "cpu"
+model = "llama-4-scout:Q6_K"
+kind = "llama-server"
+cpu_only = true
+context = 8192
+sequences = 1
+threads = 15
+[[engines]]
+name = "gpu"
+model = "llama-4-scout:nvfp4"
+kind = "vllm"
+context = 110000
+sequences = 1
+gpu_memory_utilization = 0.88
+[[engines]]
+name = "cloud"
+url = "https://api.example.org/v1"
+"""
+
+
+def test_the_engines_of_a_configuration_are_planned_together(tmp_path: Path) -> None:
+    config = tmp_path / "two.toml"
+    config.write_text(TWO_ENGINES)
+    found = plan_json("--config", str(config))
+    assert found["fits"] is True
+    assert [engine["name"] for engine in found["engines"]] == ["cpu", "gpu"]
+    assert (found["threads"], found["cores"]) == (16, 16)
+    dram = next(tier for tier in found["tiers"] if tier["name"] == "dram")
+    assert dram["needed_bytes"] == sum(dram["by_engine"].values()) + dram["reserve_bytes"]
+    shown = tokenmill("plan", "--config", str(config))
+    assert max(map(len, shown.stdout.splitlines())) <= 80
+    smaller = tokenmill("plan", "--config", str(config), "--machine", "desktop-ddr5-5090", "--json")
+    assert smaller.returncode == 3
+    assert [lack["tier"] for lack in json.loads(smaller.stdout)["shortfalls"]] == ["gpu0"]
+
+
 # --- files to run -------------------------------------------------------------------------------------------------
 
 TO_RUN = (

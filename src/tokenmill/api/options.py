@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Self, TypedDict, get_args, get_type_hints
 
-from tokenmill.config import MAX_THREADS, Config, EngineConfig, ReserveConfig
+from tokenmill.config import MAX_THREADS, Config, EngineConfig, EngineEntry, ReserveConfig
 from tokenmill.errors import UsageError
 from tokenmill.planner.goal import DialectName, Goal
 from tokenmill.units import MIB, parse_bytes
@@ -30,6 +30,18 @@ _ALIASES = {
     "ik_llama.cpp": "ik_llama",
     "ik": "ik_llama",
 }
+_ENTRY_KEYS = (
+    "context",
+    "sequences",
+    "threads",
+    "threads_batch",
+    "cpu_only",
+    "cache_type",
+    "gpu_memory_utilization",
+    "binary",
+    "port",
+)
+"""Keys of `[[engines]]` that are options of the same name."""
 _SIZES = ("reserve_ram", "margin", "cache_ram", "moe_cache")
 
 
@@ -228,6 +240,13 @@ class EngineOptions(PlanOptions):
 
     point: bool = True
     """Use the operating point found by `tokenmill tune` for settings that are not given."""
+
+    @classmethod
+    def of_entry(cls, entry: EngineEntry, kind: str) -> Self:
+        """The options of an engine of the configuration."""
+        given = {name: getattr(entry, name) for name in _ENTRY_KEYS}
+        gpus = None if entry.gpus is None else ",".join(map(str, entry.gpus))
+        return cls(engine=kind, gpus=gpus, **{name: value for name, value in given.items() if value is not None})
 
     @property
     def is_default(self) -> bool:

@@ -115,7 +115,7 @@ class _Planner:
         if "://" in engine.kind:
             names = (entry.model, *entry.aliases) if entry.model else entry.aliases
             return EngineSpec(entry.name, names, engine, url=engine.kind, model=entry.model, digests=digests)
-        planned, digests = self._planned(entry.model, _entry_options(entry, engine.kind), digests)
+        planned, digests = self._planned(entry.model, EngineOptions.of_entry(entry, engine.kind), digests)
         names = (entry.model or DEFAULT_MODEL, *entry.aliases)
         engine = replace(planned.config, api_key_env=engine.api_key_env)
         return EngineSpec(entry.name, names, engine, planned.plan, planned.model_path, digests=digests)
@@ -162,19 +162,4 @@ def _entry_config(entry: EngineEntry, given: EngineConfig) -> EngineConfig:
         binary=entry.binary or given.binary,
         api_key_env=entry.api_key_env or given.api_key_env,
         port=given.port if entry.port is None else entry.port,
-    )
-
-
-def _entry_options(entry: EngineEntry, kind: str) -> EngineOptions:
-    return EngineOptions(
-        context=entry.context,
-        sequences=entry.sequences,
-        threads=entry.threads,
-        threads_batch=entry.threads_batch,
-        cpu_only=entry.cpu_only,
-        gpus=None if entry.gpus is None else ",".join(map(str, entry.gpus)),
-        cache_type=entry.cache_type,
-        engine=kind,
-        binary=entry.binary,
-        port=entry.port,
     )

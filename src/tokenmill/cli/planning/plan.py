@@ -15,6 +15,7 @@ from tokenmill.cli.options import GoalOptions, ModelArgument
 from tokenmill.cli.output import Common, show, show_json, show_text
 from tokenmill.cli.planning.plan_batch import BatchOptions
 from tokenmill.cli.planning.plan_compare import compare as show_comparison
+from tokenmill.cli.planning.plan_config import show_config_plan
 from tokenmill.cli.planning.plan_from_command import ShownCommand, server_dialect, show_command_plan
 from tokenmill.cli.planning.plan_hosts import HostsOptions, plan_over
 from tokenmill.cli.views.plan import document, explained, folded, render
@@ -54,7 +55,7 @@ def plan(
 
     Loads nothing and needs no weights. Memory is computed as the engine computes it; speeds are forecasts, marked
     measured, calibrated or estimated. Exit code 0: it fits; 3: it does not, and the smallest changes that would make
-    it fit are shown.
+    it fit are shown. Without MODEL, the [[engines]] of the configuration are planned together on one machine.
 
         tokenmill plan kimi-k2.5:Q4_K_S --machine epyc-9175f --context 32k
         tokenmill plan kimi.gguf --explain
@@ -100,6 +101,8 @@ def plan(
     if from_command is not None:
         options = options.reserving(config.reserve) if named == THIS else options
         return show_command_plan(from_command, model, find(named), options, ShownCommand(binary, explain, common))
+    if model is None and config.engines:
+        return show_config_plan(config, machine, common)
     if model is None:
         raise UsageError("no model given", hint="for example: tokenmill plan kimi-k2.5:Q4_K_S --machine epyc-9175f")
     engine = options.engine or ("llama-server" if written is not None or binary is not None else None)
@@ -113,9 +116,8 @@ def plan(
         return _write(written, command, made.plan, common)
     checked = _verified(made, command, binary) if verify else None
     _show(made, command, checked, explain=explain, common=common)
-    if checked is not None and not checked.agrees:
-        return 1
-    return 0 if made.plan.fits else DoesNotFit.exit_code
+    agrees = checked is None or checked.agrees
+    return 1 if not agrees else 0 if made.plan.fits else DoesNotFit.exit_code
 
 
 def _show(
