@@ -5,21 +5,22 @@
 
 Headers are sent with the first engine event: an error before it gets its own status code, an error after it ends the
 stream with an error event. A backend relays bytes if it can; otherwise it is called through the engine protocol, and an
-`AnswerEncoder` writes the response.
+`AnswerEncoder` writes the response: chats and completions in `streaming.py`, responses and messages in their packages.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from starlette.types import Receive, Scope, Send
 
 from tokenmill.engine import tool_calls
-from tokenmill.engine.engine import Answer, Piece, Usage
+from tokenmill.engine.answer_parts import AnswerPart, AnswerReader
+from tokenmill.engine.engine import Answer, FinishReason, Piece, Usage
 from tokenmill.engine.engine import Request as EngineRequest
 from tokenmill.engine.tool_calls import ToolUse
 from tokenmill.errors import EngineError, RequestRefused, TokenmillError
-from tokenmill.gateway.answer_parts import AnswerEncoder, AnswerReader
 from tokenmill.gateway.backends.backend import Backend, Events, StartedStream, begin, candidates
 from tokenmill.gateway.http.client_connection import ClientLeft, cancel_on_disconnect
 from tokenmill.gateway.http.faults import Busy, GatewayFault
@@ -33,6 +34,28 @@ from tokenmill.jobs.openai.answers import made_by
 from tokenmill.storage.json_text import encode
 
 AnswerEvent = tuple[int, Piece | Answer]
+
+
+class AnswerEncoder(Protocol):
+    """Writes one response in the format of an API. Choices are numbered from 0; only chats have several."""
+
+    def whole(self, answers: Sequence[Answer], usage: Usage) -> Mapping[str, Any]:
+        """The response without streaming; tool calls are parsed."""
+
+    def opening(self, index: int) -> bytes:
+        """The events before the first part of a choice."""
+
+    def parts(self, index: int, parts: Iterable[AnswerPart]) -> bytes:
+        """The events of some parts."""
+
+    def end(self, index: int, reason: FinishReason) -> bytes:
+        """The events after the last part of a choice."""
+
+    def closing(self, usage: Usage) -> bytes:
+        """The last events of a stream."""
+
+    def failure(self, error: TokenmillError) -> bytes:
+        """The last events of a stream that failed."""
 
 
 async def _nothing() -> None:
@@ -78,6 +101,21 @@ async def respond(
                 raise  # an exception handler turns it into a response
             context.error = error.code
             await _end_with(attempts.failure(error), writer)
+
+
+async def count_tokens(state: GatewayState, context: RequestContext, request: ParsedRequest) -> int:
+    """The number of prompt tokens, counted by the first backend of the route that can."""
+    key = context.key.name if context.key is not None else None
+    chain = state.routes.choose(request.model, request.priority, None, key)
+    error: TokenmillError | None = None
+    for backend in candidates(chain):
+        context.backend = backend.name
+        use = tool_calls.adapt(request.engine_requests()[0], backend.engine.capabilities)
+        try:
+            return len(await backend.engine.tokenize(use.request.prompt))
+        except EngineError as failed:
+            error = failed
+    raise error or GatewayFault("no engine is available", status=503, code="no_engine", retry_after_s=2.0)
 
 
 async def _end_with(event: bytes, writer: ResponseWriter) -> None:

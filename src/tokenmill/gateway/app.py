@@ -13,12 +13,14 @@ from tokenmill.errors import TokenmillError
 from tokenmill.gateway import completions, embeddings, models
 from tokenmill.gateway.backends import managed
 from tokenmill.gateway.batches import routes as batch_routes
+from tokenmill.gateway.batches.service import BatchService
 from tokenmill.gateway.http import openapi
 from tokenmill.gateway.http.faults import GatewayFault
 from tokenmill.gateway.http.middleware import AccessMiddleware, refusal
 from tokenmill.gateway.http.openapi import RouteGroup
 from tokenmill.gateway.http.request_context import context_of
 from tokenmill.gateway.monitoring import dashboard_api, health
+from tokenmill.gateway.responses import routes as responses
 from tokenmill.gateway.state import GatewayState
 
 
@@ -77,5 +79,10 @@ def core_groups(state: GatewayState) -> tuple[RouteGroup, ...]:
 
 
 def extra_groups(state: GatewayState) -> tuple[RouteGroup, ...]:
-    """Route groups for batches and files, metrics and the dashboard."""
-    return batch_routes.route_group(state), dashboard_api.route_group(state)
+    """Route groups for batches and files, responses, metrics and the dashboard."""
+    service = BatchService(state)
+    return (
+        batch_routes.route_group(state, service),
+        responses.route_group(state, service),
+        dashboard_api.route_group(state),
+    )

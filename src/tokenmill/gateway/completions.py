@@ -55,23 +55,6 @@ class Completions:
         await respond(self.state, scope, receive, send, request, AnswerFormat(encoder))
 
 
-_PRIORITY = {
-    "name": "X-Tokenmill-Priority",
-    "in": "header",
-    "required": False,
-    "schema": {"enum": ["interactive", "batch"]},
-    "description": "batch: scheduled after interactive requests. X-Tokenmill-Lane is an alias.",
-}
-_HEADERS = {
-    "X-Tokenmill-Engine": {"schema": {"type": "string"}, "description": "Name of the engine that answered."},
-    "X-Tokenmill-Cached-Tokens": {
-        "schema": {"type": "integer"},
-        "description": "Prompt tokens that were reused from the cache; not sent with streams.",
-    },
-    "X-Request-Id": {"schema": {"type": "string"}, "description": "The request's own ID, or a new one."},
-}
-
-
 def _operation(path: str, id: str, summary: str, body: Any, answer: Any) -> Operation:
     description = "The answer; with `stream`, server-sent events that end with [DONE]."
     return Operation(
@@ -79,9 +62,9 @@ def _operation(path: str, id: str, summary: str, body: Any, answer: Any) -> Oper
         path=path,
         id=id,
         summary=summary,
-        parameters=[_PRIORITY],
+        parameters=[openapi.PRIORITY_HEADER],
         body=body,
-        answers={200: openapi.DocumentedAnswer(description, answer, ("text/event-stream",), _HEADERS)},
+        answers={200: openapi.DocumentedAnswer(description, answer, ("text/event-stream",), openapi.ENGINE_HEADERS)},
         errors=INFERENCE,
     )
 

@@ -11,12 +11,13 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from tokenmill.engine.answer_parts import AnswerPart, ReasoningPart, TextPart
 from tokenmill.engine.engine import Answer, FinishReason, TokenLogprob, Usage
 from tokenmill.errors import TokenmillError
-from tokenmill.gateway.answer_parts import AnswerPart, ReasoningPart, TextPart
 from tokenmill.gateway.http.faults import error_body
-from tokenmill.jobs.openai.answers import chat_logprobs, choice, text_logprobs, usage_body
+from tokenmill.jobs.openai.answers import choice, usage_body
 from tokenmill.jobs.openai.call import Endpoint
+from tokenmill.jobs.openai.logprobs import chat_logprobs, text_logprobs
 from tokenmill.storage.json_text import encode
 
 DONE = b"data: [DONE]\n\n"

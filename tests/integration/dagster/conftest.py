@@ -6,6 +6,7 @@ import pytest
 
 from tokenmill.gateway import app
 from tokenmill.gateway.batches import routes
+from tokenmill.gateway.batches.service import BatchService
 from tokenmill.gateway.monitoring import dashboard_api
 
 
@@ -16,6 +17,6 @@ def _quick() -> Iterator[None]:
         patched.setattr(
             app,
             "extra_groups",
-            lambda state: (routes.route_group(state, tick_s=0.02), dashboard_api.route_group(state)),
+            lambda state: (routes.route_group(state, BatchService(state, 0.02)), dashboard_api.route_group(state)),
         )
         yield

@@ -19,6 +19,7 @@ from support.jobs_store import Clock
 from tokenmill.config import Config, GatewayConfig
 from tokenmill.gateway import app
 from tokenmill.gateway.batches import routes as gateway_batches
+from tokenmill.gateway.batches.service import BatchService
 from tokenmill.gateway.monitoring import dashboard_api
 from tokenmill.recipes.runner import Answered
 from tokenmill.storage.rows import read_rows
@@ -231,7 +232,7 @@ def test_an_expired_batch_fails_the_asset(tmp_path: Path, monkeypatch: pytest.Mo
         app,
         "extra_groups",
         lambda state: (
-            gateway_batches.route_group(state, tick_s=0.02, clock=clock),
+            gateway_batches.route_group(state, BatchService(state, 0.02, clock)),
             dashboard_api.route_group(state),
         ),
     )

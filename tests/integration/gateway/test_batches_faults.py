@@ -21,6 +21,7 @@ from tokenmill.gateway import app
 from tokenmill.gateway.batches import routes, runner
 from tokenmill.gateway.batches.files import FileStore
 from tokenmill.gateway.batches.result_files import write_results
+from tokenmill.gateway.batches.service import BatchService
 from tokenmill.gateway.http import keys
 from tokenmill.jobs.models import Batch
 from tokenmill.jobs.store.http_batches import HttpBatch
@@ -34,7 +35,9 @@ Make = Callable[[], Sequence[tuple[str, FakeEngine]]]
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(app, "extra_groups", lambda state: (routes.route_group(state, tick_s=0.02, clock=made),))
+    monkeypatch.setattr(
+        app, "extra_groups", lambda state: (routes.route_group(state, BatchService(state, 0.02, made)),)
+    )
     return made
 
 

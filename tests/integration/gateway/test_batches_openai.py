@@ -18,6 +18,7 @@ from support.batches import CHAT, chat_line, created, events, lines_of, until, u
 from support.gateway import LIMIT_S, Served, config_in, native_engine, served
 from tokenmill.gateway import app
 from tokenmill.gateway.batches import routes
+from tokenmill.gateway.batches.service import BatchService
 from tokenmill.jobs.store.reader import StoreReader
 
 
@@ -25,7 +26,7 @@ from tokenmill.jobs.store.reader import StoreReader
 def gateway(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     state = tmp_path_factory.mktemp("state")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(app, "extra_groups", lambda one: (routes.route_group(one, tick_s=0.1),))
+        patched.setattr(app, "extra_groups", lambda one: (routes.route_group(one, BatchService(one, 0.1)),))
         with served(native_engine(smollm2_path), config_in(state)) as one:
             yield one
 

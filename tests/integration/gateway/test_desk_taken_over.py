@@ -17,6 +17,7 @@ from support.jobs_store import Clock
 from tokenmill.errors import StoreError
 from tokenmill.gateway import app
 from tokenmill.gateway.batches import routes
+from tokenmill.gateway.batches.service import BatchService
 from tokenmill.gateway.http import keys
 from tokenmill.jobs.store.gateway_db import GATEWAY_DB, MIGRATED
 from tokenmill.jobs.store.store import Store
@@ -28,7 +29,9 @@ ENDS = {"cancelling": "cancelled"} | dict.fromkeys(("in_progress", "finalizing",
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     made.now_s = EXPECTED["now_s"]
-    monkeypatch.setattr(app, "extra_groups", lambda state: (routes.route_group(state, tick_s=0.02, clock=made),))
+    monkeypatch.setattr(
+        app, "extra_groups", lambda state: (routes.route_group(state, BatchService(state, 0.02, made)),)
+    )
     return made
 
 

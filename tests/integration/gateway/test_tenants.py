@@ -13,6 +13,7 @@ from support.gateway import Served
 from support.gateway_clients import ask, faked
 from tokenmill.gateway import app
 from tokenmill.gateway.batches import routes
+from tokenmill.gateway.batches.service import BatchService
 from tokenmill.gateway.http import keys
 from tokenmill.gateway.http.keys import KeyLimits
 from tokenmill.gateway.http.token_budget import DAY_S, TokenBudget
@@ -20,7 +21,7 @@ from tokenmill.gateway.http.token_budget import DAY_S, TokenBudget
 
 @pytest.fixture(autouse=True)
 def quick_polls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "extra_groups", lambda one: (routes.route_group(one, tick_s=0.05),))
+    monkeypatch.setattr(app, "extra_groups", lambda one: (routes.route_group(one, BatchService(one, 0.05)),))
 
 
 def finished(client: Any, *lines: str) -> Any:

@@ -20,6 +20,7 @@ from support.gateway import Served, config_in, native_engine, served
 from tokenmill.cli import run
 from tokenmill.gateway import app
 from tokenmill.gateway.batches import routes
+from tokenmill.gateway.batches.service import BatchService
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 UNITS = sorted((EXAMPLES / "systemd").iterdir())
@@ -31,7 +32,7 @@ RunBatch = Callable[..., dict[str, int]]
 @pytest.fixture(scope="module")
 def gateway(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(app, "extra_groups", lambda one: (routes.route_group(one, tick_s=0.1),))
+        patched.setattr(app, "extra_groups", lambda one: (routes.route_group(one, BatchService(one, 0.1)),))
         with served(native_engine(smollm2_path), config_in(tmp_path_factory.mktemp("state"))) as one:
             yield one
 

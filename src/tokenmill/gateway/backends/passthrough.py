@@ -75,7 +75,7 @@ def _has_compilable_schemas(given: Mapping[str, Any]) -> bool:
 def relayed_body(request: ParsedRequest, api: HttpApi) -> bytes | None:
     """The body to send; None if the request cannot be relayed."""
     keys = _KEYS.get(api.kind)
-    if keys is None or len(request.calls) != 1:
+    if keys is None or request.raw is None or len(request.calls) != 1:
         return None
     if api.tools:
         keys |= _TOOLS

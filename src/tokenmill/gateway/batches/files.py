@@ -27,7 +27,15 @@ from tokenmill.gateway.http.faults import GatewayFault
 from tokenmill.gateway.http.request_context import context_of
 from tokenmill.gateway.http.response_writer import ResponseWriter, SlowClient
 from tokenmill.gateway.state import GatewayState
-from tokenmill.jobs.store.http_batches import MAX_PAGE_FILES, HttpBatch, HttpBatches, Page, StoredFile, new_file_id
+from tokenmill.jobs.store.http_batches import (
+    MAX_PAGE_FILES,
+    RESPONSE,
+    HttpBatch,
+    HttpBatches,
+    Page,
+    StoredFile,
+    new_file_id,
+)
 from tokenmill.jobs.store.sqlite_errors import unusable
 from tokenmill.storage.atomic import sync_folder
 from tokenmill.storage.json_text import shown
@@ -168,7 +176,7 @@ def may_see(owner: str | None, of: str | None) -> bool:
 async def visible_file(request: Request, rows: HttpBatches, file: str, *, param: str) -> StoredFile:
     """A file that the client may see; raises GatewayFault with status 404 otherwise."""
     found = await asyncio.to_thread(rows.file, file)
-    if found is None or not may_see(owner_of(request), found.owner):
+    if found is None or found.purpose == RESPONSE or not may_see(owner_of(request), found.owner):
         raise no_file(file, param=param)
     return found
 

@@ -19,7 +19,7 @@ from tokenmill.jobs.ingest.job_file import open_jobs
 from tokenmill.jobs.ingest.line import custom_id_of
 from tokenmill.jobs.models import Batch, Result, State
 from tokenmill.jobs.output import output_line
-from tokenmill.jobs.store.http_batches import HttpBatch, RefusedLine, StoredFile
+from tokenmill.jobs.store.http_batches import RESPONSE, RESPONSE_ID, HttpBatch, RefusedLine, StoredFile
 from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.jobs.store.sqlite_errors import unusable
 from tokenmill.storage import lines
@@ -206,5 +206,6 @@ class _Draft:
         except OSError as error:
             raise unusable(self._path.parent, error) from error
         expires_s = None if batch.output_kept_s is None else now_s + batch.output_kept_s
+        purpose = RESPONSE if batch.id.startswith(RESPONSE_ID) else "batch_output"
         digest = self._hash.hexdigest()
-        self._files.keep(StoredFile(self._id, batch.owner, name, "batch_output", self._size, digest, now_s, expires_s))
+        self._files.keep(StoredFile(self._id, batch.owner, name, purpose, self._size, digest, now_s, expires_s))

@@ -2,20 +2,15 @@
 
 import asyncio
 import re
-import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tokenmill.api.stores import BATCHES
 from tokenmill.gateway.batches import schemas
 from tokenmill.gateway.batches.files import (
-    FileStore,
     file_routes,
     list_body,
     may_see,
@@ -26,14 +21,13 @@ from tokenmill.gateway.batches.files import (
     refuse,
     visible_file,
 )
-from tokenmill.gateway.batches.runner import TICK_S, HttpBatchRunner
 from tokenmill.gateway.batches.schemas import OPERATIONS, BatchRequestObject
+from tokenmill.gateway.batches.service import BatchService
 from tokenmill.gateway.http.faults import GatewayFault
 from tokenmill.gateway.http.openapi import RouteGroup
 from tokenmill.gateway.http.request import parse_body, read_body
 from tokenmill.gateway.state import GatewayState
 from tokenmill.jobs.openai.validation import validate
-from tokenmill.jobs.store.gateway_db import migrate_gateway_db
 from tokenmill.jobs.store.http_batches import (
     DEFAULT_PAGE_BATCHES,
     MAX_METADATA_KEYS,
@@ -41,7 +35,6 @@ from tokenmill.jobs.store.http_batches import (
     MAX_WINDOW_S,
     WINDOW,
     HttpBatch,
-    HttpBatches,
     HttpBatchRequest,
     Outcome,
     RefusedLine,
@@ -53,64 +46,12 @@ _METADATA_QUERY = re.compile(r"metadata\[(.+)\]", re.DOTALL)
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def route_group(state: GatewayState, *, tick_s: float = TICK_S, clock: Callable[[], float] = time.time) -> RouteGroup:
+def route_group(state: GatewayState, service: BatchService) -> RouteGroup:
     """Routes for files and batches, and the runner that executes batches while the gateway serves."""
-    service = _Service(state, tick_s, clock)
     return RouteGroup(_routes(state, service), OPERATIONS, lifespan=service.serving)
 
 
-@dataclass(slots=True)
-class _Service:
-    """Rows, files and the runner, which are open while the gateway serves."""
-
-    state: GatewayState
-    tick_s: float
-    clock: Callable[[], float]
-    _opened: tuple[HttpBatches, FileStore, HttpBatchRunner] | None = field(default=None, init=False)
-
-    @asynccontextmanager
-    async def serving(self) -> AsyncIterator[None]:
-        """Open the store, import the database of an older version, and run batches until the gateway stops."""
-        folder = self.state.state_path / BATCHES
-        rows = await asyncio.to_thread(lambda: HttpBatches(folder, clock=self.clock))
-        try:
-            await asyncio.to_thread(migrate_gateway_db, folder, rows)
-            files = FileStore(folder, rows)
-            runner = HttpBatchRunner(self.state, rows, files, folder, tick_s=self.tick_s, clock=self.clock)
-            self._opened = rows, files, runner
-            runner.start()
-            try:
-                async with self._saving():
-                    yield
-            finally:
-                await runner.stop()
-        finally:
-            self._opened = None
-            rows.close()
-
-    def _saving(self) -> AbstractAsyncContextManager[None]:
-        budget = self.state.limiter.budget
-        if budget is None:
-            return nullcontext()
-        return budget.saving(lambda why: self.state.log({"event": "tokens_not_saved", "why": why}))
-
-    def files(self) -> tuple[HttpBatches, FileStore]:
-        """Rows and files; raises GatewayFault until the gateway serves."""
-        if self._opened is None:
-            raise GatewayFault("the gateway is still starting", status=503, code="starting", retry_after_s=1.0)
-        return self._opened[:2]
-
-    def rows(self) -> HttpBatches:
-        """Rows; raises GatewayFault until the gateway serves."""
-        return self.files()[0]
-
-    def wake(self) -> None:
-        """Make the runner check for new batches now."""
-        if self._opened is not None:
-            self._opened[2].wake()
-
-
-def _routes(state: GatewayState, service: _Service) -> list[Route]:
+def _routes(state: GatewayState, service: BatchService) -> list[Route]:
     settings = state.config.gateway
 
     async def create(request: Request) -> Response:

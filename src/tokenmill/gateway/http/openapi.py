@@ -36,6 +36,25 @@ _ERRORS = {
 }
 NO_KEY = (401, 403, 503)
 INFERENCE = (400, 401, 403, 404, 408, 413, 415, 429, 501, 502, 503, 504)
+PRIORITY_HEADER: Mapping[str, Any] = {
+    "name": "X-Tokenmill-Priority",
+    "in": "header",
+    "required": False,
+    "schema": {"enum": ["interactive", "batch"]},
+    "description": "batch: scheduled after interactive requests. X-Tokenmill-Lane is an alias.",
+}
+ENGINE_HEADERS: Mapping[str, Any] = {
+    "X-Tokenmill-Engine": {"schema": {"type": "string"}, "description": "Name of the engine that answered."},
+    "X-Tokenmill-Cached-Tokens": {
+        "schema": {"type": "integer"},
+        "description": "Prompt tokens that were reused from the cache; not sent with streams.",
+    },
+    "X-Tokenmill-Not-Told": {
+        "schema": {"type": "string"},
+        "description": "What the model does not see: tools, if its chat template ignores them, or hosted tools.",
+    },
+    "X-Request-Id": {"schema": {"type": "string"}, "description": "The request's own ID, or a new one."},
+}
 
 
 @dataclass(frozen=True, slots=True)

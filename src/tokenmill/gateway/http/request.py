@@ -35,7 +35,7 @@ class ParsedRequest:
     """A validated request. `calls` has one entry per choice; they differ in prompt and seed."""
 
     endpoint: Endpoint
-    raw: bytes  # the body as received
+    raw: bytes | None  # the body as received; None: it was translated, so it is never relayed
     body: Mapping[str, Any]
     calls: tuple[Call, ...]
     model: str | None
@@ -61,7 +61,7 @@ class ParsedRequest:
 
 
 def parsed_request(
-    endpoint: Endpoint, body: Mapping[str, Any], priority: PriorityClass, *, max_choices: int, raw: bytes = b""
+    endpoint: Endpoint, body: Mapping[str, Any], priority: PriorityClass, *, max_choices: int, raw: bytes | None = b""
 ) -> ParsedRequest:
     """Validate a body; raises RequestRefused or GatewayFault with the name of the invalid key."""
     for key, hint in _ONLY_IN_BATCHES.items():

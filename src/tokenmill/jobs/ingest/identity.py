@@ -59,6 +59,7 @@ _NOT_SAMPLING = frozenset(
         "deadline",
         "stream",
         "stream_options",
+        "response",
     )
 )
 # By number of complete chunks; faster than slicing, which matters for millions of lines.
@@ -170,8 +171,13 @@ def _rich_parts(message: Mapping[str, Any], content: Any) -> Iterable[str]:
     text = content if isinstance(content, str) else ""
     if not isinstance(content, str):
         rest["content"] = content  # distinguishes it from an equal string
-        text = "\n".join(part[part["type"]] for part in content or ())
+        text = "\n".join(map(_part_text, content or ()))
     return message["role"], text, compact_json(rest) if rest else ""
+
+
+def _part_text(part: Mapping[str, Any]) -> str:
+    value = part[part["type"]]
+    return value if isinstance(value, str) else compact_json(value)
 
 
 @lru_cache(1024)  # most files have one set of values on all lines

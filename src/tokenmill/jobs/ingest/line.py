@@ -20,6 +20,7 @@ from tokenmill.units import KIB
 
 MAX_CUSTOM_ID_LENGTH = 512
 _PENDING = State.PENDING.value
+_LENGTHS = frozenset(("max_completion_tokens", "max_output_tokens"))  # other names of max_tokens
 BLOCK_BYTES = 64 * KIB  # of text per row of the store; reading a line reads its block
 
 
@@ -104,7 +105,7 @@ def call_from(line: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
 def _with_defaults(body: Mapping[str, Any], defaults: Mapping[str, Any] | None) -> Mapping[str, Any]:
     if not defaults:
         return body
-    if "max_completion_tokens" in body and "max_tokens" in defaults:
+    if "max_tokens" in defaults and not _LENGTHS.isdisjoint(body):
         defaults = {key: value for key, value in defaults.items() if key != "max_tokens"}
     return {**defaults, **body}
 

@@ -1,15 +1,16 @@
 """Answers as OpenAI's response objects. The types are also the schemas in /openapi.json."""
 
-from collections.abc import Sequence
-from math import isfinite
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NotRequired, TypedDict, cast
 
 from msgspec import Meta
 
-from tokenmill.engine.engine import Answer, Identity, TokenLogprob, Usage
+from tokenmill.engine.answer_parts import parts_of
+from tokenmill.engine.engine import Answer, Identity, Usage
 from tokenmill.jobs.openai.call import Endpoint
+from tokenmill.jobs.openai.logprobs import chat_logprobs, text_logprobs
+from tokenmill.jobs.openai.responses.answers import response_body
 
-_LOWEST_LOGPROB = -9999.0  # OpenAI's value for an impossible token, because JSON has no infinity
 _Count = Annotated[int, Meta(ge=0)]
 
 
@@ -80,19 +81,34 @@ class Completion(TypedDict):
 
 
 def answer_body(
-    endpoint: Endpoint, answer: Answer, *, id: str, model: str, created_s: float, made_by: str | None = None
+    endpoint: Endpoint,
+    answer: Answer,
+    *,
+    id: str,
+    model: str,
+    created_s: float,
+    made_by: str | None = None,
+    request: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The answer as OpenAI's chat.completion or text_completion object; `id` is given without its prefix.
+    """The answer as OpenAI's chat.completion, text_completion or response object; `id` is given without its prefix.
+
+    `request`: the body of a response request, whose options the response repeats.
 
     `made_by`: see the function; recorded as the system_fingerprint, because answers may be reused later.
     """
+    fingerprint: dict[str, Any] = {} if made_by is None else {"system_fingerprint": made_by}
+    if endpoint == "responses":
+        reason, usage = answer.finish_reason, answer.usage
+        return response_body(
+            request or {}, parts_of(answer), reason, usage, id=id, created_s=created_s, model=model, **fingerprint
+        )
     chat = endpoint == "chat"
     return {
         "id": f"{'chatcmpl' if chat else 'cmpl'}-{id}",
         "object": "chat.completion" if chat else "text_completion",
         "created": int(created_s),
         "model": model,
-        **({} if made_by is None else {"system_fingerprint": made_by}),
+        **fingerprint,
         "choices": [choice(endpoint, answer)],
         "usage": usage_body(answer.usage),
     }
@@ -140,36 +156,3 @@ def _message(answer: Answer) -> ResponseMessage:
     if message["content"] is None and not message.get("tool_calls"):
         message["content"] = answer.text
     return message
-
-
-def chat_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-    """Token probabilities in the format of chat completions."""
-    return {
-        "content": [_token(token) | {"top_logprobs": [_token(top) for top in token.top]} for token in tokens],
-        "refusal": None,
-    }
-
-
-def _token(token: TokenLogprob) -> dict[str, Any]:
-    entry: dict[str, Any] = {"token": token.text, "logprob": _finite(token.logprob), "bytes": list(token.raw)}
-    if token.token is not None:
-        entry["id"] = token.token  # an extension of llama-server
-    return entry
-
-
-def text_logprobs(tokens: Sequence[TokenLogprob], offset: int = 0) -> dict[str, Any]:
-    """Token probabilities in the format of text completions; `offset` is that of the first token in the text."""
-    offsets = []
-    for token in tokens:
-        offsets.append(offset)
-        offset += len(token.text)
-    return {
-        "tokens": [token.text for token in tokens],
-        "token_logprobs": [_finite(token.logprob) for token in tokens],
-        "top_logprobs": [{top.text: _finite(top.logprob) for top in token.top} for token in tokens],
-        "text_offset": offsets,
-    }
-
-
-def _finite(logprob: float) -> float:
-    return logprob if isfinite(logprob) else _LOWEST_LOGPROB

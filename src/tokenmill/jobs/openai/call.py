@@ -13,13 +13,19 @@ import msgspec
 from tokenmill.engine.engine import Chat, Priority, Prompt, Request, Sampling
 from tokenmill.errors import RequestRefused
 from tokenmill.jobs.openai.requests import ChatJob, ChatRequest, CompletionJob, CompletionRequest
+from tokenmill.jobs.openai.responses.request import chat_body, check_response
 from tokenmill.jobs.openai.validation import number_type, validate
 from tokenmill.storage.json_text import compact_json, shown
 
-Endpoint = Literal["chat", "completion"]
-URLS: Mapping[str, Endpoint] = {"/v1/chat/completions": "chat", "/v1/completions": "completion"}
+Endpoint = Literal["chat", "completion", "responses"]
+URLS: Mapping[str, Endpoint] = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completion",
+    "/v1/responses": "responses",
+}
 _JOBS: Mapping[Endpoint, type[msgspec.Struct]] = {"chat": ChatJob, "completion": CompletionJob}
 _REQUESTS: Mapping[Endpoint, type[msgspec.Struct]] = {"chat": ChatRequest, "completion": CompletionRequest}
+_ONLY_OVER_HTTP = ("background", "previous_response_id")
 _SAMPLING = (
     "temperature",
     "top_k",
@@ -108,6 +114,8 @@ def check(endpoint: Endpoint, body: Mapping[str, Any]) -> Call:
 
 def checked(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
     """Like `check`, but returns only the values."""
+    if endpoint == "responses":
+        return _checked_response(body)
     validate(_JOBS[endpoint], body, _JOB_HINTS[endpoint])
     values = _values(endpoint, body)
     if "stream" in values:
@@ -116,6 +124,15 @@ def checked(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
         message = f"prompt: has {len(values['prompt'])} prompts, but a job has one"
         raise RequestRefused(message, param="prompt", hint="put each prompt on its own line")
     return values
+
+
+def _checked_response(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of the chat to which a response request is translated, and the body under `response`."""
+    check_response(body)
+    for key in _ONLY_OVER_HTTP:
+        if body.get(key):
+            raise RequestRefused(f"{key}: not supported in a batch", param=key, hint=f"remove {key}")
+    return {**checked("chat", chat_body(body)), "response": body}
 
 
 def check_request(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,6 +147,8 @@ def stored_call(endpoint: Endpoint, body: Mapping[str, Any]) -> Call:
     Raises RequestRefused if the body cannot be decoded: the store is damaged, or another version accepted it.
     """
     try:
+        if endpoint == "responses":
+            return Call(endpoint, {**_values("chat", chat_body(body)), "response": body})
         return Call(endpoint, _values(endpoint, body))
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise RequestRefused(

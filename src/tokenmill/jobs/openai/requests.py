@@ -167,7 +167,9 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
 # ---- bodies
 
 
-class _Request(Struct, forbid_unknown_fields=True, kw_only=True):
+class GenerationRequest(Struct, forbid_unknown_fields=True, kw_only=True):
+    """What all bodies have in common."""
+
     model: Annotated[str | None, Meta(description="A name from /v1/models; default: the first.")] = None
     temperature: Annotated[
         Annotated[float, Meta(ge=0, le=100)] | None, Meta(description="0: always the most likely token.")
@@ -211,7 +213,7 @@ class _Request(Struct, forbid_unknown_fields=True, kw_only=True):
     cache_prompt: Annotated[Any, Meta(description="Ignored: prefixes are always reused.")] = None
 
 
-class _Chat(_Request):
+class _Chat(GenerationRequest):
     messages: Annotated[list[Message], Meta(min_length=1)]
     max_completion_tokens: Annotated[_MaxTokens | None, Meta(description="The same as max_tokens.")] = None
     logprobs: bool | None = None
@@ -238,7 +240,7 @@ class _Chat(_Request):
     prompt_cache_retention: Annotated[Any, Meta(description="Ignored.")] = None
 
 
-class _Completion(_Request):
+class _Completion(GenerationRequest):
     prompt: Annotated[
         str | Annotated[list[_Token | str | _Tokens], Meta(min_length=1)],
         Meta(description="A text, a list of tokens, or a list of prompts."),
@@ -257,7 +259,7 @@ _Choices = Annotated[
     Meta(description="Number of answers; the prompt is computed once. Maximum: gateway.max_choices."),
 ]
 _BestOf = Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="The same as n.")]
-_ServiceTier = Annotated[
+ServiceTier = Annotated[
     Literal["auto", "default", "flex", "scale", "priority", "fast"] | None,
     Meta(description="flex: batch priority, below interactive requests."),
 ]
@@ -271,7 +273,7 @@ class ChatRequest(_Chat):
     n: _Choices = None
     best_of: _BestOf = None
     stream_options: StreamOptions | None = None
-    service_tier: _ServiceTier = None
+    service_tier: ServiceTier = None
 
 
 class CompletionRequest(_Completion):
@@ -280,7 +282,7 @@ class CompletionRequest(_Completion):
     n: _Choices = None
     best_of: _BestOf = None
     stream_options: StreamOptions | None = None
-    service_tier: _ServiceTier = None
+    service_tier: ServiceTier = None
 
 
 class ChatJob(_Chat):

@@ -24,6 +24,8 @@ MAX_PAGE_FILES, MAX_PAGE_BATCHES, DEFAULT_PAGE_BATCHES = 10_000, 100, 20  # in a
 MAX_METADATA_KEYS, MAX_METADATA_KEY_LENGTH, MAX_METADATA_VALUE_LENGTH = 16, 64, 512
 WINDOW = r"^[1-9][0-9]{0,8}(s|m|h|d)$"
 MAX_WINDOW_S = 366 * 86400
+RESPONSE = "response"  # purpose of files that belong to responses; not listed, like batches with their ids
+RESPONSE_ID = "resp_"
 _LAST = 1 << 62  # greater than every `seq`
 _SCANNED = 500  # rows per query when filtering by metadata
 _UPGRADE_WAIT_S = 10.0  # for another process that creates or migrates the store
@@ -57,6 +59,7 @@ class HttpBatchRequest:
     metadata: Mapping[str, str] | None = None
     priority: int = 0
     output_kept_s: int | None = None
+    id: str | None = None  # None: a new one
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +215,7 @@ class HttpBatches:
     def create(self, request: HttpBatchRequest, owner: str | None) -> HttpBatch | None:
         """Create a batch; None if its input file does not exist."""
         now_s = self.now_s()
-        batch = f"batch_{secrets.token_hex(8)}"
+        batch = request.id or f"batch_{secrets.token_hex(8)}"
         values = {
             "id": batch,
             "owner": owner,

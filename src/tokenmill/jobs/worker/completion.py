@@ -112,6 +112,7 @@ class CompletionHandler:
                 model=attempt.call.model or engine.model,
                 created_s=self._clock(),
                 made_by=made_by(engine),
+                request=attempt.call.values.get("response"),
             )
             usage = answer.usage
             engine_s = self._loop_s() - attempt.began_s

@@ -293,11 +293,13 @@ SELECT seq FROM files WHERE id = :id;
 -- name: files_before
 SELECT id, owner, filename, purpose, bytes, sha256, created_s, expires_s FROM files
 WHERE seq < :seq AND coalesce(owner = :owner, TRUE) AND coalesce(purpose = :purpose, TRUE) AND coalesce(expires_s > :now, TRUE)
+      AND purpose <> 'response'
 ORDER BY seq DESC LIMIT :limit;
 
 -- name: files_after
 SELECT id, owner, filename, purpose, bytes, sha256, created_s, expires_s FROM files
 WHERE seq > :seq AND coalesce(owner = :owner, TRUE) AND coalesce(purpose = :purpose, TRUE) AND coalesce(expires_s > :now, TRUE)
+      AND purpose <> 'response'
 ORDER BY seq LIMIT :limit;
 
 -- name: expired_files
@@ -325,7 +327,9 @@ SELECT * FROM http_batch_states WHERE id = :id;
 SELECT seq FROM http_batches WHERE id = :id;
 
 -- name: http_batches_before
-SELECT * FROM http_batch_states WHERE seq < :seq AND coalesce(owner = :owner, TRUE) ORDER BY seq DESC LIMIT :limit;
+SELECT * FROM http_batch_states
+WHERE seq < :seq AND coalesce(owner = :owner, TRUE) AND substr(id, 1, 5) <> 'resp_'
+ORDER BY seq DESC LIMIT :limit;
 
 -- name: unfinished_http_batches
 SELECT * FROM http_batch_states WHERE ended IS NULL ORDER BY seq;

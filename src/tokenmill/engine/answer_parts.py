@@ -1,16 +1,14 @@
-"""Parts of an answer while it is generated, independent of the API that writes them.
+"""The parts of an answer: reasoning, text and tool calls.
 
-An `AnswerReader` turns an engine's events into parts; an `AnswerEncoder` writes parts in the format of one API: chats
-and completions in `streaming.py`, responses in `responses/`, messages in `messages/`.
+An `AnswerReader` turns the events of a stream into parts as they arrive; `parts_of` splits a complete answer.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from tokenmill.engine.engine import Answer, FinishReason, Piece, TokenLogprob, Usage
+from tokenmill.engine.engine import Answer, FinishReason, Piece, TokenLogprob
 from tokenmill.engine.tool_calls import ParsedPart, ToolCall, ToolCallParser
-from tokenmill.errors import TokenmillError
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,28 +27,6 @@ class ReasoningPart:
 
 
 AnswerPart = TextPart | ReasoningPart | ToolCall
-
-
-class AnswerEncoder(Protocol):
-    """Writes one response in the format of an API. Choices are numbered from 0; only chats have several."""
-
-    def whole(self, answers: Sequence[Answer], usage: Usage) -> Mapping[str, Any]:
-        """The response without streaming; tool calls are parsed."""
-
-    def opening(self, index: int) -> bytes:
-        """The events before the first part of a choice."""
-
-    def parts(self, index: int, parts: Iterable[AnswerPart]) -> bytes:
-        """The events of some parts."""
-
-    def end(self, index: int, reason: FinishReason) -> bytes:
-        """The events after the last part of a choice."""
-
-    def closing(self, usage: Usage) -> bytes:
-        """The last events of a stream."""
-
-    def failure(self, error: TokenmillError) -> bytes:
-        """The last events of a stream that failed."""
 
 
 class AnswerReader:

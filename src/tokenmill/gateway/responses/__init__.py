@@ -1,0 +1,6 @@
+"""/v1/responses.
+
+routes.py      create, retrieve, cancel and delete responses
+events.py      answers as response objects and streaming events
+background.py  responses that run as batch jobs
+"""
