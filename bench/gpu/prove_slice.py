@@ -15,11 +15,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tokenmill.model import architectures, catalog, quant_mix
-from tokenmill.model.catalog import CatalogEntry
+from tokenmill.model import catalog, quant_mix
+from tokenmill.model.description import Description
 from tokenmill.model.gguf import TensorEntry
 from tokenmill.model.gguf_write import Encoded, Plain, TensorRow, encode
 from tokenmill.model.synthetic import generate, vocabulary, weights
+from tokenmill.model.tensor_table.slots import file_order
 
 MODEL = "kimi-k2.5"
 QUANT = "Q4_X"
@@ -40,7 +41,7 @@ TINY = generate.Sizes(
 
 def head(layers: int = LAYERS) -> Encoded:
     """The slice's file up to its first tensor."""
-    whole = catalog.entry(MODEL)
+    whole = catalog.entry(MODEL).model
     cut = replace(whole, keys={**whole.keys, "block_count": layers})
     general: dict[str, Plain] = {
         "general.architecture": cut.architecture,
@@ -53,15 +54,15 @@ def head(layers: int = LAYERS) -> Encoded:
     return encode({**general, **cut.full_keys(), **_words(cut)}, _tensors(cut), f"{MODEL}:{QUANT}, {layers} layers")
 
 
-def _tensors(cut: CatalogEntry) -> tuple[TensorRow, ...]:
+def _tensors(cut: Description) -> tuple[TensorRow, ...]:
     slots = cut.slots()
     mix = cut.mixes[QUANT]
     types = quant_mix.choose(mix.base, slots, cut.traits(), {**cut.pinned, **mix.patterns})
     rows = [(name, shape, kind) for (name, shape), kind in zip(slots, types, strict=True)]
-    return tuple(sorted(rows, key=lambda row: architectures.file_order(row[0])))
+    return tuple(sorted(rows, key=lambda row: file_order(row[0])))
 
 
-def _words(cut: CatalogEntry) -> dict[str, Plain]:
+def _words(cut: Description) -> dict[str, Plain]:
     words = cut.words
     built = vocabulary.build(words.tokens, words.special, speakable=True)
     return {

@@ -19,7 +19,7 @@ from tokenmill.model.gguf import (
 )
 from tokenmill.model.tensor_types import BY_NUMBER, tensor_bytes
 
-Plain = bool | int | float | str | list[int] | list[float] | list[str]
+Plain = bool | int | float | str | list[bool] | list[int] | list[float] | list[str]
 TensorRow = tuple[str, tuple[int, ...], str]
 """One row of a tensor table: name, shape (fastest dimension first), type."""
 
@@ -27,7 +27,7 @@ _NUMBERS = {kind.name: number for number, kind in BY_NUMBER.items()}
 _VERSION = 3
 _START = struct.Struct("<4sIQQ")
 _SCALARS: Mapping[type, tuple[int, str]] = {bool: (7, "?"), int: (4, "I"), float: (6, "f")}
-_ELEMENTS: Mapping[type, tuple[int, str]] = {int: (5, "i"), float: (6, "f")}
+_ELEMENTS: Mapping[type, tuple[int, str]] = {bool: (7, "?"), int: (5, "i"), float: (6, "f")}
 _STRING = 8
 _ARRAY = 9
 

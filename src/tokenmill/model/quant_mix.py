@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tokenmill.errors import UsageError
-from tokenmill.model.architectures import TensorSlot, layer_of
+from tokenmill.model.architectures import layer_of
+from tokenmill.model.tensor_table.parts import TensorSlot
 from tokenmill.model.tensor_types import BY_NAME
 
 
@@ -23,6 +24,7 @@ class MixTraits:
     queries_per_kv_head: int = 1
     tied_output: bool = False
     llama_70b: bool = False  # llama.cpp has a special rule for the 80-layer grouped-query llama
+    mxfp4_experts_only: bool = False  # Ling 3, where MXFP4_MOE leaves other stacked matrices alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,16 @@ FILE_TYPES: Mapping[str, tuple[int, str]] = {
 }
 """Mix -> (number in `general.file_type`, type of most tensors)."""
 
+_KEPT = ("_norm.", "ffn_gate_inp.", "ffn_gate_tid2eid.", "ssm_conv1d", "indexer.k_proj.", "indexer.q_proj.")
+_INDEXER_PROJECTION = re.compile(r"indexer\.[kq]_proj\.")
+_ATTENTION_ROLES = {  # part of a name -> role; joined and latent matrices follow the rules for values
+    "attn_qkv": "attn_v",
+    "attn_kv_b": "attn_v",
+    "attn_v": "attn_v",
+    "attn_k": "attn_k",
+    "attn_q": "attn_q",
+    "attn_output": "attn_output",
+}
 _TINY = frozenset({"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ2_M"})
 _SMALL_BLOCK = {  # llama.cpp's substitute for rows that are not a multiple of 256 elements
     "Q2_K": "Q4_0",
@@ -196,7 +208,7 @@ def choose(mix: str, slots: Sequence[TensorSlot], traits: MixTraits, overrides: 
     for name, shape in slots:
         role = _role(name)
         if not quantizable(name, shape):
-            chosen.append("F32")
+            chosen.append(_kept(name))
             continue
         spot = _Spot(seen.get(role, 0), totals[role], layer_of(name) or 0, traits)
         seen[role] = spot.nth + 1
@@ -206,15 +218,22 @@ def choose(mix: str, slots: Sequence[TensorSlot], traits: MixTraits, overrides: 
 
 
 def quantizable(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether mixes apply to a tensor; norms, biases, routers and vectors are always F32."""
-    return len(shape) > 1 and name.endswith(".weight") and "_norm." not in name and "ffn_gate_inp." not in name
+    """Whether mixes apply to a tensor: a matrix that is not among those that llama-quantize keeps."""
+    return len(shape) > 1 and name.endswith(".weight") and not any(part in name for part in _KEPT)
+
+
+def _kept(name: str) -> str:
+    """The type of a tensor that is not quantized, as convert_hf_to_gguf.py writes it."""
+    if "ffn_gate_tid2eid." in name:
+        return "I32"
+    return "BF16" if _INDEXER_PROJECTION.search(name) else "F32"
 
 
 def _role(name: str) -> str:
     if name in ("output.weight", "token_embd.weight"):
         return name.removesuffix(".weight")
-    for role in ("attn_v", "attn_k", "attn_q", "attn_output"):
-        if f"{role}.weight" in name:
+    for part, role in _ATTENTION_ROLES.items():
+        if f"{part}.weight" in name:
             return role
     return next((role for role in ("ffn_up", "ffn_gate", "ffn_down") if role in name), "other")
 
@@ -226,7 +245,8 @@ def _standard(mix: str, role: str, shape: tuple[int, ...], spot: _Spot) -> str:
     if role == "output" or (role == "token_embd" and spot.traits.tied_output):
         return _output(mix, base, shape[0])
     if mix == "MXFP4_MOE":
-        return "MXFP4" if len(shape) == 3 else "Q8_0"
+        stacked = role.startswith("ffn_") if spot.traits.mxfp4_experts_only else True
+        return "MXFP4" if len(shape) == 3 and stacked else "Q8_0"
     if spot.traits.experts == 8 and role in ("attn_v", "attn_k", "attn_output"):
         return _mixtral(mix, role, base)
     for mixes, holds, kind in _RULES.get(role, ()):

@@ -3,7 +3,10 @@
 import pytest
 
 from tokenmill.errors import UsageError
-from tokenmill.model import architectures, catalog
+from tokenmill.model import catalog
+from tokenmill.model.architectures import layer_of
+from tokenmill.model.tensor_table.parts import Extras
+from tokenmill.model.tensor_table.slots import slots as slots_of
 
 # (model, tensors, parameters in units of the last printed digit): "model params" as llama.cpp and llama-bench print it
 # for published files: github.com/ikawrakow/ik_llama.cpp/pull/259 (DeepSeek), github.com/ggml-org/llama.cpp/pull/19922
@@ -29,21 +32,34 @@ def _elements(shape: tuple[int, ...]) -> int:
     return total
 
 
-def test_every_catalogue_model_is_in_the_table() -> None:
-    assert {row[0] for row in PRINTED} == set(catalog.names())
+def _published(text: str) -> tuple[float, float]:
+    """A figure such as 1.6T, and half a unit of its last digit."""
+    scale = {"B": 1e9, "T": 1e12}[text[-1]]
+    decimals = len(text[:-1].partition(".")[2])
+    return float(text[:-1]) * scale, 0.5 * scale / 10**decimals
+
+
+@pytest.mark.parametrize("name", catalog.names())
+def test_parameters_are_those_that_the_publisher_states(name: str) -> None:
+    entry = catalog.entry(name)
+    keys = entry.model.keys
+    trunk = int(str(keys["block_count"])) - int(str(keys.get("nextn_predict_layers", 0)))
+    found = sum(_elements(shape) for tensor, shape in entry.model.slots() if (layer_of(tensor) or 0) < trunk)
+    published, rounding = _published(entry.parameters)
+    assert abs(found - published) <= max(0.01 * published, rounding), f"{found / 1e9:.1f}B"
 
 
 @pytest.mark.parametrize(("model", "tensors", "printed", "digit"), PRINTED)
 def test_parameters_are_those_that_llama_cpp_prints(
     model: str, tensors: int | None, printed: float, digit: float
 ) -> None:
-    slots = catalog.entry(model).slots()
+    slots = catalog.entry(model).model.slots()
     assert abs(sum(_elements(shape) for _, shape in slots) - printed) <= digit / 2
     assert tensors in (None, len(slots))
 
 
 def test_kimi_layers_are_latent_with_one_dense_layer_first() -> None:
-    slots = dict(catalog.entry("kimi-k2.5").slots())
+    slots = dict(catalog.entry("kimi-k2.5").model.slots())
     assert slots["blk.0.ffn_gate.weight"] == (7168, 18432)
     assert "blk.0.ffn_gate_exps.weight" not in slots
     assert slots["blk.1.ffn_down_exps.weight"] == (2048, 7168, 384)
@@ -55,19 +71,19 @@ def test_kimi_layers_are_latent_with_one_dense_layer_first() -> None:
 
 def test_maverick_has_experts_in_every_second_layer_and_scout_in_all() -> None:
     def layers(model: str) -> set[str]:
-        return {name for name, _ in catalog.entry(model).slots() if "ffn_up_exps" in name}
+        return {name for name, _ in catalog.entry(model).model.slots() if "ffn_up_exps" in name}
 
     assert layers("llama-4-maverick") == {f"blk.{layer}.ffn_up_exps.weight" for layer in range(1, 48, 2)}
     assert layers("llama-4-scout") == {f"blk.{layer}.ffn_up_exps.weight" for layer in range(48)}
 
 
 def test_the_prediction_layer_is_a_whole_layer_with_more() -> None:
-    names = {name for name, _ in catalog.entry("glm-4.5").slots() if name.startswith("blk.92.")}
+    names = {name for name, _ in catalog.entry("glm-4.5").model.slots() if name.startswith("blk.92.")}
     assert {"blk.92.ffn_up_exps.weight", "blk.92.nextn.eh_proj.weight", "blk.92.attn_q.bias"} <= names
 
 
 def test_tensors_are_in_the_order_llama_quantize_writes() -> None:
-    names = [name for name, _ in catalog.entry("qwen3-32b").slots()]
+    names = [name for name, _ in catalog.entry("qwen3-32b").model.slots()]
     assert names[:3] == ["output.weight", "output_norm.weight", "token_embd.weight"]
     assert names.index("blk.9.attn_k.weight") < names.index("blk.10.attn_k.weight")
     assert len(set(names)) == len(names)
@@ -75,5 +91,5 @@ def test_tensors_are_in_the_order_llama_quantize_writes() -> None:
 
 def test_an_unknown_architecture_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UsageError) as caught:
-        architectures.slots("rwkv7", {}, 10, architectures.Extras())
+        slots_of("rwkv7", {}, 10, Extras())
     assert "deepseek2" in str(caught.value.hint)

@@ -46,6 +46,6 @@ def test_every_english_merge_is_used() -> None:
 
 @pytest.mark.parametrize("name", catalog.names())
 def test_special_tokens_stand_where_the_model_has_them(name: str) -> None:
-    words = catalog.entry(name).words
+    words = catalog.entry(name).model.words
     made = vocabulary.build(words.tokens, words.special)
     assert {made.tokens[place]: place for place in words.special.values()} == words.special

@@ -15,10 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tokenmill.errors import TokenmillError, UsageError
-from tokenmill.model import architectures, quant_mix
+from tokenmill.model import quant_mix
 from tokenmill.model.gguf import TensorEntry
 from tokenmill.model.gguf_write import Encoded, Plain, TensorRow, encode, padded
 from tokenmill.model.synthetic import vocabulary, weights
+from tokenmill.model.tensor_table.parts import Extras
+from tokenmill.model.tensor_table.slots import slots as slots_of
 from tokenmill.storage.atomic import new_file
 from tokenmill.units import format_bytes
 
@@ -164,7 +166,7 @@ def _check(kind: SyntheticKind, chosen: Sizes) -> None:
 def _head(kind: SyntheticKind, chosen: Sizes, type: str, seed: int) -> Encoded:
     architecture, own, extras = _ARCHITECTURES[kind](chosen)
     keys: dict[str, Plain] = {f"{architecture}.{name}": value for name, value in own.items()}
-    slots = architectures.slots(architecture, keys, chosen.vocab, extras)
+    slots = slots_of(architecture, keys, chosen.vocab, extras)
     rows: list[TensorRow] = [
         (name, shape, quant_mix.fitting(type, shape[0]) if quant_mix.quantizable(name, shape) else "F32")
         for name, shape in slots
@@ -203,7 +205,7 @@ def _values(tensor: TensorEntry, seed: int) -> Iterator[NDArray[np.uint8]]:
     return weights.pieces(tensor.name, tensor.type, tensor.shape, seed, std)
 
 
-_Built = tuple[str, dict[str, Plain], architectures.Extras]  # architecture, keys, facts without a key
+_Built = tuple[str, dict[str, Plain], Extras]  # architecture, keys, facts without a key
 
 
 def _common(chosen: Sizes, feed_forward: int) -> dict[str, Plain]:
@@ -258,17 +260,17 @@ def _latent(chosen: Sizes) -> _Built:
         "expert_weights_scale": 2.5,
         "expert_weights_norm": True,
     }
-    return "deepseek2", keys, architectures.Extras(router_bias=True)
+    return "deepseek2", keys, Extras(router_bias=True)
 
 
 def _mixture(chosen: Sizes) -> _Built:
     feed_forward = (chosen.expert_ff or 0) * (chosen.used or 0)
     keys = {**_common(chosen, feed_forward), **_ordinary(chosen), **_routed(chosen)}
-    return "qwen3moe", keys, architectures.Extras(head_norms=True)
+    return "qwen3moe", keys, Extras(head_norms=True)
 
 
 def _dense(chosen: Sizes) -> _Built:
-    return "llama", {**_common(chosen, chosen.dense_ff or 0), **_ordinary(chosen)}, architectures.Extras()
+    return "llama", {**_common(chosen, chosen.dense_ff or 0), **_ordinary(chosen)}, Extras()
 
 
 _ARCHITECTURES: dict[SyntheticKind, Callable[[Sizes], _Built]] = {"moe-mla": _latent, "moe": _mixture, "dense": _dense}
