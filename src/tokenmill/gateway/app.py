@@ -19,6 +19,7 @@ from tokenmill.gateway.http.faults import GatewayFault
 from tokenmill.gateway.http.middleware import AccessMiddleware, refusal
 from tokenmill.gateway.http.openapi import RouteGroup
 from tokenmill.gateway.http.request_context import context_of
+from tokenmill.gateway.messages import routes as messages
 from tokenmill.gateway.monitoring import dashboard_api, health
 from tokenmill.gateway.responses import routes as responses
 from tokenmill.gateway.state import GatewayState
@@ -71,6 +72,7 @@ def core_groups(state: GatewayState) -> tuple[RouteGroup, ...]:
     """Route groups that answer single requests."""
     return (
         completions.route_group(state),
+        messages.route_group(state),
         models.route_group(state),
         embeddings.route_group(state),
         health.route_group(state),

@@ -33,6 +33,21 @@ class Error(TypedDict):
     error: ErrorDetail
 
 
+class AnthropicErrorDetail(TypedDict):
+    """Type and message of an error."""
+
+    type: str
+    message: str
+    code: Annotated[str, Meta(description="Stable identifier of the error, for programs.")]
+
+
+class AnthropicError(TypedDict):
+    """Anthropic's error object."""
+
+    type: Literal["error"]
+    error: AnthropicErrorDetail
+
+
 class HealthReport(TypedDict):
     """The state of the gateway and of every engine."""
 

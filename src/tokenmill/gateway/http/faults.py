@@ -1,4 +1,4 @@
-"""Errors in OpenAI's format: a JSON object, a status, and a Retry-After header if a retry may succeed.
+"""Errors in OpenAI's and Anthropic's formats: a JSON object, a status, and Retry-After if a retry may succeed.
 
 Every error response is built here. `source` tells whether the request, the gateway or the engine caused the error.
 """
@@ -13,7 +13,7 @@ from tokenmill.errors import (
     RequestRefused,
     TokenmillError,
 )
-from tokenmill.gateway.schemas import Error
+from tokenmill.gateway.schemas import AnthropicError, Error
 
 _KEY = re.compile(r"([A-Za-z_]\w*)[:\[.]")
 CLIENT_LEFT = 499  # logged if the client disconnected before a response, as in nginx
@@ -30,6 +30,15 @@ _TYPES = {
     429: "rate_limit_error",
     501: "not_implemented_error",
     503: "service_unavailable_error",
+}
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
 }
 
 
@@ -100,6 +109,13 @@ def error_body(error: TokenmillError) -> Error:
             "source": source_of(error),
         }
     }
+
+
+def anthropic_error(error: TokenmillError) -> AnthropicError:
+    """Anthropic's error object."""
+    detail = error_body(error)["error"]
+    kind = _ANTHROPIC_TYPES.get(status_of(error), "invalid_request_error" if status_of(error) < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": detail["message"], "code": error.code}}
 
 
 def error_headers(error: TokenmillError) -> dict[str, str]:

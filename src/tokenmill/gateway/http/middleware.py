@@ -18,13 +18,22 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tokenmill.config import GatewayConfig
 from tokenmill.errors import TokenmillError
-from tokenmill.gateway.http.faults import CLIENT_LEFT, GatewayFault, Stopping, error_body, error_headers, status_of
+from tokenmill.gateway.http.faults import (
+    CLIENT_LEFT,
+    GatewayFault,
+    Stopping,
+    anthropic_error,
+    error_body,
+    error_headers,
+    status_of,
+)
 from tokenmill.gateway.http.keys import Key
 from tokenmill.gateway.http.request_context import RequestContext
 from tokenmill.gateway.monitoring.recorder import RequestRecord
 from tokenmill.gateway.state import GatewayState
 
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
+_ANTHROPIC_PATH = "/v1/messages"  # and below: errors have Anthropic's format
 _LOOPBACK_NAMES = frozenset(("localhost", "127.0.0.1", "::1"))
 _EXPOSED_HEADERS = "x-request-id, x-tokenmill-engine, x-tokenmill-cached-tokens, x-tokenmill-not-told, retry-after"
 
@@ -63,6 +72,7 @@ class AccessMiddleware:
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {name: value.decode("latin-1") for name, value in reversed(scope["headers"])}
         context = RequestContext(_id(headers.get(b"x-request-id")), self._state.now_s())
+        context.anthropic = scope["path"].startswith(_ANTHROPIC_PATH)
         context.enter(scope)
         origin = self._allowed_origin(headers)
         added = [(b"x-request-id", context.id.encode()), *_cors_headers(origin)]
@@ -169,7 +179,8 @@ def refusal(error: TokenmillError, context: RequestContext, state: GatewayState)
     headers = error_headers(error)
     if status_of(error) == 401:
         headers["www-authenticate"] = "Bearer"
-    return JSONResponse(error_body(error), status_of(error), headers)
+    body = anthropic_error(error) if context.anthropic else error_body(error)
+    return JSONResponse(body, status_of(error), headers)
 
 
 def is_loopback(host: str) -> bool:

@@ -82,6 +82,7 @@ class Operation:
     body_type: str = "application/json"
     parameters: Sequence[Mapping[str, Any]] = ()
     needs_key: bool = True
+    error: Any = Error
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,9 @@ def document(operations: Iterable[Operation]) -> dict[str, Any]:
     every = [*operations, _ITSELF]
     models = [Error]
     for operation in every:
-        models += filter(None, (operation.body, *(answer.model for answer in operation.answers.values())))
+        models += filter(
+            None, (operation.body, operation.error, *(answer.model for answer in operation.answers.values()))
+        )
         models += [model for answer in operation.answers.values() for model in answer.mentions]
     references, schemas = _described(models)
     schema_of = {id(model): reference for model, reference in zip(models, references, strict=True)}
@@ -172,7 +175,7 @@ def _operation(operation: Operation, schema_of: Mapping[int, Any]) -> dict[str, 
     if operation.body is not None:
         content = {operation.body_type: {"schema": schema_of[id(operation.body)]}}
         described["requestBody"] = {"required": True, "content": content}
-    error = {"application/json": {"schema": schema_of[id(Error)]}}
+    error = {"application/json": {"schema": schema_of[id(operation.error)]}}
     described["responses"] = {
         **{
             str(status): {"description": _ERRORS.get(status, HTTPStatus(status).phrase), "content": error}

@@ -26,6 +26,7 @@ class RequestContext:
     first_token_s: float | None = None
     error: str | None = None  # its code
     route_reason: str | None = None  # the route that matched; None: chosen by model alone
+    anthropic: bool = False  # errors have Anthropic's format
     left: bool = False  # the client closed the connection
 
     @property
