@@ -34,6 +34,8 @@ class CatalogModel:
 
     title: str
     parameters: str  # the published total without prediction layers, such as 1.6T
+    repository: str | None = None  # on the Hugging Face Hub, with GGUF files of llama-quantize's mixes
+    repositories: dict[str, str] = field(default_factory=dict)  # of other quantizations
     sources: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     config: dict[str, Any] = field(default_factory=dict)  # fields that differ from the family's
@@ -64,6 +66,8 @@ class CatalogEntry:
     listed: tuple[str, ...]
     parameters: str
     aliases: tuple[str, ...]
+    repository: str | None
+    repositories: Mapping[str, str]
 
 
 @cache
@@ -132,6 +136,8 @@ def entry(name: str) -> CatalogEntry:
         listed=model.listed or family.listed,
         parameters=model.parameters,
         aliases=model.aliases,
+        repository=model.repository,
+        repositories=model.repositories,
     )
 
 
@@ -146,13 +152,20 @@ def resolve(name: str) -> tuple[str, str]:
 
 
 def pull_hint(model: str) -> str:
-    """What to run to download a model; the catalogue does not know the repositories of its models."""
+    """What to run to download a model."""
     base, _, quant = model.partition(":")
     if is_url(model):
         return "download the file, or pull the model as hf:OWNER/REPO:QUANT"
     if known(base):
-        return f"tokenmill models pull hf:OWNER/REPO:{quant or 'QUANT'}"
+        return f"tokenmill models pull hf:{_repository(base.lower(), quant)}:{quant or 'QUANT'}"
     return f"tokenmill models pull {model}"
+
+
+def _repository(name: str, quant: str) -> str:
+    """The repository of a model's quantization; a placeholder if the catalogue does not know one."""
+    found = entry(name)
+    own = next((mix for mix in found.model.mixes if mix.lower() == quant.lower()), None)
+    return (found.repository if own is None else found.repositories.get(own)) or "OWNER/REPO"
 
 
 def looks_like_name(text: str) -> bool:

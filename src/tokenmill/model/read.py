@@ -1,5 +1,6 @@
 """Reads a `Profile` from a path, a URL or a catalogue name."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from tokenmill.errors import ModelError, UnknownModel
@@ -33,7 +34,8 @@ def _read_path(path: Path, name: str) -> Profile:
     if path.suffix == ".safetensors" and path.is_file():
         return read_folder(path)
     if not path.exists() and catalog.looks_like_name(name):
-        return describe((catalog.header(name),), format="catalog")
+        _, quant = catalog.resolve(name)
+        return replace(describe((catalog.header(name),), format="catalog"), quantisation=quant)
     return describe(read_headers(path))
 
 

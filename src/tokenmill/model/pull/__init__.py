@@ -97,12 +97,9 @@ def _source(name: str) -> WheelModel | WantedFiles:
             f"{name!r} cannot be pulled",
             hint="use hf:OWNER/REPO:QUANT for a Hugging Face repository; local files need no pull",
         )
-    base, _, quant = name.partition(":")
-    if base in catalog.names():
-        raise UsageError(
-            f"the catalogue describes {base} but does not know where its files are",
-            hint=f"pull them from a repository: tokenmill models pull hf:OWNER/REPO:{quant or 'QUANT'}",
-        )
+    base = name.partition(":")[0]
+    if catalog.known(base):
+        raise UsageError(f"{base} is pulled from a repository, not by its catalogue name", hint=catalog.pull_hint(name))
     near = difflib.get_close_matches(base, names(), n=1)
     raise UnknownModel(
         f"unknown model {name!r}",
