@@ -32,6 +32,7 @@ _WINDOWS: dict[str, tuple[int, bool, int | None]] = {
 # llama.cpp ignores the key and uses full attention
 _WINDOW_IGNORED = frozenset({"phi3", "phimoe", "qwen2", "qwen3", "qwen2moe", "qwen3moe", "mistral3"})
 _RECURRENT = frozenset({"mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"})
+_ONE_PART_PER_LAYER = frozenset({"nemotron_h", "nemotron_h_moe"})  # a mixer or a feed-forward network
 _EVERY_FOURTH_FULL = frozenset({"qwen3next", "qwen35", "qwen35moe", "qwen4exp"})
 _ORDINARY = frozenset(
     {
@@ -87,8 +88,9 @@ _ORDINARY = frozenset(
         "gptneox",
     }
 )
-_LATENT = frozenset({"deepseek2", "deepseek32", "glm-dsa", "minicpm3", "plm", "kimi-linear", "kimi-k3"})
+_LATENT = frozenset({"deepseek2", "deepseek32", "glm-dsa", "minicpm3", "plm", "kimi-linear", "kimi-k3", "bailingmoe3"})
 _INDEXED = frozenset({"deepseek32", "glm-dsa"})
+_SHARED_INDEX_CONTEXT = 1 << 20  # from GLM-5.2 on, most layers have no index; files without the key are told by this
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,7 @@ def layout(keys: Mapping[str, MetadataValue], architecture: str, layers: int) ->
         or architecture in _RECURRENT
         or architecture in _WINDOWS
         or architecture in _EVERY_FOURTH_FULL
+        or architecture in _ONE_PART_PER_LAYER
     ):
         guesses.append(f"architecture {architecture!r} is unknown, so its cache is derived from the keys alone")
     found = tuple(_layer(values, architecture, index) for index in range(layers))
@@ -135,13 +138,14 @@ def layout(keys: Mapping[str, MetadataValue], architecture: str, layers: int) ->
 
 
 def _layer(keys: _Keys, architecture: str, index: int) -> LayerCache | None:
+    if architecture in _ONE_PART_PER_LAYER and keys.number("feed_forward_length", index):
+        return LayerCache("none")
     if _is_recurrent(keys, architecture, index):
         return LayerCache("recurrent", state_bytes=_state_bytes(keys))
     lora = keys.number("attention.kv_lora_rank", index)
     rope = keys.number("rope.dimension_count", index)
     if lora and keys.number("attention.key_length_mla") and rope:
-        indexer = (keys.number("attention.indexer.key_length") or 0) if architecture in _INDEXED else 0
-        return LayerCache("latent", lora + rope, lora, indexer_elements=indexer)
+        return LayerCache("latent", lora + rope, lora, **_index(keys, architecture, index))
     heads = keys.number("attention.head_count", index)
     kv_heads = keys.number("attention.head_count_kv", index)
     kv_heads = heads if kv_heads is None else kv_heads
@@ -153,6 +157,21 @@ def _layer(keys: _Keys, architecture: str, index: int) -> LayerCache | None:
         return None
     kind = "full" if span is None else "chunked" if architecture == "llama4" else "window"
     return LayerCache(kind, kv_heads * k_length, kv_heads * v_length, span_tokens=span)  # type: ignore[arg-type]
+
+
+def _index(keys: _Keys, architecture: str, index: int) -> dict[str, int]:
+    """The index of a layer with sparse attention; layers without one use the choice of the layer before them."""
+    if architecture not in _INDEXED:
+        return {}
+    own = keys.number("attention.indexer.types", index)
+    if own is None:
+        shares = architecture == "glm-dsa" and (keys.number("context_length") or 0) >= _SHARED_INDEX_CONTEXT
+        own = not shares or index < 2 or (index - 2) % 4 == 0
+    size = keys.number("attention.indexer.key_length") or 0
+    return {
+        "indexer_elements": size if own else 0,
+        "indexer_top_k": keys.number("attention.indexer.top_k") or 0,
+    }
 
 
 def _head_lengths(keys: _Keys, heads: int | None, *, windowed: bool) -> tuple[int | None, int | None]:

@@ -77,6 +77,7 @@ class LayerCache:
     span_tokens: int | None = None
     state_bytes: int = 0
     indexer_elements: int = 0  # sparse-attention index keys, in addition to K
+    indexer_top_k: int = 0  # tokens that sparse attention chooses for a query; 0: all
 
     def bytes_per_token(self, type_k: str = "f16", type_v: str = "f16", *, latent_v: bool = False) -> float:
         """Bytes per token of context; `latent_v` is True for engines that store V of a latent cache separately."""

@@ -27,6 +27,8 @@ class MicroBatch:
     mixes_embeddings: bool = True  # reserves an input for embeddings in addition to tokens (since 2026)
     casts_mask: bool = False  # creates the mask in 32 bits and casts it once (until 2025)
     fuses: bool = False  # CUDA sums a token's experts in one kernel that reads the unweighted results
+    sequences: int = 1  # in the micro-batch, with equally many tokens each
+    snapshots: int = 0  # recurrent states kept per sequence, in addition to the last, to take back drafted tokens
     copies: int = 1  # copies of every input; llama.cpp makes 4 when it pipelines whole models over several GPUs
 
 
@@ -40,14 +42,15 @@ class GraphBuilder:
     names: list[str] = field(default_factory=list)
     inputs: dict[str, int] = field(default_factory=dict)
     casts: dict[int, int] = field(default_factory=dict)
+    chosen: int | None = None  # the last result of the index of sparse attention
 
     def add(self, name: str, per_token: int, *reads: int, in_place: bool = False, keep: bool = False) -> int:
         """Add a result of `per_token` 32-bit numbers per token."""
         return self._push(name, GraphOp(per_token * self.tokens * F32, reads, in_place=in_place, keep=keep))
 
-    def block(self, name: str, size: int, *reads: int) -> int:
+    def block(self, name: str, size: int, *reads: int, in_place: bool = False) -> int:
         """Add a result, or a copy, of `size` bytes."""
-        return self._push(name, GraphOp(size, reads))
+        return self._push(name, GraphOp(size, reads, in_place=in_place))
 
     def view(self, read: int) -> int:
         """Add a view of a result; nothing can be overwritten through it."""
@@ -61,6 +64,10 @@ class GraphBuilder:
             handles = [self._push(name, GraphOp(size, is_input=True, keep=copied)) for _ in range(self.batch.copies)]
             self.inputs[name] = handles[0]
         return self.inputs[name]
+
+    def constant(self, name: str, size: int) -> int:
+        """Add a tensor without inputs, which is allocated before all other steps."""
+        return self._push(name, GraphOp(size, is_input=True))
 
     def cast(self, read: int) -> int:
         """Add a cast to half the width; a repeated call returns the existing one."""

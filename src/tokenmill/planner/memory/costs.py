@@ -159,7 +159,12 @@ class MemoryCosts:
         return self.profile.cache[layer], tuple((tensor.cls, tensor.shape) for tensor in self.tensors[layer])
 
     def _typical(self, layers: Sequence[int]) -> tuple[int, ...]:
-        """The first two layers of each kind and the model's edges; their buffer is as large as that of all layers."""
+        """The first two layers of each kind and the model's edges; their buffer is as large as that of all layers.
+
+        Layers with sparse attention are all typical, because each has a block that is allocated before the first layer.
+        """
+        if any(self.profile.cache[layer].indexer_top_k for layer in layers):
+            return tuple(layers)
         kinds: dict[object, list[int]] = {}
         for layer in layers:
             kinds.setdefault(self._kinds[layer], []).append(layer)

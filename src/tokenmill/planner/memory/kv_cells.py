@@ -116,6 +116,7 @@ def largest_batch(profile: Profile, context: KvContext) -> MicroBatch:
         cells=_layer_cells(LayerCache("full"), context),
         window_cells=_layer_cells(LayerCache("window", span_tokens=max(spans)), context) if spans else None,
         outputs=min(tokens, wanted),
+        sequences=context.sequences,
         flash_attention=context.flash_attention,
         cache_type_k=context.type_k,
         cache_type_v=context.type_v,
