@@ -90,6 +90,7 @@ _ORDINARY = frozenset(
 )
 _LATENT = frozenset({"deepseek2", "deepseek32", "glm-dsa", "minicpm3", "plm", "kimi-linear", "kimi-k3", "bailingmoe3"})
 _INDEXED = frozenset({"deepseek32", "glm-dsa"})
+_INDEXED_RATIO = 4  # tokens per compressed cell in layers that choose among their cells
 _SHARED_INDEX_CONTEXT = 1 << 20  # from GLM-5.2 on, most layers have no index; files without the key are told by this
 
 
@@ -129,6 +130,7 @@ def layout(keys: Mapping[str, MetadataValue], architecture: str, layers: int) ->
         or architecture in _WINDOWS
         or architecture in _EVERY_FOURTH_FULL
         or architecture in _ONE_PART_PER_LAYER
+        or architecture == "deepseek4"
     ):
         guesses.append(f"architecture {architecture!r} is unknown, so its cache is derived from the keys alone")
     found = tuple(_layer(values, architecture, index) for index in range(layers))
@@ -138,10 +140,13 @@ def layout(keys: Mapping[str, MetadataValue], architecture: str, layers: int) ->
 
 
 def _layer(keys: _Keys, architecture: str, index: int) -> LayerCache | None:
-    if architecture in _ONE_PART_PER_LAYER and keys.number("feed_forward_length", index):
-        return LayerCache("none")
-    if _is_recurrent(keys, architecture, index):
+    only_feeds_forward = architecture in _ONE_PART_PER_LAYER and keys.number("feed_forward_length", index)
+    if not only_feeds_forward and _is_recurrent(keys, architecture, index):
         return LayerCache("recurrent", state_bytes=_state_bytes(keys))
+    if only_feeds_forward or keys.number("attention.head_count_kv", index) == 0:
+        return LayerCache("none")
+    if architecture == "deepseek4":
+        return _compressed(keys, index)
     lora = keys.number("attention.kv_lora_rank", index)
     rope = keys.number("rope.dimension_count", index)
     if lora and keys.number("attention.key_length_mla") and rope:
@@ -149,14 +154,24 @@ def _layer(keys: _Keys, architecture: str, index: int) -> LayerCache | None:
     heads = keys.number("attention.head_count", index)
     kv_heads = keys.number("attention.head_count_kv", index)
     kv_heads = heads if kv_heads is None else kv_heads
-    if kv_heads == 0:
-        return LayerCache("none")
     span = _span(keys, architecture, index)
     k_length, v_length = _head_lengths(keys, heads, windowed=span is not None)
     if kv_heads is None or k_length is None or v_length is None:
         return None
     kind = "full" if span is None else "chunked" if architecture == "llama4" else "window"
     return LayerCache(kind, kv_heads * k_length, kv_heads * v_length, span_tokens=span)  # type: ignore[arg-type]
+
+
+def _compressed(keys: _Keys, index: int) -> LayerCache:
+    """A layer of DeepSeek-V4: a window, and compressed cells of 4 tokens (with an index) or of 128."""
+    size = keys.number("attention.key_length") or 0
+    span = keys.number("attention.sliding_window")
+    ratio = keys.number("attention.compress_ratios", index) or 0
+    overlapping = ratio == _INDEXED_RATIO  # cells of 4 tokens overlap, so twice the tokens and widths are kept
+    indexer = (keys.number("attention.indexer.key_length") or 0) if overlapping else 0
+    factor = 2 if overlapping else 1
+    state = 2 * 4 * factor * ratio * factor * (size + indexer)  # K and its score, in 32 bits
+    return LayerCache("compressed", size, 0, span, state, indexer, ratio)
 
 
 def _index(keys: _Keys, architecture: str, index: int) -> dict[str, int]:

@@ -59,7 +59,7 @@ class Experts:
 TOKEN_EMBEDDINGS = ("token_embd.weight", "embed_tokens.weight", "wte.weight", "word_embeddings.weight")
 """Name suffixes of the embedding table, which is also the output matrix of models without one."""
 
-CacheKind = Literal["full", "latent", "window", "chunked", "recurrent", "none"]
+CacheKind = Literal["full", "latent", "window", "chunked", "compressed", "recurrent", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,8 @@ class LayerCache:
 
     latent: K is the compressed state and V a view of it; only older llama.cpp versions also store `v_elements`.
     window, chunked: attention spans at most `span_tokens`, so an engine can drop older tokens.
+    compressed: K (V is a view of it) and index keys of one cell for `compress_ratio` tokens, those of the last
+    `span_tokens` tokens, and `state_bytes` per sequence of the tokens that are not compressed yet; ratio 0: no cells.
     recurrent: `state_bytes` per sequence of any length.
     """
 
@@ -77,16 +79,20 @@ class LayerCache:
     span_tokens: int | None = None
     state_bytes: int = 0
     indexer_elements: int = 0  # sparse-attention index keys, in addition to K
+    compress_ratio: int = 0
     indexer_top_k: int = 0  # tokens that sparse attention chooses for a query; 0: all
 
     def bytes_per_token(self, type_k: str = "f16", type_v: str = "f16", *, latent_v: bool = False) -> float:
         """Bytes per token of context; `latent_v` is True for engines that store V of a latent cache separately."""
         v_elements = 0 if self.kind == "latent" and not latent_v else self.v_elements
+        if self.compress_ratio:
+            return cache_bytes(type_k, self.k_elements + self.indexer_elements) / self.compress_ratio
         return cache_bytes(type_k, self.k_elements + self.indexer_elements) + cache_bytes(type_v, v_elements)
 
     def tokens_kept(self, context: int) -> int:
         """Tokens kept of a sequence of `context` tokens by an engine that drops those outside the span."""
-        return context if self.span_tokens is None else min(context, self.span_tokens)
+        unlimited = self.span_tokens is None or self.compress_ratio
+        return context if unlimited else min(context, self.span_tokens or 0)
 
 
 @dataclass(frozen=True, slots=True)

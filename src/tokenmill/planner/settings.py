@@ -76,7 +76,7 @@ def _check_cache_type(kind: str | None, engine: str) -> None:
 def _cache_type_v(profile: Profile, goal: Goal) -> str:
     """Type of the V cache; a latent cache has no V, and engines reject a different type for it."""
     type_k = goal.cache_type_k or "f16"
-    latent = any(layer.kind == "latent" for layer in profile.cache)
+    latent = any(layer.kind in ("latent", "compressed") for layer in profile.cache)
     if latent and goal.engine == "llama.cpp":
         return type_k
     return goal.cache_type_v or type_k

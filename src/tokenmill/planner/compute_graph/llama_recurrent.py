@@ -123,7 +123,7 @@ def _mamba_2(graph: GraphBuilder, tensors: Tensors, cache: LayerCache, hidden: i
         mixed = graph.add("conv", channels, mixed, in_place=True)
     steps = graph.add("dt", heads, graph.add("dt", heads, graph.view(both)), in_place=True)
     reads = (graph.view(mixed), steps, graph.view(mixed), graph.view(mixed), sequence_index(graph))
-    scanned = _updated(graph, inner, state_size, *reads)
+    scanned = _updated(graph, inner, state_size, *reads, others=True)
     z = graph.add("z", inner, graph.view(both))
     skipped = graph.add("skipped", inner, graph.view(mixed))
     result = graph.add("y", inner, graph.view(scanned), skipped, in_place=True)
@@ -152,11 +152,17 @@ def _with_tail(graph: GraphBuilder, tail: int, projected: int, kept: int, channe
     return joined
 
 
-def _updated(graph: GraphBuilder, inner: int, state_size: int, *reads: int) -> int:
-    """The outputs of all tokens, followed by the new states, which are written back."""
+def _updated(graph: GraphBuilder, inner: int, state_size: int, *reads: int, others: bool = False) -> int:
+    """The outputs of all tokens, followed by the new states, which are written back.
+
+    Mamba reads the states of the micro-batch in place and copies only those of other sequences.
+    """
     batch = graph.batch
     states = state_size * batch.sequences * (1 + batch.snapshots)
     result = graph.block("updated", (graph.tokens * inner + states) * F32, *reads)
+    if others:
+        copied = graph.block("other_states", state_size * (batch.sequences - 1) * F32, sequence_index(graph))
+        graph.hold(graph.view(copied))
     graph.hold(graph.view(result))
     return result
 

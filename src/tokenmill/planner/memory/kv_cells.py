@@ -35,6 +35,7 @@ class KvContext:
     full_windows: bool = False  # sliding windows keep the whole context; --swa-full
     total: int | None = None  # tokens of all sequences together; None: the full number for each
     outputs: int | None = None  # tokens of a batch with logits; None: all; llama-server: one per sequence
+    snapshots: int = 0  # recurrent states kept per sequence, in addition to the last, to take back drafted tokens
 
     @property
     def size(self) -> int:
@@ -117,6 +118,8 @@ def largest_batch(profile: Profile, context: KvContext) -> MicroBatch:
         window_cells=_layer_cells(LayerCache("window", span_tokens=max(spans)), context) if spans else None,
         outputs=min(tokens, wanted),
         sequences=context.sequences,
+        snapshots=context.snapshots,
+        snapshots=context.snapshots,
         flash_attention=context.flash_attention,
         cache_type_k=context.type_k,
         cache_type_v=context.type_v,
@@ -127,7 +130,9 @@ def _layer_bytes(layer: LayerCache, context: KvContext, widest_v: int) -> int:
     if layer.kind == "none":
         return 0
     if layer.kind == "recurrent":
-        return layer.state_bytes * context.sequences
+        return layer.state_bytes * context.sequences * (1 + context.snapshots)
+    if layer.kind == "compressed":
+        return _compressed_bytes(layer, context)
     v_elements = 0 if layer.kind == "latent" else max(layer.v_elements, widest_v)
     row = (
         _row_bytes(context.type_k, layer.k_elements)
@@ -135,6 +140,16 @@ def _layer_bytes(layer: LayerCache, context: KvContext, widest_v: int) -> int:
         + _row_bytes(context.type_k, layer.indexer_elements)
     )
     return row * _layer_cells(layer, context) * context.streams
+
+
+def _compressed_bytes(layer: LayerCache, context: KvContext) -> int:
+    """Every sequence has a cache of its own, which is as large as the context of all of them if that is unified."""
+    full = _layer_cells(LayerCache("full"), context)
+    window = full if context.full_windows else _padded(min(full, (layer.span_tokens or 0) + context.largest_ubatch))
+    compressed = _padded(-(-full // layer.compress_ratio)) if layer.compress_ratio else 0
+    k_row = _row_bytes(context.type_k, layer.k_elements)
+    cells = k_row * (window + compressed) + _row_bytes(context.type_k, layer.indexer_elements) * compressed
+    return (cells + layer.state_bytes * (1 + context.snapshots)) * context.sequences
 
 
 def _layer_cells(layer: LayerCache, context: KvContext) -> int:

@@ -175,7 +175,7 @@ def _attention(
     rates: RateConstants,
 ) -> tuple[str, float, float]:
     cache = group.cache
-    cells = step.attended if cache.span_tokens is None else min(step.attended, cache.span_tokens)
+    cells = cache.tokens_kept(step.attended)
     traits = TRAITS[settings.engine]
     each = cache.bytes_per_token(settings.cache_type_k, settings.cache_type_v, latent_v=traits.stores_latent_v)
     count = group.layers * (
