@@ -119,7 +119,6 @@ def largest_batch(profile: Profile, context: KvContext) -> MicroBatch:
         outputs=min(tokens, wanted),
         sequences=context.sequences,
         snapshots=context.snapshots,
-        snapshots=context.snapshots,
         flash_attention=context.flash_attention,
         cache_type_k=context.type_k,
         cache_type_v=context.type_v,
