@@ -36,6 +36,16 @@ GHOSTS = [
     "llama-3.3-70b:Q4_K_M",
     "qwen3-32b:Q8_0",
 ]
+# gated delta net, Mamba 2, index of sparse attention (in all layers; in some), heads with norms as wide as all of them
+HYBRIDS = [
+    "qwen3.5-35b-a3b:Q4_K_M",
+    "qwen3.5-397b-a17b:Q4_K_M",
+    "nemotron-3-nano-30b-a3b:Q4_K_M",
+    "nemotron-3-super-120b-a12b:Q4_K_M",
+    "deepseek-v3.2:Q4_K_M",
+    "glm-5.2:Q4_K_M",
+    "minimax-m2.5:Q4_K_M",
+]
 REWRITTEN = ("kimi-k2.5", "qwen3-32b")  # stacks of experts and latent projections; plain matrices
 QUANTS = ("Q4_0", "Q4_K_S", "Q5_K_S", "Q6_K", "Q8_0", "Q3_K_S", "Q2_K", "IQ4_NL", "MXFP4_MOE", "BF16")
 MATRIX = tuple(
@@ -53,6 +63,16 @@ CORNERS = (
     KvContext(20000, full_windows=True),
     KvContext(8192, flash_attention=False, ubatch=256),
     KvContext(32768, 2, flash_attention=False),
+)
+# with few logits, the layers and not the output decide the size of the buffer
+FEW_LOGITS = (
+    KvContext(8192, outputs=1),
+    KvContext(8192),
+    KvContext(32768, ubatch=2048, outputs=1),
+    KvContext(131072, type_k="q8_0", type_v="q8_0", outputs=1),
+    KvContext(8192, 4, outputs=4),
+    KvContext(4096, 16, unified=False, outputs=16),
+    KvContext(8192, flash_attention=False, ubatch=256, outputs=1),
 )
 
 
@@ -100,6 +120,19 @@ def test_projected_as_predicted(dry: Dry, name: str) -> None:
     profile, contexts = dry[name]
     for context, found in zip(MATRIX + CORNERS, contexts, strict=True):
         check(profile, context, found, compute_share=0.001)
+    check_repacked(profile, contexts[0])
+
+
+@pytest.fixture(scope="module")
+def hybrids(tmp_path_factory: pytest.TempPathFactory) -> Dry:
+    return run_dry(HYBRIDS, FEW_LOGITS, tmp_path_factory.mktemp("hybrids"))
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_recurrent_and_sparse_layers_projected_as_predicted(hybrids: Dry, name: str) -> None:
+    profile, contexts = hybrids[name]
+    for context, found in zip(FEW_LOGITS, contexts, strict=True):
+        check(profile, context, found, compute_share=0.01)
     check_repacked(profile, contexts[0])
 
 

@@ -89,7 +89,7 @@ class LayerCache:
             return cache_bytes(type_k, self.k_elements + self.indexer_elements) / self.compress_ratio
         return cache_bytes(type_k, self.k_elements + self.indexer_elements) + cache_bytes(type_v, v_elements)
 
-    def tokens_kept(self, context: int) -> int:
+    def tokens_kept(self, context: float) -> float:
         """Tokens kept of a sequence of `context` tokens by an engine that drops those outside the span."""
         unlimited = self.span_tokens is None or self.compress_ratio
         return context if unlimited else min(context, self.span_tokens or 0)

@@ -28,7 +28,8 @@ def experts(graph: GraphBuilder, profile: Profile, tensors: Mapping[str, Tensor]
     (inner, embed, _), used = tensors["ffn_down_exps"].shape, mixture.used
     before = profile.architecture == "llama4"  # weights the experts' inputs, not their outputs
     order, weights = _routed(graph, tensors, mixture, normed, by_logits=before)
-    read = graph.view(normed)
+    narrowed = "ffn_latent_down" in tensors  # Nemotron's experts work on a narrower hidden state
+    read = graph.view(graph.add("narrowed", embed, normed) if narrowed else normed)
     if before:
         read = graph.add("weighted", embed * used, graph.add("repeated", embed * used, read), weights, in_place=True)
     joined = _joined(graph, tensors, inner * used, read, order, stage=stage)
@@ -39,6 +40,9 @@ def experts(graph: GraphBuilder, profile: Profile, tensors: Mapping[str, Tensor]
     total = _added_up(graph, result, embed, used)
     if fuses:
         graph.hold(made, weights)
+    if narrowed:
+        embed = tensors["ffn_latent_up"].shape[1]
+        total = graph.add("widened", embed, total)
     if "ffn_down_shexp" in tensors:
         shared = dense(graph, tensors, normed, "_shexp")
         total = graph.add("moe_merged", embed, total, shared, in_place=True)

@@ -18,15 +18,17 @@ MAMBA_2 = "ssm_d"
 
 def is_drawn(tensors: Tensors) -> bool:
     """Whether the operations of a recurrent layer with these tensors are known."""
-    return KIMI_DELTA in tensors or ("ssm_conv1d" in tensors and (MAMBA_2 in tensors or "attn_gate" in tensors))
+    return {KIMI_DELTA, "ssm_g_a"} <= tensors.keys() or (
+        "ssm_conv1d" in tensors and (MAMBA_2 in tensors or "attn_gate" in tensors)
+    )
 
 
 def recurrent(graph: GraphBuilder, tensors: Tensors, cache: LayerCache, hidden: int, embed: int) -> int:
     """Add the normalization and the operations of one layer."""
-    if KIMI_DELTA in tensors:
-        return _kimi_delta(graph, tensors, cache, hidden, embed)
     if not is_drawn(tensors):
         return _approximated(graph, tensors, embed, graph.norm(hidden, embed))
+    if KIMI_DELTA in tensors:
+        return _kimi_delta(graph, tensors, cache, hidden, embed)
     if MAMBA_2 in tensors:
         return _mamba_2(graph, tensors, cache, hidden, embed)
     return _delta_net(graph, tensors, cache, hidden, embed)
