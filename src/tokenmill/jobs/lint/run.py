@@ -14,6 +14,7 @@ from zlib import crc32
 from tokenmill.errors import RequestRefused
 from tokenmill.jobs.ingest.identity import place
 from tokenmill.jobs.ingest.line import body_of, custom_id_of
+from tokenmill.jobs.lint.answer_room import AnswerRoom
 from tokenmill.jobs.lint.costs import (
     LONE_ENDS,
     PREFIX_CHUNK,
@@ -86,6 +87,7 @@ class Lint:
         self._tree = PromptTree()
         self._prefixes = SharedPrefixes()
         self._tokens = Tokens(count, context)
+        self._room = AnswerRoom(count)
         self._recent: OrderedDict[str, _Prefix] = OrderedDict()
         self._recent_bytes = 0
         self._free_bytes = RECENT_BYTES
@@ -136,6 +138,7 @@ class Lint:
         self._unlimited += "max_tokens" not in call.values
         prompt = prompt_of(call)
         to_write = call.values.get("max_tokens")
+        self._room.add(number, call.values.get("json_schema"), to_write)
         if prompt.tokens is not None:
             state = self._tree.walk(prompt.tokens, 0, EVERY, PREFIX_ENDS)
             self._tree.count(len(prompt.tokens), EVERY)
@@ -297,6 +300,8 @@ class Lint:
             yield LintFinding("custom_id", self._names.count, detail=self._again, fatal=True)
         if longer := self._tokens.too_long():
             yield LintFinding("too_long", longer.jobs, detail=longer.detail, fatal=True)
+        if small := self._room.too_small():
+            yield LintFinding("answer_room", small.jobs, detail=small.detail, fatal=True)
         if own := with_context(self._prefixes.all()):
             detail = f"for example lines {own[0].line} and {own[1].line}"
             yield LintFinding("context", self._prefixes.scale * sum(prefix.jobs for prefix in own), detail=detail)
