@@ -180,14 +180,17 @@ class ReserveConfig:
 
 @dataclass(frozen=True, slots=True)
 class CostsConfig:
-    """The machine's hourly cost, for forecasts."""
+    """The machine's hourly cost and its power, for forecasts."""
 
     per_hour: float | None = None  # None: forecasts omit costs
     currency: str = "EUR"
+    watts: float | None = None  # of the whole machine while a batch runs; None: as measured by earlier batches
 
     def __post_init__(self) -> None:
         if self.per_hour is not None and not 0 <= self.per_hour < float("inf"):
             raise ValueError("per_hour must be a non-negative number")
+        if self.watts is not None and not 0 < self.watts < float("inf"):
+            raise ValueError("watts must be a positive number")
 
 
 @dataclass(frozen=True, slots=True)

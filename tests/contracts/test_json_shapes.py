@@ -63,6 +63,7 @@ HERE: dict[str, tuple[object, ...]] = {
     "status_one": ("status", "last"),
     "results": ("results", "last", "-o", "again.jsonl"),
     "store_check": ("store", "check"),
+    "run_dry": ("run", "jobs.jsonl", "-o", "dry.jsonl", "--model", "{model}", "--dry-run"),
     "lint": ("lint", "jobs.jsonl"),
     "digest": ("digest", "jobs.jsonl", "-o", "digest.txt"),
     "history": ("history",),

@@ -7,61 +7,38 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from tokenmill.api.batch_forecast import JobLengths, forecast_batch
 from tokenmill.api.early_checks import fail_too_long, warn_of_other_models
 from tokenmill.api.energy import EnergyUse, energy_metered
 from tokenmill.api.engines.batch import BatchEngine, EngineSetup
 from tokenmill.api.engines.choose import choose_engine
 from tokenmill.api.engines.cluster import ClusterRun, open_cluster
 from tokenmill.api.engines.speeds import EngineOrigin, record_speed
-from tokenmill.api.options import EngineOptions
 from tokenmill.api.progress import OnProgress, log
 from tokenmill.api.run_options import RunOptions
-from tokenmill.api.sources import JobSource
+from tokenmill.api.run_request import BatchRequest
 from tokenmill.api.stopping import Stop
 from tokenmill.api.stores import work_folder
 from tokenmill.api.summary import Summary
-from tokenmill.api.tokens import token_counter
 from tokenmill.config import Config
 from tokenmill.engine.engine import Identity
 from tokenmill.hardware.catalog import find
-from tokenmill.jobs.batch_profile import batch_profile
 from tokenmill.jobs.ingest.background import Ingest
 from tokenmill.jobs.ingest.reschedule import Rescheduled
 from tokenmill.jobs.ingest.submit import FileSubmission, Hooks
 from tokenmill.jobs.models import Batch, Counts
 from tokenmill.jobs.output import Output
-from tokenmill.jobs.output_checks import check_paths
-from tokenmill.jobs.store.address import Address
+from tokenmill.jobs.scheduler.estimates import ExpectedJobs
 from tokenmill.jobs.store.store import Store
 from tokenmill.jobs.worker.loop import WorkTask
 from tokenmill.jobs.worker.loop import work as work_on
 from tokenmill.jobs.worker.progress import RunReport
-from tokenmill.planner.regimes import BatchProfile
-from tokenmill.units import number_of
+from tokenmill.units import format_seconds, number_of
 
 _LOGGED_LINES = 100_000  # lines of a large file between two messages
-
-
-@dataclass(frozen=True, slots=True)
-class BatchRequest:
-    """A batch to run: its jobs, its store, and the engine for it."""
-
-    source: JobSource
-    store: Address
-    options: RunOptions
-    engine: EngineOptions
-    model: str | None = None
-    on: str | None = None  # a Ray cluster
-
-    def check(self) -> None:
-        """UsageError for a request that cannot be run, before anything is downloaded, planned or stored."""
-        self.options.check()
-        check_paths(self.options.submission("", time.time()))
-        self.source.check()
 
 
 def run_once(
@@ -79,34 +56,41 @@ def run_once(
             cluster = stack.enter_context(open_cluster(*asked))
         setup, submission, folder = prepare(request, config, stack, cluster, stop, on_progress)
         known = submission.find()
+        lengths = None
         if cluster is None and (known is None or not known.finished):
+            lengths = JobLengths.read(Path(submission.where), request.options.defaults, setup)
             # before the batch is stored, because other workers may then take its jobs
-            setup = setup.plan(partial(_profile, submission, request, setup))
+            setup = setup.plan(None if lengths is None else lengths.profile)
         over = until_s is not None and until_s <= time.time()
         ingest = stack.enter_context(Ingest(submission, whole=over or cluster is not None))
         _log_submitted(ingest)
         batch = _checked(submission.store, ingest.found.batch, setup)
+        expected = None if lengths is None or batch.finished else _forecast(lengths, batch, setup)
         done = _Done(time_up=over)
         if not batch.finished and not over:
-            work = _Work(submission.store, ingest, request.options, stop, on_progress, until_s)
+            work = _Work(submission.store, ingest, request.options, stop, on_progress, until_s, expected)
             done = asyncio.run(work.on_cluster(cluster) if cluster else work.on_engine(setup.plan(), folder))
-        batch = submission.store.batch(batch.id)
-        seconds = time.monotonic() - began_s
-        return Summary(
-            batch,
-            request.store,
-            output_written=_finish_output(submission.store, batch, ingest),
-            seconds=seconds,
-            report=done.report,
-            load_s=done.load_s,
-            failed_by_code=submission.store.failures_by_code(batch.id),
-            nodes=cluster.nodes() if cluster else (),
-            engine=done.engine,
-            energy_j=done.energy.joules.total,
-            cost=None if config.costs.per_hour is None else seconds / 3600 * config.costs.per_hour,
-            currency=config.costs.currency,
-            time_up=done.time_up and not batch.finished,
-        )
+        ended = _summary(request, config, submission.store, ingest, done)
+        return replace(ended, seconds=time.monotonic() - began_s, nodes=cluster.nodes() if cluster else ())
+
+
+def _summary(request: BatchRequest, config: Config, store: Store, ingest: Ingest, done: "_Done") -> Summary:
+    """The summary, without its nodes; finishes the output of a finished batch."""
+    batch = store.batch(ingest.found.batch.id)
+    return Summary(
+        batch,
+        request.store,
+        output_written=_finish_output(store, batch, ingest),
+        seconds=0.0,
+        report=done.report,
+        load_s=done.load_s,
+        failed_by_code=store.failures_by_code(batch.id),
+        engine=done.engine,
+        energy_j=done.energy.joules.total,
+        per_hour=config.costs.per_hour,
+        currency=config.costs.currency,
+        time_up=done.time_up and not batch.finished,
+    )
 
 
 def _checked(store: Store, batch: Batch, setup: EngineSetup) -> Batch:
@@ -115,16 +99,6 @@ def _checked(store: Store, batch: Batch, setup: EngineSetup) -> Batch:
         return batch
     warn_of_other_models(store, batch, setup.choice)
     return store.batch(batch.id) if fail_too_long(store, batch, setup) else batch
-
-
-def _profile(submission: FileSubmission, request: BatchRequest, setup: EngineSetup) -> BatchProfile | None:
-    """The lengths of the jobs; None if they come from a stream."""
-    path = Path(submission.where)
-    if not path.is_file():
-        return None
-    model = setup.choice.path
-    with token_counter(None if model is None else str(model), setup.config) as tokens:
-        return batch_profile(path, request.options.defaults, count=tokens.count)
 
 
 def prepare(
@@ -170,6 +144,7 @@ class _Work:
     stop: Stop
     on_progress: OnProgress
     until_s: float | None
+    expected: ExpectedJobs | None
 
     async def on_engine(self, setup: EngineSetup, folder: Path) -> _Done:
         """Open the engine and work."""
@@ -191,7 +166,7 @@ class _Work:
                         engine,
                         shape,
                         outputs=self._outputs(),
-                        options=self.options.worker_options(),
+                        options=replace(self.options.worker_options(), expected=self.expected),
                         stop=self.stop.event,
                         on_snapshot=self.on_progress,
                         ingest=self.ingest,
@@ -202,7 +177,7 @@ class _Work:
                 await self.ingest.sealed()  # raises the error for which loading was cancelled
                 raise
             return _Done(time_up=self.stop.time_up)
-        _record_speed(setup, report, engine.identity)
+        _record_speed(setup, report, engine.identity, energy.watts)
         return _Done(report, opened.load_s, engine.identity, energy, self.stop.time_up)
 
     async def on_cluster(self, cluster: ClusterRun) -> _Done:
@@ -235,7 +210,7 @@ class _Work:
         return {} if self.ingest.output is None else {self.ingest.found.batch.id: self.ingest.output}
 
 
-def _record_speed(setup: EngineSetup, report: RunReport, engine: Identity) -> None:
+def _record_speed(setup: EngineSetup, report: RunReport, engine: Identity, watts: float | None) -> None:
     """Store the measured speed for later estimates; a server behind a URL runs on an unknown machine."""
     if setup.planned is not None:
         machine = setup.planned.plan.machine
@@ -244,7 +219,7 @@ def _record_speed(setup: EngineSetup, report: RunReport, engine: Identity) -> No
     else:
         return
     origin = EngineOrigin(engine.model_id, engine.kind, engine.build)
-    record_speed(setup.choice.state, machine, report, origin)
+    record_speed(setup.choice.state, machine, report, origin, watts=watts)
 
 
 def _finish_output(store: Store, batch: Batch, ingest: Ingest) -> bool:
@@ -293,6 +268,19 @@ def _log_submitted(ingest: Ingest) -> None:
         log.info(_changed_text(submitted.changed))
     if batch.output is not None and not ingest.writes_output:
         log.info("another process writes the output of %s; this one works on its jobs", batch.name)
+
+
+def _forecast(lengths: JobLengths, batch: Batch, setup: EngineSetup) -> ExpectedJobs | None:
+    """Log the forecast of a batch, and return it for the progress until the first job has finished."""
+    forecast = forecast_batch(lengths, batch.counts, setup)
+    work = forecast.work
+    tokens = f"{work.prompt_tokens:,.0f} prompt tokens to compute, at most {work.output_tokens:,.0f} answer tokens"
+    if forecast.seconds is None:
+        log.info("forecast: %s; time unknown", tokens)
+    else:
+        until = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + forecast.seconds))
+        log.info("forecast: %s, at most %s: done at %s", tokens, format_seconds(forecast.seconds), until)
+    return forecast.expected
 
 
 def counts_text(counts: Counts) -> str:

@@ -11,18 +11,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from tokenmill.api.batch_run import BatchRequest, counts_text, prepare, run_once
+from tokenmill.api.batch_run import counts_text, prepare, run_once
 from tokenmill.api.display import display
 from tokenmill.api.options import engine_options
 from tokenmill.api.planning.plan import configuration
 from tokenmill.api.progress import OnProgress, ignore, log
 from tokenmill.api.run_options import RunArguments, SubmitArguments, check_arguments, run_options
+from tokenmill.api.run_request import BatchRequest
 from tokenmill.api.sources import JobSource
 from tokenmill.api.stopping import Stop, in_thread
 from tokenmill.api.stores import store_address
 from tokenmill.api.summary import Summary, joined
 from tokenmill.api.time_window import TimeWindow
 from tokenmill.config import Config
+from tokenmill.errors import UsageError
 from tokenmill.jobs.ingest.background import Ingest
 from tokenmill.jobs.models import Batch
 
@@ -91,7 +93,9 @@ def batch_request(
 ) -> BatchRequest:
     """Keyword arguments as a request; UsageError for a value that is out of range."""
     options = run_options(output, arguments)
-    named = {name: arguments.pop(name) for name in ("template", "system", "layout", "key") if name in arguments}
+    named = {
+        name: arguments.pop(name) for name in ("template", "system", "layout", "key", "limit") if name in arguments
+    }
     on = arguments.pop("on", None)
     return BatchRequest(
         JobSource(jobs, **named),
@@ -113,23 +117,36 @@ def run_batch(request: BatchRequest, config: Config, stop: Stop, on_progress: On
     return run_once(request, config, stop, on_progress, until_s=until_s)
 
 
+def store_batch(request: BatchRequest, config: Config, stop: Stop, on_progress: OnProgress) -> Summary:
+    """Store a batch and plan its engine, for another process that runs it; UsageError for a stream.
+
+    Everything that can be wrong with the jobs, the options and the plan is raised here.
+    """
+    request.check()
+    if not request.source.repeatable:
+        raise UsageError("a stream cannot be read again by another process", hint="write the jobs to a file")
+    return run_once(request, config, stop, on_progress, until_s=0.0)
+
+
 def _run_in_window(
     request: BatchRequest, window: TimeWindow, config: Config, stop: Stop, on_progress: OnProgress
 ) -> Summary:
-    """Run a batch in a daily time window. Between two windows, no engine is loaded and the store is closed."""
-    began_s = time.monotonic()
+    """Run a batch in a daily time window. Between two windows, no engine is loaded and the store is closed.
+
+    The seconds of the summary leave out the time between two windows.
+    """
     ended: Summary | None = None
     while True:
         part = run_once(request, config, stop, on_progress, until_s=window.closes_s(time.time()))
         ended = part if ended is None else joined(ended, part)
         if not part.time_up:
-            return replace(ended, seconds=time.monotonic() - began_s)
+            return ended
         opens_s = window.opens_s(time.time())
         at = time.strftime("%H:%M", time.localtime(opens_s))
         log.info("%s waits until %s: %s", part.batch.name, at, counts_text(part.batch.counts))
         asyncio.run(_wait(stop, opens_s))
         if stop.requested:
-            return replace(ended, seconds=time.monotonic() - began_s, time_up=False)
+            return replace(ended, time_up=False)
 
 
 async def _wait(stop: Stop, until_s: float) -> None:

@@ -124,6 +124,7 @@ class SubmitArguments(EngineArguments, total=False):
     system: str | Path | None
     key: str | None
     layout: Literal["auto", "file"]
+    limit: int | None
 
 
 class RunArguments(SubmitArguments, total=False):

@@ -1,7 +1,8 @@
 """Converts jobs in any form to a job file.
 
-A path is used unchanged. Everything else is written to an unnamed temporary file, which disappears even if the process
-is killed; equal jobs give equal bytes, so the same call finds its batch again.
+A path is used unchanged, unless only its first jobs are wanted. Everything else is written to an unnamed temporary
+file, which disappears even if the process is killed; equal jobs give equal bytes, so the same call finds its batch
+again.
 """
 
 import json
@@ -10,16 +11,18 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from tokenmill.api.progress import log
 from tokenmill.errors import UsageError
+from tokenmill.jobs.ingest.job_file import job_lines
 from tokenmill.jobs.layout import Saving, lay_out
 from tokenmill.jobs.table import Table, read_table, table_from_arrow, table_from_rows
 from tokenmill.jobs.template import read_template
 from tokenmill.storage.json_text import compact_json
-from tokenmill.storage.lines import check_exists
+from tokenmill.storage.lines import BadLine, check_exists
 from tokenmill.units import format_bytes, number_of
 
 
@@ -44,11 +47,14 @@ class JobSource:
     system: str | Path | None = None
     layout: Literal["auto", "file"] = "auto"
     key: str | None = None
+    limit: int | None = None  # only the first jobs
 
     def check(self) -> None:
         """UsageError for options that contradict each other or jobs of a wrong type; reads no jobs."""
         if self.layout not in ("auto", "file"):
             raise UsageError(f"layout must be auto or file (got {self.layout!r})")
+        if self.limit is not None and self.limit < 1:
+            raise UsageError(f"limit must be at least 1 (got {self.limit})")
         if self.template is None and _is_table(self.jobs):
             raise UsageError("a table needs a template", hint="a text with {column} in it, and {*} for the others")
         for name in ("system", "key"):
@@ -67,14 +73,20 @@ class JobSource:
                 hint='[{"prompt": "Once upon a time"}], ["Say hello."], or "jobs.jsonl"',
             )
 
+    @property
+    def repeatable(self) -> bool:
+        """Whether another process can read the same jobs: they are in a regular file."""
+        return isinstance(self.jobs, str | os.PathLike) and Path(self.jobs).is_file()
+
     @contextmanager
     def as_file(self, folder: Path) -> Iterator[JobFile]:
         """The jobs as a file; a temporary one in `folder` if they are not in a file already."""
         self.check()
-        if self.template is None and isinstance(self.jobs, str | os.PathLike):
+        if self._is_job_file and self.limit is None:
             yield JobFile(os.fspath(self.jobs), None)
             return
         name, lines = self._lines()
+        lines = islice(lines, self.limit)
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder, buffering=1 << 20) as file:
             for line in lines:
@@ -82,7 +94,13 @@ class JobSource:
             file.flush()
             yield JobFile(f"/dev/fd/{file.fileno()}", name)
 
+    @property
+    def _is_job_file(self) -> bool:
+        return self.template is None and isinstance(self.jobs, str | os.PathLike)
+
     def _lines(self) -> tuple[str, Iterator[bytes]]:
+        if self._is_job_file:
+            return os.fspath(self.jobs), _file_lines(os.fspath(self.jobs))
         if self.template is None:
             return "python", map(job_line, self.jobs)
         table = self._table()
@@ -112,6 +130,14 @@ def job_line(job: Any) -> bytes:
         return json.dumps(dict(job), separators=(",", ":")).encode() + b"\n"
     except (TypeError, ValueError) as error:
         raise UsageError(f"a job cannot be written as JSON: {error}") from error
+
+
+def _file_lines(path: str) -> Iterator[bytes]:
+    """The lines of a job file that are not blank; UsageError for one that cannot be copied."""
+    for item in job_lines(path):
+        if isinstance(item, BadLine):
+            raise UsageError(f"line {item.number} cannot be copied: {item.reason}", hint="remove the line")
+        yield item[1].encode() + b"\n"
 
 
 def _check_file(path: str) -> None:

@@ -24,7 +24,7 @@ from tokenmill.jobs.store.sqlite_errors import unusable
 from tokenmill.storage.private import FILE_MODE, make_private, private_folder
 
 BATCHES = "batches"  # in the state folder
-_PRIVATE = ("engines", "gateway", "gateways", "heads", "loaded", "runners")
+_PRIVATE = ("engines", "gateway", "gateways", "heads", "loaded", "runners", "runs")
 _STORE_FILES = ("files", FILE, f"{FILE}-wal", f"{FILE}-shm", LOCK, WAIT, GATEWAY_DB, MIGRATED)
 _NAME = "batch_"
 _PAGE = 512

@@ -41,7 +41,7 @@ class Summary:
     nodes: tuple[NodeSummary, ...] = ()
     engine: Identity | None = None  # None: no engine was used, or several
     energy_j: float | None = None  # of the whole machine; None: unknown, or no engine was used
-    cost: float | None = None  # of this run at the configured price per hour; None: no price is configured
+    per_hour: float | None = None  # configured price of the machine; None: none is configured
     currency: str = ""
     time_up: bool = False  # a time limit ended the run before the batch was finished
 
@@ -110,6 +110,11 @@ class Summary:
         return self.report.tokens.cached if self.report is not None else 0
 
     @property
+    def cost(self) -> float | None:
+        """Cost of this run at the configured price; None: no price is configured."""
+        return None if self.per_hour is None else self.seconds / 3600 * self.per_hour
+
+    @property
     def end(self) -> End:
         """Why the run ended."""
         if self.time_up:
@@ -146,7 +151,7 @@ def joined(before: Summary, after: Summary) -> Summary:
         report=consecutive_report(reports) if reports else None,
         load_s=_sum(before.load_s, after.load_s),
         energy_j=_sum(before.energy_j, after.energy_j),
-        cost=_sum(before.cost, after.cost),
+        seconds=before.seconds + after.seconds,
         engine=after.engine or before.engine,
     )
 

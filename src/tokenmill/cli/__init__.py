@@ -35,6 +35,7 @@ _COMMANDS = {
         "lint": "batches.lint:lint",
         "digest": "batches.digest:digest",
         "run": "batches.run:run",
+        "attach": "batches.attach:attach",
         "work": "batches.work:work",
         "status": "batches.status:status",
         "results": "batches.results:results",

@@ -118,3 +118,19 @@ def test_a_missing_file_is_refused_before_anything_else_is_done(tmp_path: Path) 
         JobSource("Say hello to me.").check()
     assert "list" in (caught.value.hint or "")
     JobSource("-").check()
+
+
+def test_only_the_first_jobs(table: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    jobs = tmp_path / "jobs.jsonl"
+    jobs.write_text('{"prompt": "a"}\n\n{"prompt": "b"}\n{"prompt": "c"}\n')
+    assert lines_of(JobSource(jobs, limit=2), folder) == [{"prompt": "a"}, {"prompt": "b"}]
+    assert len(lines_of(JobSource(jobs, limit=9), folder)) == 3
+    assert len(lines_of(JobSource(["x", "y"], limit=1), folder)) == 1
+    template = "Greet {name}."
+    every = users(lines_of(JobSource(table, template), folder))
+    assert users(lines_of(JobSource(table, template, limit=1), folder)) == every[:1]
+    with JobSource(jobs, limit=1).as_file(folder) as file:
+        assert file.name == str(jobs)
+    with pytest.raises(UsageError, match="at least 1"):
+        JobSource(jobs, limit=0).check()

@@ -1,5 +1,6 @@
 """The display and the summary of a run."""
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from tokenmill.api.batch_run import counts_text
 from tokenmill.api.summary import Summary
 from tokenmill.cli.views.run import RecentSpeeds, document, drawn, line, summary
 from tokenmill.jobs.models import Batch, BatchTotals, Counts, Failure
-from tokenmill.jobs.scheduler.estimates import MeasuredRates
+from tokenmill.jobs.scheduler.estimates import MeasuredRates, RemainingWork
 from tokenmill.jobs.worker.progress import Failed, MinimumTokens, RunReport, Snapshot
 from tokenmill.jobs.worker.reuse import Miss, Misses
 from tokenmill.jobs.worker.slot_use import SlotUse
@@ -93,9 +94,10 @@ def test_the_display_has_a_line_for_each_thing_and_none_too_long() -> None:
     assert "480 of 1,200, 12 failed, 2 waiting" in text
     assert "110 (average 105), decode 42 (average 40)" in text
     assert "90,000 tokens, 89 %" in text
-    assert "8 of 8 busy; about 2 min left" in text
+    assert "left     about 2 min, done at" in text
+    assert "8 of 8 busy" in text
     assert "line 17: the prompt has 9000 tokens and the context" in text
-    assert len(shown) == 5
+    assert len(shown) == 6
 
 
 def test_the_summary_says_what_kept_slots_free() -> None:
@@ -122,10 +124,21 @@ def test_trouble_is_shown_while_there_is_any() -> None:
 
 
 def test_a_log_line_has_the_same_figures() -> None:
-    assert line(NOW, (110.0, 41.5)) == (
+    noon_s = time.mktime((2026, 11, 19, 12, 0, 0, 0, 0, -1))
+    assert line(NOW, (110.0, 41.5), noon_s) == (
         "480 of 1,200 jobs, 12 failed; prefill 110 tok/s, decode 42 tok/s; 89 % of prompt tokens from cache; "
-        "8 of 8 slots busy; about 2 min left"
+        "8 of 8 slots busy; about 2 min left, done at 12:02"
     )
+    forecast = replace(NOW, left=RemainingWork(12_345.6, 678.9), eta_s=2 * 86_400.0, forecast=True)
+    assert line(forecast, None, noon_s).endswith(
+        "12,346 prompt and 679 answer tokens, about 48.0 h left, done at 2026-11-21 12:00 (forecast)"
+    )
+
+
+def test_the_bar_shows_the_share_of_tokens() -> None:
+    for share, cells in ((0.0, 0), (0.5, 12), (1.0, 24)):
+        assert printed(drawn(replace(NOW, share=share), None, 0.0)).count("━") == cells
+    assert printed(drawn(NOW, None, 0.0)).count("━") == 24 * 492 // 1200  # of jobs
 
 
 def test_now_is_the_last_seconds() -> None:
@@ -206,8 +219,8 @@ def test_saved_time_is_not_guessed_without_a_measured_prefill_rate() -> None:
 
 def test_one_of_a_thing_is_one() -> None:
     now = replace(NOW, counts=Counts(pending=1), busy=1, width=1, eta_s=None)
-    assert line(now, None).startswith("0 of 1 job;")
-    assert line(now, None).endswith("1 of 1 slot busy")
+    assert line(now, None, 0.0).startswith("0 of 1 job;")
+    assert line(now, None, 0.0).endswith("1 of 1 slot busy")
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,14 @@ import pytest
 
 from support.fake_engine import FakeEngine
 from tokenmill.engine.engine import Answer, Timings, Usage
-from tokenmill.jobs.models import Job, State
+from tokenmill.jobs.models import Counts, Job, State
 from tokenmill.jobs.openai.call import Call
+from tokenmill.jobs.scheduler.estimates import AnswerLengths, ExpectedJobs, MeasuredRates, RemainingWork
+from tokenmill.jobs.scheduler.prefix_groups import Pending
 from tokenmill.jobs.scheduler.shape import EngineShape
 from tokenmill.jobs.worker import stats as stats_module
 from tokenmill.jobs.worker.attempts import Attempt
-from tokenmill.jobs.worker.progress import MinimumTokens
+from tokenmill.jobs.worker.progress import MinimumTokens, Snapshot
 from tokenmill.jobs.worker.reuse import MinimumEstimate, counted
 from tokenmill.jobs.worker.stats import RunStats
 from tokenmill.jobs.worker.throughput import Throughput
@@ -128,3 +130,32 @@ def test_the_estimate_is_corrected_by_a_sample_if_not_all_can_be_counted(monkeyp
 def _flight(number: int) -> Attempt:
     job = Job(number, f"job-{number}", State.RUNNING, None, None, 0, 100, None, None, 0, 0, "{}")
     return Attempt(job, Call("completion", {"prompt": "x"}), 100, 0.0, None, 0)
+
+
+def test_a_forecast_counts_until_the_first_answer() -> None:
+    expected = ExpectedJobs(RemainingWork(100.0, 50.0), MeasuredRates(200.0, ((1, 10.0), (4, 20.0))))
+    stats = RunStats(EngineShape("shares", 4), "native", expected)
+    lengths = AnswerLengths()
+
+    def now(counts: Counts, in_flight: list[int]) -> Snapshot:
+        return stats.snapshot(1.0, counts, in_flight=in_flight, retrying=0, lengths=lengths, down=None, output=None)
+
+    first = now(Counts(pending=6, running=4), [0, 0, 0, 0])
+    assert first.left == RemainingWork(1_000.0, 500.0)
+    assert (first.eta_s, first.share, first.forecast) == (1_000 / 200 + 500 / 20, 0.0, True)
+    decoding = now(Counts(pending=6, running=4), [10, 0, 0, 0])
+    assert decoding.left == RemainingWork(1_000.0, 490.0)
+    stats.throughput.passed(10.0, in_flight=1)
+    stats.throughput.answered(ANSWER, received=0)
+    lengths.finished(Pending(1, b"", 4_000), ANSWER.usage)
+    after = now(Counts(pending=9, done=1), [])
+    assert after.left == RemainingWork(9 * 100.0, 9 * 50.0)
+    assert not after.forecast
+    assert after.share == pytest.approx(0.1)
+    unknown = RunStats(EngineShape("shares", 4), "native")
+    assert (
+        unknown.snapshot(
+            1.0, Counts(pending=1), in_flight=[], retrying=0, lengths=AnswerLengths(), down=None, output=None
+        ).eta_s
+        is None
+    )

@@ -66,9 +66,12 @@ class StageSpeed:
     prefill_tok_s: float
     written_tokens: int
     decode_tok_s: float  # total of all slots
+    watts: float | None = None  # mean of the whole machine; None: unknown
 
 
-def stage_speed(report: RunReport, origin: EngineOrigin, machine: Machine, when: datetime) -> StageSpeed | None:
+def stage_speed(
+    report: RunReport, origin: EngineOrigin, machine: Machine, when: datetime, *, watts: float | None = None
+) -> StageSpeed | None:
     """The speed of a batch; None: too few tokens."""
     rates = report.rates
     tokens = report.tokens
@@ -87,12 +90,15 @@ def stage_speed(report: RunReport, origin: EngineOrigin, machine: Machine, when:
         rates.prefill_tok_s,
         tokens.generated,
         decode,
+        watts,
     )
 
 
-def record_speed(state: Path, machine: Machine, report: RunReport, origin: EngineOrigin) -> None:
-    """Store the speed of a batch; a failed write is ignored."""
-    speed = stage_speed(report, origin, machine, datetime.now(UTC))
+def record_speed(
+    state: Path, machine: Machine, report: RunReport, origin: EngineOrigin, *, watts: float | None = None
+) -> None:
+    """Store the speed of a batch and the mean power of the machine; a failed write is ignored."""
+    speed = stage_speed(report, origin, machine, datetime.now(UTC), watts=watts)
     if speed is not None:
         with suppress(TokenmillError):
             measurements.append(state, "stage", speed)
@@ -151,6 +157,15 @@ def speeds_for(choice: EngineChoice, wanted: EnginePlan | None, machine: str) ->
         measured = _of_history(choice, here, None) or _of_stages(choice, here, choice.record.build)
         return lambda _depth: measured
     return lambda _depth: None
+
+
+def watts_for(choice: EngineChoice, wanted: EnginePlan | None, machine: str) -> float | None:
+    """The machine's power during the last batch of this model that measured it; None: unknown."""
+    here = find(machine) if wanted is None else wanted.plan.machine
+    kind = choice.record.kind if choice.record is not None else choice.config.kind
+    place = {"machine_id": machine_id(here), "model_id": choice.model_id, "engine": kind}
+    found = measurements.read(choice.state, "stage", StageSpeed, **place)
+    return next((speed.watts for speed in reversed(list(found)) if speed.watts is not None), None)
 
 
 def installed_build(wanted: EnginePlan) -> str | None:

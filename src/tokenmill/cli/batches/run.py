@@ -1,5 +1,7 @@
 """`tokenmill run`: runs a batch of jobs from a file."""
 
+import asyncio
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,17 +10,21 @@ from typing import Annotated, Literal
 from cyclopts import Group, Parameter
 from rich.console import Console, RenderableType
 
-from tokenmill.api.batch_run import BatchRequest
-from tokenmill.api.batches import run_batch
+from tokenmill.api import detached
+from tokenmill.api.batch_forecast import forecast_run
+from tokenmill.api.batches import run_batch, store_batch
 from tokenmill.api.run_options import RunOptions
+from tokenmill.api.run_request import BatchRequest
 from tokenmill.api.sources import JobSource
 from tokenmill.api.stores import store_address
 from tokenmill.api.summary import Summary
 from tokenmill.cli.options import BodyOptions, EngineFlags, Model
-from tokenmill.cli.output import Common, say, show, show_json
+from tokenmill.cli.output import Common, facts, say, show, show_json
 from tokenmill.cli.progress import shown_progress
 from tokenmill.cli.signals import SignalStop
 from tokenmill.cli.views.run import document, nodes_table, summary
+from tokenmill.cli.views.run_forecast import document as forecast_document
+from tokenmill.cli.views.run_forecast import render
 from tokenmill.errors import UsageError
 from tokenmill.jobs.models import INVALID_LINE
 from tokenmill.jobs.worker.retries import MAX_ATTEMPTS
@@ -26,6 +32,33 @@ from tokenmill.storage.lines import check_exists
 from tokenmill.units import format_seconds, number_of
 
 STDOUT = "/dev/stdout"
+
+
+@Parameter(name="*", group=Group.create_ordered("Time and retries", sort_key=0))
+@dataclass(frozen=True, slots=True)
+class RunLimits:
+    """When a run works, and how long it tries."""
+
+    max_hours: Annotated[float | None, Parameter(metavar="HOURS")] = None
+    """Stop after HOURS, loading included; the same command continues. [default: no limit]"""
+
+    window: Annotated[str | None, Parameter(metavar="TIMES")] = None
+    """Work only in these hours of every day, such as 22:00-06:00 in local time, until the batch is finished; no engine
+    is loaded in between. [default: at any time]"""
+
+    deadline: Annotated[str | None, Parameter(metavar="TIME")] = None
+    """Cancel jobs that have not started by TIME, such as 8h, 90m, 06:30 or 2026-12-01T06:30; jobs with an earlier
+    deadline run first. Repeat the command with another value to change it. [default: none]"""
+
+    priority: Annotated[int | None, Parameter(metavar="N")] = None
+    """Priority of jobs that do not set one; higher runs first. Repeat the command with another value to change it.
+    [default: 0]"""
+
+    attempts: Annotated[int, Parameter(metavar="N")] = MAX_ATTEMPTS
+    """Maximum attempts for retryable failures."""
+
+    job_timeout: Annotated[float | None, Parameter(metavar="SECONDS")] = None
+    """Time limit of one attempt, for jobs that do not set one. [default: no limit]"""
 
 
 @Parameter(name="*", group=Group.create_ordered("Jobs from a table", sort_key=0))
@@ -49,15 +82,15 @@ class TableOptions:
     key: Annotated[str | None, Parameter(metavar="COLUMN")] = None
     """Column with the custom_id of each job. [default: row-1, row-2, ...]"""
 
-    def source(self, jobs: str | None) -> JobSource:
-        """The source of the jobs; UsageError unless exactly one is given."""
+    def source(self, jobs: str | None, limit: int | None) -> JobSource:
+        """The source of the jobs, or of the first ones; UsageError unless exactly one is given."""
         if self.table is None:
             alone = next((name for name in ("template", "system", "key") if getattr(self, name) is not None), None)
             if alone is not None:
                 raise UsageError(f"--{alone} requires --table", hint=f"add --table, or omit --{alone}")
             if jobs is None:
                 raise UsageError("no jobs given", hint="tokenmill run jobs.jsonl --output results.jsonl")
-            return JobSource(jobs)
+            return JobSource(jobs, limit=limit)
         if jobs is not None:
             raise UsageError(f"a job file ({jobs}) and --table were both given", hint="use only one of them")
         if self.template is None:
@@ -66,7 +99,7 @@ class TableOptions:
                 hint="write the prompt to a file, with {column} for a column and {*} for all others",
             )
         check_exists(self.table)
-        return JobSource(self.table, self.template, self.system, self.layout, self.key)
+        return JobSource(self.table, self.template, self.system, self.layout, self.key, limit)
 
 
 def run(
@@ -79,14 +112,12 @@ def run(
     strict: bool = False,
     no_reuse: bool = False,
     fail_on_error: bool = False,
-    max_hours: Annotated[float | None, Parameter(metavar="HOURS")] = None,
-    window: Annotated[str | None, Parameter(metavar="TIMES")] = None,
-    attempts: Annotated[int, Parameter(metavar="N")] = MAX_ATTEMPTS,
-    job_timeout: Annotated[float | None, Parameter(metavar="SECONDS")] = None,
-    deadline: Annotated[str | None, Parameter(metavar="TIME")] = None,
-    priority: Annotated[int | None, Parameter(metavar="N")] = None,
+    limit: Annotated[int | None, Parameter(metavar="N")] = None,
+    dry_run: bool = False,
+    detach: bool = False,
     store: Annotated[str | None, Parameter(metavar="STORE")] = None,
     on: Annotated[str | None, Parameter(metavar="CLUSTER")] = None,
+    limits: RunLimits = RunLimits(),
     table: TableOptions = TableOptions(),
     body: BodyOptions = BodyOptions(),  # noqa: B008  frozen
     options: EngineFlags = EngineFlags(),  # noqa: B008  frozen
@@ -103,8 +134,10 @@ def run(
     Exit code 0: every line has a result or an error, or the file is empty; 1: the run failed, a time limit ended it, or
     no line could be run; 130: interrupted.
 
-        tokenmill run jobs.jsonl -o results.jsonl --model kimi.gguf --context 16k
-        tokenmill run jobs.jsonl -o results.jsonl --model kimi.gguf --window 22:00-06:00
+        tokenmill run jobs.jsonl -o results.jsonl -m kimi.gguf --context 16k
+        tokenmill run jobs.jsonl -o results.jsonl -m kimi-k2.5:Q4_K_S --dry-run
+        tokenmill run jobs.jsonl -o results.jsonl -m kimi.gguf --detach
+        tokenmill run jobs.jsonl -o first.jsonl -m kimi.gguf --limit 10
         tokenmill run --table tickets.csv --template triage.txt -o out.jsonl
 
     Parameters
@@ -124,21 +157,12 @@ def run(
         Compute every line, even if the store already has an answer to it.
     fail_on_error:
         Exit with 1 if any line has an error instead of a result.
-    max_hours:
-        Stop after HOURS, loading included; the same command continues. [default: no limit]
-    window:
-        Work only in these hours of every day, such as 22:00-06:00 in local time, until the batch is finished; no engine
-        is loaded in between. [default: at any time]
-    attempts:
-        Maximum attempts for retryable failures.
-    job_timeout:
-        Time limit of one attempt, for jobs that do not set one. [default: no limit]
-    deadline:
-        Cancel jobs that have not started by TIME, such as 8h, 90m, 06:30 or 2026-12-01T06:30; jobs with an earlier
-        deadline run first. Repeat the command with another value to change it. [default: none]
-    priority:
-        Priority of jobs that do not set one; higher runs first. Repeat the command with another value to change it.
-        [default: 0]
+    limit:
+        Run only the first N jobs, as a batch of their own; a run of the whole file reuses their answers.
+    dry_run:
+        Forecast tokens, time, energy and disk space; start and store nothing. The model need not be downloaded.
+    detach:
+        Store the batch, run it in the background and return; see tokenmill attach.
     store:
         Batch store: a folder, or postgresql://USER@HOST/DATABASE. [default: from the configuration, or batches in the
         state folder]
@@ -148,38 +172,75 @@ def run(
     """
     if jobs is not None and jobs.startswith("--"):
         raise UsageError(f"unknown option {jobs}", hint="tokenmill run --help")
-    request = BatchRequest(
-        table.source(jobs),
-        store_address(store, common.load_config()),
-        RunOptions(
-            output=_target(output, common),
-            errors=errors,
-            strict=strict,
-            reuse=not no_reuse,
-            attempts=attempts,
-            job_timeout_s=job_timeout,
-            max_hours=max_hours,
-            window=window,
-            deadline=deadline,
-            priority=priority,
-            defaults=body.defaults(),
-        ),
-        options,
-        model,
-        on,
-    )
     if on is not None and common.config is not None:
         raise UsageError(
             "--config cannot be combined with --on: every machine of the cluster reads its own configuration",
             hint="install the file as ~/.config/tokenmill/tokenmill.toml on every machine",
         )
+    config = common.load_config()
+    request = BatchRequest(
+        table.source(jobs, limit),
+        store_address(store, config),
+        RunOptions(
+            output=_target(output, common, detach=detach),
+            errors=errors,
+            strict=strict,
+            reuse=not no_reuse,
+            defaults=body.defaults(),
+            attempts=limits.attempts,
+            job_timeout_s=limits.job_timeout,
+            max_hours=limits.max_hours,
+            window=limits.window,
+            deadline=limits.deadline,
+            priority=limits.priority,
+        ),
+        options,
+        model,
+        on,
+    )
+    if dry_run:
+        _show_forecast(request, common)
+        return 0
     stop = SignalStop()
     with shown_progress() as on_progress:
-        ended = run_batch(request, common.load_config(), stop, on_progress)
+        if detach:
+            ended = store_batch(request, config, stop, on_progress)
+        else:
+            ended = run_batch(request, config, stop, on_progress)
+    if detach and not ended.batch.finished:
+        _run_in_background(ended.batch.name, common)
+        return 0
     _show(ended, common)
     if ended.end == "stopped":
         return stop.code
     return _exit_code(ended, fail_on_error=fail_on_error)
+
+
+def _show_forecast(request: BatchRequest, common: Common) -> None:
+    config = common.load_config()
+    with shown_progress() as on_progress:
+        found = forecast_run(request, config, on_progress)
+    if common.json:
+        show_json(forecast_document(found, config.costs))
+    else:
+        show(*render(found, config.costs))
+
+
+def _run_in_background(batch: str, common: Common) -> None:
+    """Start this command again without --detach, as a process that outlives this one; its log is for people."""
+    words = [word for word in sys.argv[1:] if word not in ("--detach", "--json")]
+    command = [sys.executable, "-m", "tokenmill", *words]
+    run = asyncio.run(detached.start(common.load_config().state_path, batch, command))
+    if common.json:
+        show_json({"batch": batch, "pid": run.process.pid, "log": run.log})
+        return
+    rows = {
+        "batch": f"{batch} runs in the background, as process {run.process.pid}",
+        "progress": f"tokenmill status {batch} --watch",
+        "log": f"tokenmill attach {batch}",
+        "stop": f"kill {run.process.pid}; the same command continues",
+    }
+    show(facts(rows))
 
 
 def _exit_code(ended: Summary, *, fail_on_error: bool) -> int:
@@ -188,11 +249,13 @@ def _exit_code(ended: Summary, *, fail_on_error: bool) -> int:
     return int(ended.end == "hours" or none_ran or (fail_on_error and ended.failed > 0))
 
 
-def _target(output: str, common: Common) -> str:
+def _target(output: str, common: Common, *, detach: bool) -> str:
     if output.startswith("--"):
         raise UsageError(f"--output requires a file (got {output})", hint="use - for stdout")
     if output == "-" and common.json:
         raise UsageError("--json and --output - both write to stdout", hint="use a file for --output")
+    if output == "-" and detach:
+        raise UsageError("--detach has no stdout to write to", hint="use a file for --output")
     return STDOUT if output == "-" else output
 
 

@@ -8,13 +8,16 @@ from cyclopts import Parameter
 from rich.console import RenderableType
 from rich.table import Table
 
+from tokenmill.api import detached
 from tokenmill.api.stores import find_batch, store_address
+from tokenmill.cli.batches.watch import WatchedSpeeds, watched
 from tokenmill.cli.batches.workers import Workers, unwritten, workers_of
 from tokenmill.cli.options import when
 from tokenmill.cli.output import Common, facts, jsonable, show, show_json
 from tokenmill.cli.views.run import near
 from tokenmill.doctor.reserves import reserves_now
 from tokenmill.engine.limits.reserve import AppliedLimits
+from tokenmill.errors import UsageError
 from tokenmill.jobs.models import Batch
 from tokenmill.jobs.store.address import Address
 from tokenmill.jobs.store.open import has_batches
@@ -23,12 +26,14 @@ from tokenmill.units import format_seconds
 
 _NEWEST = 20
 _FAILURES = 3
+_ACTIVE = ("being read", "waiting", "running")  # states that change by themselves
 
 
 def status(
     batch: str | None = None,
     /,
     *,
+    watch: bool = False,
     store: Annotated[str | None, Parameter(metavar="STORE")] = None,
     common: Common = Common(),  # noqa: B008  frozen
 ) -> None:
@@ -36,45 +41,71 @@ def status(
 
     Reads counters only, so it is fast for any number of jobs and does not slow down workers.
 
+        tokenmill status
+        tokenmill status last --watch
+
     Parameters
     ----------
     batch:
         Name of the batch, a prefix of it, or last. [default: the newest batches]
+    watch:
+        Show changes until the batch is done, with its speed and the time left; without BATCH, until no batch runs.
     store:
         Batch store: a folder, or postgresql://USER@HOST/DATABASE. [default: from the configuration, or batches in the
         state folder]
     """
     address = store_address(store, common.load_config())
-    left = reserves_now(common.load_config().state_path)
-    if batch is None and not has_batches(address):
+    if watch:
         if common.json:
-            show_json([])
-        else:
-            _show_all([], Workers(), address, left)
+            raise UsageError("--watch cannot be combined with --json", hint="run tokenmill status --json repeatedly")
+        speeds = WatchedSpeeds()
+        watched(lambda: _parts(batch, address, common, speeds))
         return
+    if common.json:
+        show_json(_read_document(batch, address, common))
+        return
+    parts, _ = _parts(batch, address, common, None)
+    show(*parts)
+
+
+def _parts(
+    batch: str | None, address: Address, common: Common, speeds: WatchedSpeeds | None
+) -> tuple[list[RenderableType], bool]:
+    """The text, and whether it can still change."""
+    state = common.load_config().state_path
+    reserves = _left(reserves_now(state))
+    if batch is None and not has_batches(address):
+        none = [f"no batches in {address}", "to start one: tokenmill run jobs.jsonl --output results.jsonl"]
+        return [*none, *reserves], False
     with StoreReader(address) as reader:
         workers = workers_of(address, reader)
-        if batch is not None:
-            found = find_batch(reader, batch)
-            failures = reader.failures(found.id, 0, _FAILURES)
-            own = workers_of(address, reader, found)
-            missing = unwritten(reader, found)
-            if common.json:
-                show_json({**_document(found, workers, own), "reserves": left})
-            else:
-                said = [f"line {item.number}: {item.message}" for item in failures]
-                show(*_one(found, workers, own, said, missing), *_left(left))
-            return
-        batches = reader.batches()
-        if common.json:
-            show_json([_document(each, workers, workers_of(address, reader, each)) for each in batches])
-            return
-    _show_all(batches, workers, address, left)
+        if batch is None:
+            batches = reader.batches()
+            return [*_many(batches, workers), *reserves], any(state_of(each, workers) in _ACTIVE for each in batches)
+        found = find_batch(reader, batch)
+        failures = [f"line {item.number}: {item.message}" for item in reader.failures(found.id, 0, _FAILURES)]
+        own = workers_of(address, reader, found)
+        missing = unwritten(reader, found)
+    background = detached.running(state, found.name)
+    more = {}
+    if background is not None:
+        more["background"] = f"process {background.process.pid}; to see what it prints: tokenmill attach {found.name}"
+    if speeds is not None and (speed := speeds.add(found, time.time())) is not None:
+        more["speed"] = speed
+    shown = _one(found, workers, own, more, failures, missing)
+    return [*shown, *reserves], background is not None or state_of(found, workers) in _ACTIVE
 
 
-def _show_all(batches: list[Batch], workers: Workers, address: Address, left: dict[str, AppliedLimits]) -> None:
-    none = [f"no batches in {address}", "to start one: tokenmill run jobs.jsonl --output results.jsonl"]
-    show(*(_many(batches, workers) if batches else none), *_left(left))
+def _read_document(batch: str | None, address: Address, common: Common) -> dict[str, Any] | list[dict[str, Any]]:
+    if batch is None and not has_batches(address):
+        return []
+    with StoreReader(address) as reader:
+        workers = workers_of(address, reader)
+        if batch is None:
+            return [_document(each, workers, workers_of(address, reader, each)) for each in reader.batches()]
+        found = find_batch(reader, batch)
+        reserves = reserves_now(common.load_config().state_path)
+        return {**_document(found, workers, workers_of(address, reader, found)), "reserves": reserves}
 
 
 def state_of(batch: Batch, workers: Workers) -> str:
@@ -122,7 +153,7 @@ def _row(batch: Batch, workers: Workers) -> tuple[str, ...]:
 
 
 def _one(
-    batch: Batch, workers: Workers, own: Workers, failures: list[str], missing: str | None
+    batch: Batch, workers: Workers, own: Workers, more: dict[str, str], failures: list[str], missing: str | None
 ) -> list[RenderableType]:
     counts = batch.counts
     totals = batch.totals
@@ -153,12 +184,12 @@ def _one(
         rows["prompts"] = f"{totals.prompt_tokens:,} tokens, {share:.0%} from cache"
         rows["generated"] = f"{totals.completion_tokens:,} tokens"
     rows |= {label: near(path) for label, path in (("results", batch.output), ("errors", batch.errors)) if path}
-    shown: list[RenderableType] = [facts(rows)]
+    shown: list[RenderableType] = [facts(rows | more)]
     if failures:
         shown += ["", "first failures:", *(f"  {words}" for words in failures)]
     if missing:
         shown += ["", missing]
-    if state == "stopped":
+    if state == "stopped" and "background" not in more:
         shown += ["", "run the same tokenmill run command again to continue"]
     return shown
 

@@ -13,6 +13,7 @@ from tokenmill.api.engines.speeds import speeds_for
 from tokenmill.api.planning.plan import EnginePlan
 from tokenmill.api.tokens import TokenCounter, token_counter
 from tokenmill.cli.output import Common, facts, show, show_json
+from tokenmill.cli.views.speeds import speed_document, speed_words
 from tokenmill.jobs.store.address import Address
 from tokenmill.jobs.store.open import has_batches
 from tokenmill.jobs.store.reader import StoreReader
@@ -20,7 +21,7 @@ from tokenmill.recipes.estimate import KnownCosts, RecipeForecast, StageForecast
 from tokenmill.recipes.history import Lengths, lengths, settled_lines
 from tokenmill.recipes.run import planned_origin
 from tokenmill.recipes.runner import AnswerOrigin, Budget, Prospect, StageProspect
-from tokenmill.units import format_seconds, format_tok_s, number_of
+from tokenmill.units import format_seconds, number_of
 
 _NO_SPEED = (
     "no speed measured on this machine. Measure its bandwidths (10 s): tokenmill probe --measure -o machine.toml, then "
@@ -162,13 +163,7 @@ def _basis(found: RecipeForecast, tokens: TokenCounter) -> dict[str, str]:
     rows = dict[str, str]()
     speeds = found.speeds
     if speeds is not None:
-        decode = speeds.rates.decode_at(speeds.width)
-        rates = [
-            f"{what} {format_tok_s(rate)} tok/s"
-            for rate, what in ((speeds.rates.prefill_tok_s, "prefill"), (decode, "decode"))
-            if rate is not None
-        ]
-        rows["speed"] = f"{', '.join(rates)} with {number_of(speeds.width, 'sequence')}; {speeds.source}"
+        rows["speed"] = speed_words(speeds)
     size = f"{found.bytes_per_token:.2f} bytes each"
     why = f"; {tokens.why_not}" if tokens.why_not else ""
     rows["tokens"] = f"{size}, counted with the model's vocabulary" if found.counted else f"{size}, estimated{why}"
@@ -219,16 +214,7 @@ def document(found: RecipeForecast, origin: AnswerOrigin, machine: str | None, c
         "cost_expected": found.expected_cost,
         "currency": None if found.cost is None else currency,
         "runs": found.runs,
-        "speed": None
-        if speeds is None
-        else {
-            "measured": speeds.measured,
-            "confidence": speeds.confidence,
-            "words": speeds.source,
-            "prefill_tok_s": speeds.rates.prefill_tok_s,
-            "decode_tok_s": speeds.rates.decode_at(speeds.width),
-            "sequences": speeds.width,
-        },
+        "speed": speed_document(speeds),
         "bytes_per_token": round(found.bytes_per_token, 4),
         "tokens_counted": found.counted,
         "assumed": list(found.assumed),

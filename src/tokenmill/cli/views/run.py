@@ -23,6 +23,7 @@ from tokenmill.units import format_percent, format_seconds, number_of
 NOW_S = 15.0  # window of the current speeds
 _LINE_S = 30.0  # between two log lines without a terminal
 _DRAW_S = 0.25
+_DAY_S = 86400.0
 _BAR = 24  # characters
 _MISSES = 3  # causes shown
 _LINE_WIDTH = 71  # characters of a value on a terminal of 80 columns
@@ -121,7 +122,7 @@ class _LogLines:
         self._speeds.add(now)
         if now.elapsed_s - self._logged_s >= _LINE_S:
             self._logged_s = now.elapsed_s
-            say(line(now, self._speeds.now()))
+            say(line(now, self._speeds.now(), time.time()))
 
 
 def drawn(now: Snapshot, speeds: tuple[float, float] | None, time_s: float) -> RenderableType:
@@ -131,7 +132,9 @@ def drawn(now: Snapshot, speeds: tuple[float, float] | None, time_s: float) -> R
     failed = counts.failed + counts.quarantined + counts.cancelled
     more = f", {failed:,} failed" if failed else ""
     more += f", {now.retrying:,} waiting for a retry" if now.retrying else ""
-    rows = {"jobs": f"{_bar(counts)}  {counts.done:,} of {counts.total:,}{more}"}
+    rows = {"jobs": f"{_bar(now)}  {counts.done:,} of {counts.total:,}{more}"}
+    if left := _left(now, time_s):
+        rows["left"] = left.replace(" left", "", 1)
     if speeds is not None and now.elapsed_s > 0:
         mean = now.prompt_tokens_live / now.elapsed_s, tokens.generated / now.elapsed_s
         rows["tok/s"] = (
@@ -139,7 +142,7 @@ def drawn(now: Snapshot, speeds: tuple[float, float] | None, time_s: float) -> R
         )
     if tokens.prompt:
         rows["prompts"] = f"{tokens.prompt:,} tokens, {format_percent(tokens.cached / tokens.prompt)} from cache"
-    rows["slots"] = f"{now.busy} of {now.width} busy" + _left(now.eta_s, time_s)
+    rows["slots"] = f"{now.busy} of {now.width} busy"
     if now.failed is not None:
         retry = ", will be retried" if now.failed.again else ""
         rows["failed"] = f"line {now.failed.number}{retry}: {now.failed.failure.message}"
@@ -154,7 +157,7 @@ def drawn(now: Snapshot, speeds: tuple[float, float] | None, time_s: float) -> R
     return table
 
 
-def line(now: Snapshot, speeds: tuple[float, float] | None) -> str:
+def line(now: Snapshot, speeds: tuple[float, float] | None, time_s: float) -> str:
     """A snapshot as one log line."""
     counts = now.counts
     tokens = now.tokens
@@ -165,19 +168,33 @@ def line(now: Snapshot, speeds: tuple[float, float] | None) -> str:
     if tokens.prompt:
         parts.append(f"{format_percent(tokens.cached / tokens.prompt)} of prompt tokens from cache")
     parts.append(f"{now.busy} of {number_of(now.width, 'slot')} busy")
-    if now.eta_s is not None:
-        parts.append(f"about {format_seconds(now.eta_s)} left")
-    return "; ".join(parts)
+    return "; ".join(filter(None, [*parts, _left(now, time_s)]))
 
 
-def _left(eta_s: float | None, time_s: float) -> str:
-    if eta_s is None:
-        return ""
-    return f"; about {format_seconds(eta_s)} left, done at {time.strftime('%H:%M', time.localtime(time_s + eta_s))}"
+def _left(now: Snapshot, time_s: float) -> str:
+    """The tokens and the time left, and when the batch will be done; empty if they are unknown."""
+    parts = []
+    if now.left is not None:
+        parts.append(f"{now.left.prompt_tokens:,.0f} prompt and {now.left.output_tokens:,.0f} answer tokens")
+    until = ""
+    if now.eta_s is not None and now.eta_s >= 1:
+        parts.append(f"about {format_seconds(now.eta_s)}")
+        until = f", done at {clock(time_s + now.eta_s, time_s)}{' (forecast)' if now.forecast else ''}"
+    return f"{', '.join(parts)} left{until}" if parts else ""
 
 
-def _bar(counts: Counts) -> str:
-    share = counts.final / counts.total if counts.total else 1.0
+def clock(time_s: float, now_s: float) -> str:
+    """A time of the next day as HH:MM, a later one with its date."""
+    form = "%H:%M" if time_s - now_s < _DAY_S else "%Y-%m-%d %H:%M"
+    return time.strftime(form, time.localtime(time_s))
+
+
+def _bar(now: Snapshot) -> str:
+    """The share of the tokens that is done, or of the jobs while the tokens are unknown."""
+    counts = now.counts
+    share = now.share
+    if share is None:
+        share = counts.final / counts.total if counts.total else 1.0
     filled = int(share * _BAR)
     return "━" * filled + "─" * (_BAR - filled)  # as the bars of downloads and loads
 

@@ -41,10 +41,9 @@ class AnswerRoom:
             return None
         missing, max_tokens, line = self._worst
         about = "" if self._count else "about "
-        return TooMany(
-            self._jobs,
-            f"the schema of line {-line} needs {about}{missing + max_tokens:,} tokens at least, max_tokens is {max_tokens:,}",
-        )
+        needed = missing + max_tokens
+        detail = f"the schema of line {-line} needs {about}{needed:,} tokens at least, max_tokens is {max_tokens:,}"
+        return TooMany(self._jobs, detail)
 
     def _tokens_of(self, schema: str) -> int:
         text = shortest_answer(json.loads(schema))

@@ -51,6 +51,14 @@ class RemainingWork:
     output_tokens: float
 
 
+@dataclass(frozen=True, slots=True)
+class ExpectedJobs:
+    """What a job costs according to a forecast, until the first one has finished."""
+
+    mean: RemainingWork  # of one job
+    rates: MeasuredRates
+
+
 class AnswerLengths:
     """Answer lengths and token counts of finished jobs, used to predict those of pending jobs."""
 

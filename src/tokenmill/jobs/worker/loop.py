@@ -16,6 +16,7 @@ from tokenmill.jobs.ingest.background import Ingest
 from tokenmill.jobs.models import Batch, JobId
 from tokenmill.jobs.output import Output
 from tokenmill.jobs.scheduler.decisions import Dispatch, Fetch
+from tokenmill.jobs.scheduler.estimates import ExpectedJobs
 from tokenmill.jobs.scheduler.prefix_groups import Pending
 from tokenmill.jobs.scheduler.scheduler import Scheduler
 from tokenmill.jobs.scheduler.shape import EngineShape
@@ -48,6 +49,7 @@ class WorkOptions:
     first_delay_s: float = retries.FIRST_DELAY_S
     tick_s: float = TICK_S
     count_minimum: bool = False  # tokenize the prompts again at the end, to report the exact minimum
+    expected: ExpectedJobs | None = None  # for the estimates until the first job has finished
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,7 @@ class _Worker:
         self._on_snapshot = task.on_snapshot
         self._width = shape.width
         self._buffer = JobBuffer(Scheduler(shape))
-        self._stats = RunStats(shape, engine.identity.kind)
+        self._stats = RunStats(shape, engine.identity.kind, options.expected)
         self.completion = CompletionHandler(
             store,
             self._buffer,

@@ -29,6 +29,7 @@ def combined_snapshot(
     lost = [f"{name} was lost: {why}" for name, (_, why) in ended.items() if why is not None]
     trouble = "; ".join([*down, *lost]) or (None if every else "no engine has joined yet")
     details = [f"{name} {now.engine_detail}" for name, now in working.items() if now.engine_detail is not None]
+    known = next((now for now in usable if now.left is not None), None)  # every worker knows the whole batch
     return Snapshot(
         elapsed_s,
         counts,
@@ -42,6 +43,9 @@ def combined_snapshot(
         engine_detail="; ".join([*details, *down, *lost]) or None if usable else None,
         failed=failed,
         output=output,
+        left=None if known is None else known.left,
+        share=None if known is None else known.share,
+        forecast=bool(usable) and all(now.forecast for now in usable),
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tokenmill.jobs.models import Counts, Failure
-from tokenmill.jobs.scheduler.estimates import MeasuredRates
+from tokenmill.jobs.scheduler.estimates import MeasuredRates, RemainingWork
 from tokenmill.jobs.worker.answer_checks import AnswerChecks
 from tokenmill.jobs.worker.reuse import Misses
 from tokenmill.jobs.worker.slot_use import SlotUse
@@ -39,6 +39,9 @@ class Snapshot:
     engine_detail: str | None  # status detail of a usable engine, for example that it has been silent for long
     failed: Failed | None  # the last one
     output: str | None  # error of the output file, if any
+    left: RemainingWork | None = None  # of all unfinished jobs; None: unknown
+    share: float | None = None  # of the expected tokens of all jobs that are done; None: unknown
+    forecast: bool = False  # the estimates come from a forecast, because no job has finished
 
 
 @dataclass(frozen=True, slots=True)

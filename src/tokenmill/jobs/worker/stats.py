@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from tokenmill.engine.engine import Answer, Counters, EngineKind, EngineStatus
 from tokenmill.jobs.models import Counts
 from tokenmill.jobs.scheduler.decisions import Dispatch
-from tokenmill.jobs.scheduler.estimates import AnswerLengths, RemainingWork, eta_s
+from tokenmill.jobs.scheduler.estimates import AnswerLengths, ExpectedJobs, RemainingWork, eta_s
 from tokenmill.jobs.scheduler.shape import EngineShape
 from tokenmill.jobs.worker.answer_checks import AnswerChecks, checked
 from tokenmill.jobs.worker.attempts import Attempt
@@ -26,7 +26,7 @@ from tokenmill.jobs.worker.throughput import Throughput
 class RunStats:
     """Statistics of one run."""
 
-    def __init__(self, shape: EngineShape, kind: EngineKind) -> None:
+    def __init__(self, shape: EngineShape, kind: EngineKind, expected: ExpectedJobs | None = None) -> None:
         self.throughput = Throughput()
         self.misses = Misses()
         self.failed: Failed | None = None  # the last one
@@ -34,6 +34,7 @@ class RunStats:
         self.consecutive_failures = 0  # engine failures since the last answer
         self._shape = shape
         self._kind = kind
+        self._expected = expected
         self._minimum = MinimumEstimate()
         self._finish_reasons = Counter[str]()
         self._checks = AnswerChecks()
@@ -121,6 +122,8 @@ class RunStats:
         if down is None and status is not None and status.state != "ready":
             down = f"is {status.state}" + (f": {status.detail}" if status.detail else "")
         detail = status.detail if status is not None and down is None else None
+        mean = lengths.remaining(1) or (None if self._expected is None else self._expected.mean)
+        left = None if mean is None else self._left(mean, counts, in_flight)
         return Snapshot(
             elapsed_s,
             counts,
@@ -129,11 +132,14 @@ class RunStats:
             min(len(in_flight), width),
             width,
             retrying,
-            self._eta_s(lengths, counts, in_flight),
+            None if left is None else self._eta_s(left),
             down,
             detail,
             self.failed,
             output,
+            left,
+            None if mean is None or left is None else _share(mean, left, counts),
+            forecast=left is not None and not self.throughput.answers,
         )
 
     def report(
@@ -161,17 +167,29 @@ class RunStats:
             self._checks,
         )
 
-    def _eta_s(self, lengths: AnswerLengths, counts: Counts, in_flight: Sequence[int]) -> float | None:
+    def _left(self, mean: RemainingWork, counts: Counts, in_flight: Sequence[int]) -> RemainingWork:
+        """The work left in unfinished jobs that cost `mean` each."""
         decoding = [tokens for tokens in in_flight if tokens]  # the prompts of these jobs have been computed
-        left = lengths.remaining(max(0, counts.pending + counts.running - len(decoding)))
-        mean = lengths.mean_tokens
-        if left is None or mean is None:
-            return None
-        output = left.output_tokens + sum(max(0.0, mean - tokens) for tokens in decoding)
+        waiting = max(0, counts.pending + counts.running - len(decoding))
+        prompt = waiting * mean.prompt_tokens
+        if not self.throughput.answers:  # a long prefix is computed for the first jobs
+            prompt = max(0.0, (waiting + len(decoding)) * mean.prompt_tokens - self._live_prompt)
+        output = waiting * mean.output_tokens + sum(max(0.0, mean.output_tokens - tokens) for tokens in decoding)
+        return RemainingWork(prompt, output)
+
+    def _eta_s(self, left: RemainingWork) -> float | None:
         rates = self.throughput.rates()
+        if not self.throughput.answers:
+            return None if self._expected is None else eta_s(left, self._expected.rates, self._shape.width)
         # Without a prefill rate, the decode rate was measured over whole answers and includes their prompts.
         prompt = left.prompt_tokens if rates.prefill_tok_s is not None else 0.0
-        return eta_s(RemainingWork(prompt, output), rates, self._shape.width)
+        return eta_s(RemainingWork(prompt, left.output_tokens), rates, self._shape.width)
+
+
+def _share(mean: RemainingWork, left: RemainingWork, counts: Counts) -> float | None:
+    """The share of the tokens of all jobs that is done."""
+    total = counts.total * (mean.prompt_tokens + mean.output_tokens)
+    return max(0.0, 1 - (left.prompt_tokens + left.output_tokens) / total) if total else None
 
 
 OnSnapshot = Callable[[Snapshot], None]
