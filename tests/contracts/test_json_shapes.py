@@ -58,6 +58,7 @@ HERE: dict[str, tuple[object, ...]] = {
     "plan_file": ("plan", "{model}"),
     "report": ("report", "{model}", "-o", "report.md"),
     "models_list": ("models", "list"),
+    "models_fits": ("models", "list", "--fits", "desktop-ddr5", "--context", "4096"),
     "models_verify": ("models", "verify", "smollm2"),
     "status": ("status",),
     "status_one": ("status", "last"),

@@ -50,4 +50,4 @@ def inspect(model: str | Path, *, config: Config | str | Path | None = None) -> 
 
     `model`: as for `tokenmill.plan`. UnknownModel if it is neither a file, a URL, a pulled model nor a catalogue name.
     """
-    return read(locate(str(model), configuration(config)))
+    return read(locate(str(model), configuration(config), remote=True))

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tokenmill.errors import ModelError, UnknownModel
-from tokenmill.model import catalog
+from tokenmill.model import catalog, derived
 from tokenmill.model.describe import describe
 from tokenmill.model.gguf import is_url, read_headers
 from tokenmill.model.huggingface.safetensors import read_folder
@@ -13,11 +13,18 @@ from tokenmill.model.sources import UNREADABLE
 
 
 def read(where: str | Path, *, headers: dict[str, str] | None = None) -> Profile:
-    """Read a GGUF (any split, or an http(s) URL), a folder of safetensors, or a catalogue entry.
+    """Read a GGUF (any split, or an http(s) URL), a folder of safetensors, a config.json, or a catalogue entry.
 
+    A model of a Hugging Face repository, `hf:OWNER/REPO:QUANT`, is read from its headers or its config.json.
     `headers` are sent with HTTP requests. Raises `UnknownModel` if there is no such model, and other errors of
     `tokenmill.errors.ModelError` if it cannot be read.
     """
+    if (config := derived.reference(str(where))) is not None:
+        return derived.read_config(config, headers)
+    if str(where).startswith("hf:"):
+        from tokenmill.model.pull.preview import preview  # noqa: PLC0415  imports an HTTP client
+
+        return preview(str(where))
     if is_url(where):
         return describe(read_headers(where, headers))
     if not str(where) or "://" in str(where):

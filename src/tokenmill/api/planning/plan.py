@@ -4,6 +4,7 @@
 places the tensors, and calibrates the forecast with earlier measurements. It starts nothing.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from tokenmill.errors import DoesNotFit, UnknownModel, UsageError
 from tokenmill.hardware import catalog as machines
 from tokenmill.hardware.catalog import THIS, find
 from tokenmill.hardware.machine import Machine
-from tokenmill.model import catalog
+from tokenmill.model import catalog, derived
 from tokenmill.model.describe import describe
 from tokenmill.model.gguf import is_url
 from tokenmill.model.profile import Profile
@@ -93,7 +94,7 @@ def describe_or_plan(model: str, options: EngineOptions, config: Config) -> Desc
 
     The latter has no operating point, no calibration and no default number of sequences.
     """
-    path = locate(model, config)
+    path = locate(model, config, remote=True)
     here = Path(path).exists()
     kind = options.engine_config(config).kind
     machine = find(options.machine or config.machine)
@@ -129,8 +130,8 @@ def plan_engine(
     from tokenmill.native.builds.finished import library_decisions  # noqa: PLC0415  reads the machine
 
     engine, dialect = engine_to_plan(options, config, started=files)
-    path = locate(model, config)
-    if files and (is_url(path) or (catalog.looks_like_name(path) and not Path(path).exists())):
+    path = locate(model, config, remote=not files)
+    if files and (is_url(path) or is_derived(path)):
         raise UnknownModel(
             f"{model} has not been downloaded, and an engine needs its files", hint=catalog.pull_hint(model)
         )
@@ -219,16 +220,21 @@ def engine_to_plan(options: EngineOptions, config: Config, *, started: bool) -> 
     return replace(options, engine=kind).engine_config(config), cast(DialectName, asked)
 
 
-def locate(model: str, config: Config) -> str:
-    """The path of a pulled model; files, URLs and catalogue names are returned unchanged."""
-    known = catalog.looks_like_name(model) and model.partition(":")[0].lower() in catalog.names()
-    if is_url(model) or Path(model).exists() or known:
+def locate(model: str, config: Config, *, remote: bool = False) -> str:
+    """The path of a pulled model; files, URLs, references to a config.json and catalogue names are returned unchanged.
+
+    `remote`: so are names of a Hugging Face repository that has not been pulled, which `read` describes.
+    """
+    known = catalog.looks_like_name(model) and catalog.known(model.partition(":")[0])
+    if is_url(model) or Path(model).exists() or known or derived.reference(model) is not None:
         return model
     from tokenmill.model.pull import locate as pulled  # noqa: PLC0415  imports an HTTP client
     from tokenmill.model.pull import names  # noqa: PLC0415
 
     if path := pulled(model, config.models_path):
         return str(path)
+    if model.startswith("hf:") and remote:
+        return model
     if model in names() or model.startswith("hf:"):
         raise UnknownModel(f"{model} has not been downloaded", hint=f"tokenmill models pull {model}")
     return model
@@ -244,7 +250,8 @@ def command_for(
 ) -> Command:
     """The command that starts a plan's engine: a server's own, or `tokenmill serve --engine-only` for native."""
     if made.config.kind == "native":
-        name = model if made.model_path.exists() else file_name(model)  # serve knows pulled models by name
+        # serve knows pulled models by name
+        name = model if made.model_path.exists() or model.startswith("hf:") else file_name(model)
         return _native_command(made.plan, name, options)
     from tokenmill.launch import spell  # noqa: PLC0415  reads the captured flags of every engine
 
@@ -252,10 +259,17 @@ def command_for(
 
 
 def file_name(model: str) -> str:
-    """The model's file in a command; for a catalogue name, a placeholder path."""
-    if Path(model).exists() or not catalog.looks_like_name(model):
+    """The model's file in a command; for a model without a file, a placeholder path."""
+    if not is_derived(model) and not model.startswith("hf:"):
         return model
-    return f"/path/to/models/{model.replace(':', '-')}.gguf"
+    return f"/path/to/models/{re.sub(r'[^A-Za-z0-9._-]+', '-', model.removeprefix('hf:')).strip('.-')}.gguf"
+
+
+def is_derived(path: str) -> bool:
+    """Whether a located model is described by the catalogue or by a config.json, so that it has no file."""
+    if derived.reference(path) is not None:
+        return True
+    return catalog.looks_like_name(path) and not Path(path).exists()
 
 
 def smaller_quants(model: str) -> Iterator[tuple[str, Profile]]:

@@ -76,7 +76,7 @@ def _plans(model: str, options: EngineOptions, what: str, config: Config) -> Ite
     if equals and setting.strip() not in (*_NUMBERS, *_NAMES):
         known = ", ".join((*_NUMBERS, *_NAMES))
         raise UsageError(f"--compare cannot vary {setting.strip()!r}", hint=f"use one of {known}")
-    base = locate(model, config).partition(":")[0]
+    base = locate(model, config, remote=True).partition(":")[0]
     for part in parts:
         field = setting.strip() or _recognized(part, base, model)
         yield _planned(field, part, model, base, options, config)

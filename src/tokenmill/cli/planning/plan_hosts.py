@@ -80,7 +80,7 @@ def plan_over(
         raise UsageError("no model given", hint="for example: tokenmill plan kimi-k2.5:Q4_K_S --machine a.toml,b.toml")
     if options.pipeline_parallel is not None and options.pipeline_parallel < 1:
         raise UsageError(f"--pipeline-parallel must be at least 1 (got {options.pipeline_parallel})")
-    model = locate(model, common.load_config())
+    model = locate(model, common.load_config(), remote=True)
     made = make_over(fleet, read(model), goal, layers=options.counts(), pipeline_parallel=options.pipeline_parallel)
     commands = spell_hosts(made, model=file_name(model), binary=binary) if made.fits else ()
     if common.json:

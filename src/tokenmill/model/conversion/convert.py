@@ -1,5 +1,6 @@
 """Finds the family of a config.json and converts it to GGUF keys."""
 
+import difflib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -55,10 +56,14 @@ def convert(config: Mapping[str, Any], source: str) -> Converted:
     named = settings.word("model_type")
     classes = settings.words("architectures") or []
     kind = next((_BY_CLASS[name] for name in classes if name in _BY_CLASS), named)
+    if kind == "kimi_linear" and "attn_res_block_size" not in settings.values:
+        kind = "kimi_linear of Kimi-Linear"  # Kimi-K3's language model has the type of an older family
     family = _FAMILIES.get(kind or "")
     if family is None:
+        near = difflib.get_close_matches(kind or "", _FAMILIES, n=1)
+        nearest = f"the nearest known type is {near[0]}; " if near else ""
         raise UnknownModel(
             f"{source} has model type {kind or 'unknown'!r}, whose tensors cannot be derived",
-            hint=f"give a GGUF of the model, whose header is enough; known types: {', '.join(families())}",
+            hint=f"{nearest}give a GGUF of the model, whose header is enough; known types: {', '.join(families())}",
         )
     return family(settings)

@@ -1,5 +1,6 @@
 """Fields of a config.json, and the GGUF keys that every family has in common."""
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -83,9 +84,11 @@ class Config:
 
     def lacks(self, name: str) -> ModelError:
         """The error for a field that is missing or has another type."""
+        near = difflib.get_close_matches(name, set(self.values) - {name}, n=1, cutoff=0.8)
+        nearest = f"is {near[0]} meant to be {name}? " if near else ""
         return ModelError(
             f"{self.source} has no usable {name}",
-            hint="check that the file is the config.json of a language model, or give a GGUF of the model",
+            hint=f"{nearest}check that it is the config.json of a language model, or give a GGUF of the model",
         )
 
     @property

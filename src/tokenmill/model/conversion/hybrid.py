@@ -98,7 +98,7 @@ def nemotron_h(config: Config) -> Converted:
     epsilon = config.number("layer_norm_epsilon", config.values.get("norm_eps"))
     values = {**config.values, "num_hidden_layers": len(kinds), "rms_norm_eps": config.values.get("norm_eps", epsilon)}
     keys = common(Config(values, config.source), prediction_layers=prediction) | weighted(config)
-    kinds += ["both"] * prediction  # attention and experts in one layer
+    kinds = [*kinds, *["both"] * prediction]  # a prediction layer has attention and experts
     expert = config.count("moe_intermediate_size")
     heads = config.count("num_key_value_heads")
     keys |= {

