@@ -64,6 +64,8 @@ class Round:
     load_before: float  # load average of the machine
     median_ms: float  # with one client
     requests_s: float  # with sixteen clients
+    many_ms: float  # the median then
+    many_p99_ms: float
     token_ms: float  # with four streams: median lag of a token
     token_p99_ms: float
 
@@ -205,15 +207,17 @@ def measure(target: Target, number: int, seconds: float) -> Round:
     load = os.getloadavg()[0]
     alone = ask(target, "whole", 1, seconds)
     many = ask(target, "whole", AT_ONCE, seconds)
-    lags = sorted(ask(target, "stream", STREAMS, seconds)["lags_ms"])
+    lag = ask(target, "stream", STREAMS, seconds)["lag"]
     return Round(
         target.name,
         number,
         load,
-        statistics.median(alone["took_ms"]),
+        alone["took"]["median"],
         many["requests_s"],
-        statistics.median(lags),
-        lags[int(len(lags) * 0.99)],
+        many["took"]["median"],
+        many["took"]["p99"],
+        lag["median"],
+        lag["p99"],
     )
 
 
@@ -228,6 +232,7 @@ def summary(rounds: list[Round]) -> dict[str, dict[str, float]]:
             "added_ms": statistics.median(one.median_ms - direct[one.round].median_ms for one in own),
             "requests_s": statistics.median(one.requests_s for one in own),
             "best_requests_s": max(one.requests_s for one in own),
+            "p99_by_median": statistics.median(one.many_p99_ms / one.many_ms for one in own),
             "token_added_ms": statistics.median(one.token_ms - direct[one.round].token_ms for one in own),
         }
     return found
@@ -252,7 +257,7 @@ def missed(found: dict[str, dict[str, float]], ratio: dict[str, float]) -> list[
 
 
 def line(one: Round) -> str:
-    rate = f"{one.requests_s:9.0f} /s"
+    rate = f"{one.requests_s:9.0f} /s {one.many_ms:6.1f} ({one.many_p99_ms:.1f}) ms"
     token = f"{one.token_ms:7.2f} ({one.token_p99_ms:.2f}) ms"
     return f"{one.round:5}  {one.target:9}  {one.median_ms:7.2f} ms  {rate}  {token}  {one.load_before:6.1f}"
 
@@ -275,7 +280,7 @@ def main() -> int:
         for target in targets:
             for way in ("whole", "stream"):
                 ask(target, way, 1, 1.0)  # not measured: the first request loads and compiles
-        print("round  target     one client  sixteen clients  token lag (p99)    load")
+        print("round  target     one client  sixteen clients, median (p99)  token lag (p99)    load")
         for number in range(options.rounds):
             turned = targets[number % len(targets) :] + targets[: number % len(targets)]
             for target in turned:

@@ -2,12 +2,14 @@
 
     python bench/gateway_load.py URL MODEL KEY whole|stream CONCURRENT SECONDS    prints one JSON object
 
-`whole`: milliseconds of every answer. `stream`: milliseconds from the server's write of a token to its arrival.
+`took`: milliseconds of an answer. `lag`: milliseconds from the server's write of a token to its arrival. Only medians
+and percentiles are printed, because a line with every value would have several hundred KB.
 """
 
 import asyncio
 import json
 import re
+import statistics
 import sys
 import time
 from typing import Any
@@ -69,6 +71,12 @@ def request_for(url: str, model: str, key: str, *, stream: bool) -> bytes:
     return head.encode() + body
 
 
+def percentiles(values: list[float]) -> dict[str, float]:
+    """Median and 99th percentile; empty without values."""
+    ordered = sorted(values)
+    return {"median": statistics.median(ordered), "p99": ordered[int(len(ordered) * 0.99)]} if ordered else {}
+
+
 async def load(url: str, request: bytes, at_once: int, seconds: float) -> dict[str, Any]:
     parts = urlsplit(url)
     loop = asyncio.get_running_loop()
@@ -94,7 +102,12 @@ async def load(url: str, request: bytes, at_once: int, seconds: float) -> dict[s
         asking.transport.abort()
 
     await asyncio.gather(*(one() for _ in range(at_once)))
-    return {"requests_s": len(took_ms) / seconds, "took_ms": took_ms, "lags_ms": lags_ms, "statuses": statuses}
+    return {
+        "requests_s": len(took_ms) / seconds,
+        "took": percentiles(took_ms),
+        "lag": percentiles(lags_ms),
+        "statuses": statuses,
+    }
 
 
 if __name__ == "__main__":

@@ -9,7 +9,9 @@ from tokenmill.errors import (
     EngineDied,
     EngineError,
     EngineTimeout,
+    NonFiniteLogits,
     RequestRefused,
+    StoreFull,
     TokenmillError,
     TooLong,
     UnknownModel,
@@ -23,7 +25,7 @@ ALL = [item for _, item in inspect.getmembers(errors, inspect.isclass) if issubc
 def test_each_has_an_answer(cls: type[TokenmillError]) -> None:
     made = cls("m", needed_tokens=2, context_tokens=1) if cls is TooLong else cls("m", hint="do this")
     body = error_body(made)["error"]
-    assert body["message"].startswith("m")
+    assert body["message"].startswith("This model's maximum context" if cls is TooLong else "m")
     assert status_of(made) == cls.http_status
     assert body["source"] == (
         "engine" if isinstance(made, EngineError) else "request" if status_of(made) < 500 else "gateway"
@@ -48,7 +50,7 @@ def test_an_engines_last_words_stay_in_the_house() -> None:
 def test_waiting_is_rounded_up() -> None:
     assert error_headers(Busy("m", retry_after_s=0.2)) == {"retry-after": "1"}
     assert error_headers(Busy("m", retry_after_s=7.01)) == {"retry-after": "8"}
-    assert error_headers(GatewayFault("m")) == {}
+    assert error_headers(GatewayFault("m", status=502)) == {}
     assert status_of(Stopping()) == 503
 
 
@@ -69,3 +71,28 @@ def test_the_key_is_found_in_the_message(message: str, param: str | None) -> Non
     assert param_of(RequestRefused(message)) == param
     assert param_of(RequestRefused(message, param="stop")) == "stop"
     assert param_of(TokenmillError(message)) is None
+
+
+def test_a_prompt_that_is_too_long_is_told_in_words_that_clients_look_for() -> None:
+    error = error_body(TooLong("the prompt has 9 tokens", needed_tokens=10, context_tokens=8, hint="h"))["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert "this model's maximum context length is 8 tokens" in error["message"].lower()  # LiteLLM's condition
+
+
+@pytest.mark.parametrize(
+    ("error", "may_help"),
+    [
+        (Busy("m", retry_after_s=7.0), True),
+        (Busy("the tokens of the day", retry_after_s=7200.0), False),
+        (EngineDied("m"), True),
+        (EngineError("m"), True),
+        (NonFiniteLogits("m"), False),
+        (Stopping(), True),
+        (GatewayFault("m", status=409), False),
+        (GatewayFault("m", status=501), False),
+        (StoreFull("m"), False),
+        (RequestRefused("m"), False),
+    ],
+)
+def test_clients_do_not_retry_what_cannot_help(error: TokenmillError, *, may_help: bool) -> None:
+    assert ("x-should-retry" not in error_headers(error)) is may_help

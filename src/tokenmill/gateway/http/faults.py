@@ -10,8 +10,10 @@ from typing import ClassVar, Literal
 from tokenmill.errors import (
     EngineDied,
     EngineError,
+    NonFiniteLogits,
     RequestRefused,
     TokenmillError,
+    TooLong,
 )
 from tokenmill.gateway.schemas import AnthropicError, Error
 
@@ -31,6 +33,8 @@ _TYPES = {
     501: "not_implemented_error",
     503: "service_unavailable_error",
 }
+_MAY_PASS = frozenset((408, 429, 500, 502, 503, 504))  # statuses of errors that may pass
+_CLIENTS_WAIT_S = 60.0  # OpenAI's clients ignore a longer Retry-After and retry within seconds
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -99,16 +103,29 @@ def source_of(error: TokenmillError) -> Literal["request", "gateway", "engine"]:
 def error_body(error: TokenmillError) -> Error:
     """OpenAI's error object."""
     status = status_of(error)
-    text = f"{error.message} ({error.hint})" if error.hint and not isinstance(error, EngineError) else error.message
     return {
         "error": {
-            "message": text,
+            "message": _message(error),
             "type": _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error"),
             "param": param_of(error),
             "code": error.code,
             "source": source_of(error),
         }
     }
+
+
+def _message(error: TokenmillError) -> str:
+    """The message with its hint. For a prompt that is too long it begins as OpenAI's and vLLM's.
+
+    Clients such as LiteLLM recognize these words and then use a fallback with a larger context.
+    """
+    text = error.message
+    if isinstance(error, TooLong):
+        text = (
+            f"This model's maximum context length is {error.context_tokens} tokens, but the request needs "
+            f"{error.needed_tokens} tokens"
+        )
+    return f"{text} ({error.hint})" if error.hint and not isinstance(error, EngineError) else text
 
 
 def anthropic_error(error: TokenmillError) -> AnthropicError:
@@ -119,9 +136,16 @@ def anthropic_error(error: TokenmillError) -> AnthropicError:
 
 
 def error_headers(error: TokenmillError) -> dict[str, str]:
-    """The Retry-After header, if a retry may succeed."""
+    """Retry-After if a retry may succeed; X-Should-Retry: false if it cannot.
+
+    OpenAI's and Anthropic's clients retry the statuses 408, 409, 429 and 5xx, unless X-Should-Retry forbids it.
+    """
     wait_s = error.retry_after_s if isinstance(error, GatewayFault) else 1.0 if isinstance(error, EngineDied) else None
-    return {} if wait_s is None else {"retry-after": str(max(1, math.ceil(wait_s)))}
+    headers = {} if wait_s is None else {"retry-after": str(max(1, math.ceil(wait_s)))}
+    hopeless = status_of(error) not in _MAY_PASS or isinstance(error, NonFiniteLogits)
+    if hopeless or (wait_s is not None and wait_s > _CLIENTS_WAIT_S):
+        headers["x-should-retry"] = "false"
+    return headers
 
 
 def param_of(error: TokenmillError) -> str | None:

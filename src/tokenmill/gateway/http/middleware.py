@@ -35,7 +35,9 @@ from tokenmill.gateway.state import GatewayState
 _ID = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
 _ANTHROPIC_PATH = "/v1/messages"  # and below: errors have Anthropic's format
 _LOOPBACK_NAMES = frozenset(("localhost", "127.0.0.1", "::1"))
-_EXPOSED_HEADERS = "x-request-id, x-tokenmill-engine, x-tokenmill-cached-tokens, x-tokenmill-not-told, retry-after"
+_EXPOSED_HEADERS = (
+    "x-request-id, x-tokenmill-engine, x-tokenmill-cached-tokens, x-tokenmill-not-told, retry-after, x-should-retry"
+)
 
 
 class AccessMiddleware:
