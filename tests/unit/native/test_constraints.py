@@ -328,3 +328,20 @@ def test_junk_is_refused_and_nothing_worse(schema: Any) -> None:
         compiled(schema=json.dumps(schema))
     except RequestRefused as error:
         assert error.hint
+
+
+@pytest.mark.parametrize(
+    ("document", "written"),
+    [
+        ('{"a": [1, 2]}', True),
+        ('{\n  "a": [\n    1,\n    2\n  ]\n}', True),
+        ('{"a":[1,2]}', True),
+        ('{   "a": [1]}', False),
+        ('{\n\n\n"a": [1]}', False),
+        ('{"a": [1]\n' + 24 * " " + "}", False),
+    ],
+)
+def test_whitespace_is_limited(document: str, *, written: bool) -> None:
+    """Unlimited, a small model writes whitespace until max_tokens."""
+    schema = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}}}}
+    assert follows(compiled(schema=json.dumps(schema)), document) is written
