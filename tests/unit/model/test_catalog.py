@@ -30,6 +30,10 @@ PUBLISHED = [
     ("gpt-oss-120b:F16", 60.87, 0.001),  # llama-bench
     ("llama-3.3-70b:Q4_K_M", 39.59, 0.001),  # llama-bench
     ("qwen3-32b:Q4_K_M", 18.40, 0.001),  # llama-bench
+    # recipes of the field, with the sizes that their authors state
+    ("deepseek-r1:IQ3_KT", 272.527, 0.005),  # github.com/ikawrakow/ik_llama.cpp/pull/529, with attn_kv_b
+    ("llama-4-scout:IQ4_KS", 54.003, 0.001),  # github.com/ikawrakow/ik_llama.cpp/pull/321
+    ("glm-4.5-air:IQ3_KS", 49.072, 0.005),  # github.com/ikawrakow/ik_llama.cpp/pull/624
 ]
 
 
