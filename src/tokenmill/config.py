@@ -35,6 +35,7 @@ class EngineConfig:
     host: str = "127.0.0.1"
     port: int = 8180  # of a server that tokenmill starts
     api_key_env: str | None = None  # environment variable that holds the endpoint's API key
+    remote_media: bool = False  # servers: may fetch images that requests name by http(s) URL, from any address
     special_tokens_in_messages: bool = False  # native: parse control tokens such as <|im_end|> in message contents, too
     warm: bool = True  # fill the page cache and decode once before `ready`
     nice: int | None = None  # 19 is the lowest priority; negative values need CAP_SYS_NICE

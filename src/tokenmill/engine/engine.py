@@ -177,6 +177,8 @@ class Capabilities:
     copies_prefixes: bool = False  # slots have KV cells of their own and copy prefixes from each other
     lists_contents: bool = False  # running_requests() and cached_prefixes()
     embeddings: bool = False  # embed(), which a server may still refuse
+    images: bool = False  # messages may have images
+    audio: bool = False
     restarts: bool = False  # restarted when its process dies
 
 
@@ -249,6 +251,9 @@ class HttpApi:
     priorities: bool = False  # vLLM with --scheduling-policy priority
     guided: bool = False  # vLLM before 0.11: guided_grammar instead of structured_outputs
     tools: bool = True  # the server passes tools to the model and parses its calls
+    images: bool = True
+    audio: bool = True
+    remote_media: bool = False  # the server may fetch images by URL
 
 
 class Engine(ABC):

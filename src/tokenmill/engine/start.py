@@ -51,7 +51,7 @@ async def attach(url: str, config: EngineConfig, *, model: str | None = None) ->
     """Connect to a running server; `model` selects one of several."""
     client = client_for(base_url(url), key_from(config.api_key_env))
     try:
-        identity, api = await discover(client, KnownServer(), model=model)
+        identity, api = await discover(client, KnownServer(remote_media=config.remote_media), model=model)
     except BaseException:
         await client.aclose()
         raise
@@ -155,7 +155,7 @@ async def start_server(
             await _until_ready(process, client, prepared.kind, watch, progress)
         if not prepared.contained:
             _check_port_owner(process, port)
-        identity, api = await discover(client, _known(plan, prepared, process, model_id))
+        identity, api = await discover(client, _known(plan, prepared, process, model_id, config))
         registry.write(state, replace(record, model=identity.model, build=identity.build))
     except BaseException:
         await process.kill()
@@ -195,7 +195,7 @@ async def _diagnose(watch: LoadWatch, plan: Plan, slow: OnSlowLoad) -> None:
         slow(watch.findings(plan))
 
 
-def _known(plan: Plan, prepared: PreparedServer, process: Process, model_id: str) -> KnownServer:
+def _known(plan: Plan, prepared: PreparedServer, process: Process, model_id: str, config: EngineConfig) -> KnownServer:
     return KnownServer(
         kind=prepared.kind,
         model_id=model_id,
@@ -205,6 +205,7 @@ def _known(plan: Plan, prepared: PreparedServer, process: Process, model_id: str
         context=plan.settings.context,
         priorities=prepared.priorities,
         tools=prepared.tools,
+        remote_media=config.remote_media,
     )
 
 

@@ -17,8 +17,9 @@ from starlette.types import Receive, Scope, Send
 
 from tokenmill.engine import tool_calls
 from tokenmill.engine.answer_parts import AnswerPart, AnswerReader
-from tokenmill.engine.engine import Answer, FinishReason, Piece, Usage
+from tokenmill.engine.engine import Answer, Capabilities, Chat, FinishReason, Piece, Usage
 from tokenmill.engine.engine import Request as EngineRequest
+from tokenmill.engine.media import Kind, media_kinds
 from tokenmill.engine.tool_calls import ToolUse
 from tokenmill.errors import EngineError, RequestRefused, TokenmillError
 from tokenmill.gateway.backends.backend import Backend, Events, StartedStream, begin, candidates
@@ -103,12 +104,26 @@ async def respond(
             await _end_with(attempts.failure(error), writer)
 
 
+def reading(chain: Sequence[Backend], request: ParsedRequest) -> Sequence[Backend]:
+    """The backends that read the images and audio of a request; all of them if none does, so that one refuses."""
+    prompt = request.calls[0].prompt
+    kinds = media_kinds(prompt.messages) if isinstance(prompt, Chat) else frozenset()
+    if not kinds:
+        return chain
+    can = [backend for backend in chain if _reads(backend.engine.capabilities, kinds)]
+    return can or chain
+
+
+def _reads(capabilities: Capabilities, kinds: frozenset[Kind]) -> bool:
+    return (capabilities.images or "image" not in kinds) and (capabilities.audio or "audio" not in kinds)
+
+
 async def count_tokens(state: GatewayState, context: RequestContext, request: ParsedRequest) -> int:
     """The number of prompt tokens, counted by the first backend of the route that can."""
     key = context.key.name if context.key is not None else None
     chain = state.routes.choose(request.model, request.priority, None, key)
     error: TokenmillError | None = None
-    for backend in candidates(chain):
+    for backend in candidates(reading(chain, request)):
         context.backend = backend.name
         use = tool_calls.adapt(request.engine_requests()[0], backend.engine.capabilities)
         try:
@@ -151,7 +166,7 @@ class _Attempts:
         """Answer the request; raises the error of the last backend if all of them fail."""
         chain = await self._chain(request)
         last: EngineError | Busy | None = None
-        for backend in candidates(chain):
+        for backend in candidates(reading(chain, request)):
             try:
                 await self._answer(backend, request)
             except (EngineError, Busy) as error:

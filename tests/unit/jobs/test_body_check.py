@@ -328,7 +328,11 @@ def test_refused(endpoint: Endpoint, body: dict[str, Any], param: str) -> None:
         ([*HELLO, None], "messages[1]"),
         ([{"role": "user", "content": "x", "nmae": "me"}], "messages[0]"),
         ([{"role": "user", "content": [{"type": "text", "text": None}]}], "messages[0].content[0].text"),
-        ([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], "messages[0].content[0].type"),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
+            "messages[0].content[0].image_url.url",
+        ),
+        ([{"role": "user", "content": [{"type": "video_url", "video_url": {}}]}], "messages[0].content[0].type"),
         ([{"role": "user", "content": "x", "tool_call_id": 5}], "messages[0].tool_call_id"),
     ],
 )

@@ -31,6 +31,7 @@ class KnownServer:
     context: int | None = None
     priorities: bool = False
     tools: bool = True
+    remote_media: bool = False
     pid: int | None = None
 
 
@@ -53,6 +54,9 @@ async def discover(
         known.priorities and kind == "vllm",
         kind == "vllm" and older_than(version, _STRUCTURED_OUTPUTS),
         known.tools and tools_of(props),
+        accepts(props, "vision"),
+        accepts(props, "audio"),
+        known.remote_media,
     )
     identity = Identity(
         kind=kind,
@@ -103,6 +107,12 @@ def slots_of(props: Mapping[str, Any] | None) -> int | None:
 def tools_of(props: Mapping[str, Any] | None) -> bool:
     """Whether the model sees tools: llama.cpp silently drops them if the chat template does not support them."""
     return ((props or {}).get("chat_template_caps") or {}).get("supports_tools") is not False
+
+
+def accepts(props: Mapping[str, Any] | None, kind: str) -> bool:
+    """Whether the server accepts images ("vision") or "audio"; true if only the server itself knows."""
+    modalities = (props or {}).get("modalities")
+    return not isinstance(modalities, dict) or modalities.get(kind) is True
 
 
 def context_of(entry: Mapping[str, Any], props: Mapping[str, Any] | None) -> int | None:

@@ -9,7 +9,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from tokenmill.engine.engine import MAX_LOGPROBS, Capabilities, Chat, EngineKind, HttpApi, Request, Sampling
+from tokenmill.engine.engine import MAX_LOGPROBS, Capabilities, Chat, EngineKind, HttpApi, Prompt, Request, Sampling
+from tokenmill.engine.media import NO_AUDIO, NO_IMAGES, has_remote_media, media_kinds
 from tokenmill.engine.schema_bounds import bounded
 from tokenmill.errors import RequestRefused
 
@@ -34,6 +35,7 @@ class ServerCall:
 def call_of(request: Request, api: HttpApi) -> ServerCall:
     """Return the call for a request; RequestRefused if the server does not support it."""
     chat = isinstance(request.prompt, Chat)
+    _check_media(request.prompt, api)
     body: dict[str, Any] = {"model": api.model, "stream": True, "stream_options": {"include_usage": True}}
     body |= _prompt(request)
     body |= _common(request.sampling)
@@ -71,6 +73,8 @@ def capabilities_of(api: HttpApi, *, reports_cached: bool, saves_prefixes: bool 
         notes=_notes(api, reports_cached),
         saves_slots=llama,
         embeddings=True,
+        images=api.images,
+        audio=api.audio,
     )
 
 
@@ -89,6 +93,24 @@ def _notes(api: HttpApi, reports_cached: bool) -> tuple[str, ...]:
     if api.kind == "url":
         notes.append("only parameters of OpenAI's API are supported: no grammar, top_k, min_p or repeat_penalty")
     return tuple(notes)
+
+
+def _check_media(prompt: Prompt, api: HttpApi) -> None:
+    """Refuse images and audio that the server does not accept, and URLs that it may not fetch."""
+    if not isinstance(prompt, Chat):
+        return
+    kinds = media_kinds(prompt.messages)
+    if not api.images and "image" in kinds:
+        raise _cannot(api, "read images: its model has no vision projector", "start it with --mmproj", NO_IMAGES)
+    if not api.audio and "audio" in kinds:
+        raise _cannot(api, "read audio: its model has no audio projector", "start it with --mmproj", NO_AUDIO)
+    if not api.remote_media and has_remote_media(prompt.messages):
+        raise RequestRefused(
+            "messages: images by URL are not allowed, because the server would fetch any address",
+            param="messages",
+            code="remote_media_not_allowed",
+            hint="send the image as a data: URL, or set engine.remote_media",
+        )
 
 
 def _prompt(request: Request) -> dict[str, Any]:
@@ -244,5 +266,5 @@ def _refuse_slot(request: Request, api: HttpApi) -> None:
         raise _cannot(api, f"use slot {request.slot}: its slots cannot be selected", "omit slot")
 
 
-def _cannot(api: HttpApi, what: str, hint: str) -> RequestRefused:
-    return RequestRefused(f"{_NAMES[api.kind]} cannot {what}", hint=hint)
+def _cannot(api: HttpApi, what: str, hint: str, code: str | None = None) -> RequestRefused:
+    return RequestRefused(f"{_NAMES[api.kind]} cannot {what}", hint=hint, code=code)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tokenmill.engine.engine import HttpApi, Timings, Usage
+from tokenmill.engine.media import media_kinds
 from tokenmill.engine.schema_bounds import bounded
 from tokenmill.engine.server.request import BATCH_PRIORITY, INTERACTIVE_PRIORITY
 from tokenmill.errors import RequestRefused
@@ -79,6 +80,9 @@ def relayed_body(request: ParsedRequest, api: HttpApi) -> bytes | None:
         return None
     if api.tools:
         keys |= _TOOLS
+    messages = request.body.get("messages") or ()
+    if media_kinds(messages) and (not api.remote_media or not (api.images and api.audio)):
+        return None  # the engine protocol checks them
     if not keys.issuperset(request.body) or not _has_compilable_schemas(request.body):
         return None
     wanted = request.body.get("max_tokens", request.body.get("max_completion_tokens"))

@@ -36,7 +36,7 @@ _Nothing = Annotated[list[Any], Meta(max_length=0)] | Annotated[dict[str, Any], 
 
 
 class TextPart(Struct, tag_field="type", tag="text"):
-    """A text part of a message; other kinds, such as images, are not supported."""
+    """A text part of a message."""
 
     text: str
 
@@ -47,7 +47,34 @@ class RefusalPart(Struct, tag_field="type", tag="refusal"):
     refusal: str
 
 
+class ImageUrl(Struct):
+    """An image as a data: URL, or by http(s) URL if the engine's remote_media is set."""
+
+    url: Annotated[str, Meta(pattern="^(data:image/|https?://)")]
+    detail: Annotated[Any, Meta(extra_json_schema={"type": ["string", "null"]})] = None
+
+
+class ImagePart(Struct, tag_field="type", tag="image_url"):
+    """An image, for engines that read images."""
+
+    image_url: ImageUrl
+
+
+class InputAudio(Struct):
+    """Audio, in base64."""
+
+    data: str
+    format: Literal["wav", "mp3"]
+
+
+class AudioPart(Struct, tag_field="type", tag="input_audio"):
+    """Audio, for engines that read audio."""
+
+    input_audio: InputAudio
+
+
 _Content = str | Annotated[list[TextPart | RefusalPart], Meta(min_length=1)]
+_MediaContent = str | Annotated[list[TextPart | RefusalPart | ImagePart | AudioPart], Meta(min_length=1)]
 
 
 class _Message(Struct, tag_field="role", forbid_unknown_fields=True, kw_only=True, gc=False):
@@ -77,7 +104,7 @@ class DeveloperMessage(_Message, tag="developer"):
 class UserMessage(_Message, tag="user"):
     """A message of the user."""
 
-    content: _Content
+    content: _MediaContent
 
 
 class AssistantMessage(_Message, tag="assistant"):
@@ -93,7 +120,7 @@ class AssistantMessage(_Message, tag="assistant"):
 class ToolMessage(_Message, tag="tool"):
     """The result of a tool call."""
 
-    content: _Content
+    content: _MediaContent
 
 
 class FunctionMessage(_Message, tag="function"):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from tokenmill.engine.engine import Chat
+from tokenmill.engine.media import NO_AUDIO, NO_IMAGES
 from tokenmill.errors import RequestRefused
 
 ChatMessage = dict[str, Any]
@@ -142,8 +143,9 @@ def _message(where: str, given: Mapping[str, Any]) -> ChatMessage:
 
 def _part(where: str, part: Mapping[str, Any]) -> dict[str, Any]:
     if part["type"] != "text":
-        problem = f"has a content part of type {part['type']!r}; this engine supports text only"
-        _refuse(where, problem, "give text parts only")
+        message = f"{where} has a content part of type {part['type']!r}; the native engine reads text only"
+        code = NO_AUDIO if part["type"] == "input_audio" else NO_IMAGES if part["type"] == "image_url" else None
+        raise RequestRefused(message, param="messages", code=code, hint="route the model to a server that reads it")
     return {"type": "text", "text": part["text"]}
 
 
