@@ -28,6 +28,8 @@ def completion(
 ) -> int:
     """Install shell completion of commands and options.
 
+    Writes the script where the shell looks for it, and prints the line that loads it, if one is needed.
+
         tokenmill completion
         tokenmill completion zsh -o - > _tokenmill
 

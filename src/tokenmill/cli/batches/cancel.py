@@ -24,6 +24,8 @@ def cancel(
 
     If a process is working on the batch, it stops within seconds.
 
+        tokenmill cancel last
+
     Parameters
     ----------
     batch:

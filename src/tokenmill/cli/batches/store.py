@@ -37,6 +37,9 @@ def check(
     checks that every finished job has its answer. Answers from versions without checksums are counted, but cannot be
     verified. Exit code 0: no damage; 1: damage was found, even if --repair removed it.
 
+        tokenmill store check
+        tokenmill store check --repair
+
     Parameters
     ----------
     repair:

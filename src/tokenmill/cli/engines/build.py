@@ -101,7 +101,12 @@ def list_builds(
     *,
     common: Common = Common(),  # noqa: B008  frozen
 ) -> None:
-    """List the builds of llama.cpp, and which one the engines native and llama-server use."""
+    """List the builds of llama.cpp, and which one the engines native and llama-server use.
+
+    That is the newest one that suits this machine.
+
+        tokenmill engines builds
+    """
     config = common.load_config()
     builds = finished.finished(config.engines_path)
     used = _used(config.engines_path)
@@ -130,6 +135,10 @@ def remove_build(
     common: Common = Common(),  # noqa: B008  frozen
 ) -> None:
     """Remove a finished build of llama.cpp.
+
+    The engines then use the next newest one, or the library of the wheel.
+
+        tokenmill engines remove-build NAME
 
     Parameters
     ----------

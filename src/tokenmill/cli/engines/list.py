@@ -25,6 +25,8 @@ def list_engines(
     """List the engines that run on this machine, with their state and requests in flight.
 
     An engine that does not respond within 15 seconds is shown as not responding.
+
+        tokenmill engines list
     """
     state = common.load_config().state_path
     found = registry.listed(state)

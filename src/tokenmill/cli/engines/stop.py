@@ -16,7 +16,11 @@ def stop(
     *,
     common: Common = Common(),  # noqa: B008  frozen
 ) -> None:
-    """Stop an engine and its child processes: SIGTERM first, SIGKILL after ten seconds.
+    """Stop an engine and its child processes.
+
+    They are sent SIGTERM first, and SIGKILL after ten seconds.
+
+        tokenmill engines stop kimi
 
     Parameters
     ----------

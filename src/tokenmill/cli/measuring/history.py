@@ -53,6 +53,9 @@ def history(
     tune, bench, soak and every load of a model add to the history; `plan`, `run` and `serve` use it to correct their
     forecasts.
 
+        tokenmill history
+        tokenmill history kimi.gguf --export measured.csv
+
     Parameters
     ----------
     model:

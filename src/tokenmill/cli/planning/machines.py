@@ -31,6 +31,11 @@ def machines(
 ) -> None:
     """List the machine catalogue, or show one machine in full.
 
+    `--machine NAME` of other commands plans for a machine of the catalogue.
+
+        tokenmill machines
+        tokenmill machines epyc-9175f
+
     Parameters
     ----------
     name:

@@ -60,7 +60,12 @@ def add(
 
 @app.command(name="list")
 def list_(*, common: Common = Common()) -> None:  # noqa: B008  frozen
-    """List the names and limits of all keys, without the keys themselves."""
+    """List the names and limits of all keys, without the keys themselves.
+
+    Keys are stored as their SHA-256 and cannot be shown again.
+
+        tokenmill keys list
+    """
     state = common.load_config().state_path
     found = api_keys.read(state)
     if common.json:
@@ -82,7 +87,11 @@ def list_(*, common: Common = Common()) -> None:  # noqa: B008  frozen
 
 @app.command
 def revoke(name: str, /, *, common: Common = Common()) -> None:  # noqa: B008  frozen
-    """Revoke a key; a running gateway rejects it within a second.
+    """Revoke a key.
+
+    A running gateway rejects it within a second. Without keys, the gateway refuses every request.
+
+        tokenmill keys revoke alice
 
     Parameters
     ----------
