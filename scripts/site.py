@@ -90,7 +90,7 @@ def _first_sentence(text: str) -> str:
     """The first sentence of the first paragraph of a page, without links."""
     text = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
     paragraphs = (part.strip() for part in re.split(r"\n\s*\n", text))
-    prose = next(part for part in paragraphs if part and part[0] not in "#!|`-<")
+    prose = next(part for part in paragraphs if part and part[0] not in "#!|-<")
     plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", " ".join(prose.split()))
     return re.split(r"(?<=[.:]) ", plain)[0].rstrip(":")
 

@@ -21,7 +21,7 @@ def test_every_step_names_a_file() -> None:
 
 
 def test_every_package_is_in_the_layers() -> None:
-    diagram = PAGE.partition("```\n")[2].partition("```")[0]
+    diagram = PAGE.partition("```text\n")[2].partition("```")[0]
     packages = [path.parent.name for path in (ROOT / "src/tokenmill").glob("*/__init__.py")]
     assert len(packages) > 10
     assert [name for name in packages if not re.search(rf"\b{name}\b", diagram)] == []

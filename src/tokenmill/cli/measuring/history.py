@@ -54,7 +54,7 @@ def history(
     forecasts.
 
         tokenmill history
-        tokenmill history kimi.gguf --export measured.csv
+        tokenmill history -m kimi.gguf --export measured.csv
 
     Parameters
     ----------
