@@ -494,3 +494,29 @@ def test_persistent_memory_beside_dram_is_read_through_the_mapped_file(tmp_path:
     assert set(found["placement"].values()) == {"dram", "pmem"}
     assert (found["settings"]["mmap"], found["settings"]["repack"]) == (True, False)
     assert any("/mnt/pmem" in warning for warning in found["warnings"])
+
+
+def test_a_config_is_planned_and_compared_with_llama_cpp(tmp_path: Path) -> None:
+    config = {
+        "model_type": "qwen3",
+        "num_hidden_layers": 4,
+        "max_position_embeddings": 8192,
+        "hidden_size": 512,
+        "intermediate_size": 1024,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "vocab_size": 4096,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    asked = ("--machine", "epyc-7763", "--context", "4096", "--sequences", "1", "--verify", "--json")
+    planned = tokenmill("plan", f"{tmp_path}/config.json:Q4_K_M", *asked)
+    assert planned.returncode == 0, planned.stderr
+    found = json.loads(planned.stdout)
+    assert found["verification"]["agrees"]
+    assert found["model"]["quantisation"] == "Q4_K_M"
+    wrong = tokenmill("plan", f"{tmp_path}/config.json:Q4_K_XL", *asked)
+    assert wrong.returncode == 2
+    assert "did you mean Q4_K_" in wrong.stderr

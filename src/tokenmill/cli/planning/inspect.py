@@ -34,8 +34,9 @@ def inspect(
     Parameters
     ----------
     model:
-        GGUF file (any split), its http(s) URL, safetensors folder, catalogue name with a quantization such as
-        kimi-k2.5:Q4_K_S, or name of a downloaded model such as smollm2.
+        GGUF file (any split), its http(s) URL, safetensors folder, config.json with a quantization such as
+        config.json:Q4_K_M, hf:OWNER/REPO:QUANT, catalogue name such as kimi-k2.5:Q4_K_S, or name of a downloaded model
+        such as smollm2. Nothing is downloaded.
     layers:
         Also list the bytes of each tensor class by layer.
     tensors:

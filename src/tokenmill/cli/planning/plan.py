@@ -25,6 +25,7 @@ from tokenmill.hardware.catalog import THIS, find
 from tokenmill.launch import flags_of
 from tokenmill.launch.files import write_as
 from tokenmill.launch.tensor_patterns import tiers_by_pattern
+from tokenmill.model import derived
 from tokenmill.model.synthetic import ghost
 from tokenmill.native.verify import Verification, verify_by_binary
 from tokenmill.native.verify import verify as verify_plan
@@ -66,8 +67,9 @@ def plan(
     Parameters
     ----------
     model:
-        GGUF file (any split), its http(s) URL, safetensors folder, catalogue name with a quantization such as
-        kimi-k2.5:Q4_K_S, or name of a downloaded model such as smollm2.
+        GGUF file (any split), its http(s) URL, safetensors folder, config.json with a quantization such as
+        config.json:Q4_K_M, hf:OWNER/REPO:QUANT, catalogue name such as kimi-k2.5:Q4_K_S, or name of a downloaded model
+        such as smollm2. Nothing is downloaded.
     machine:
         Machine to plan for: this, a name from `tokenmill machines`, or a machine file; several, separated by commas
         with the head node first, or a fleet file, to split the model over them. [default: from the configuration, or
@@ -180,8 +182,13 @@ def _verified(made: EnginePlan, command: Command | None, binary: str | None) -> 
         return verify_by_binary(made.plan, command.argv, binary)
     library = None if made.config.library is None else Path(made.config.library).expanduser()
     header = None if made.config.header is None else Path(made.config.header).expanduser()
-    if path.is_file():
+    if path.is_file() and derived.reference(str(path)) is None:
         return verify_plan(made.plan, path, library=library, header=header)
+    if str(path).startswith(("hf:", "http:", "https:")):
+        raise UsageError(
+            f"{path} is not on this machine, so llama.cpp cannot read its header",
+            hint="tokenmill models ghost --from URL -o FILE copies the header of a GGUF; then plan FILE",
+        )
     with TemporaryDirectory(prefix="tokenmill-") as folder:
         target = Path(folder) / "ghost.gguf"
         ghost.write(str(path), target)
