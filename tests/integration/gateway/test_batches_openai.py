@@ -19,14 +19,22 @@ from support.gateway import LIMIT_S, Served, config_in, native_engine, served
 from tokenmill.gateway import app
 from tokenmill.gateway.batches import routes
 from tokenmill.gateway.batches.service import BatchService
+from tokenmill.gateway.http.openapi import RouteGroup
+from tokenmill.gateway.responses import routes as responses
+from tokenmill.gateway.state import GatewayState
 from tokenmill.jobs.store.reader import StoreReader
+
+
+def _groups(state: GatewayState) -> tuple[RouteGroup, ...]:
+    service = BatchService(state, 0.1)
+    return routes.route_group(state, service), responses.route_group(state, service)
 
 
 @pytest.fixture(scope="module")
 def gateway(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     state = tmp_path_factory.mktemp("state")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(app, "extra_groups", lambda one: (routes.route_group(one, BatchService(one, 0.1)),))
+        patched.setattr(app, "extra_groups", _groups)
         with served(native_engine(smollm2_path), config_in(state)) as one:
             yield one
 
@@ -253,3 +261,30 @@ def test_killed_in_the_middle_and_started_again(smollm2_path: Path, tmp_path: Pa
     assert all(body in content for body in kept.values())
     with StoreReader(tmp_path / "batches") as reader:
         assert reader.named(batch.id).totals.computed == 8  # each once, over both lives
+
+
+def test_a_batch_of_responses(gateway: Served) -> None:
+    client = gateway.client()
+
+    def line(name: str, **body: Any) -> str:
+        given = {"model": "smollm2", "max_output_tokens": 6, "temperature": 0, **body}
+        return json.dumps({"custom_id": name, "method": "POST", "url": "/v1/responses", "body": given})
+
+    tool = {"type": "function", "name": "weather", "parameters": TOWN | {"additionalProperties": False}}
+    file = uploaded(
+        client,
+        line("text", input="Say one.", instructions="Be brief."),
+        line("call", input="Weather?", tools=[tool], tool_choice="required", max_output_tokens=60),
+        line("later", input="Say one.", background=True),
+    )
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/responses", completion_window="24h")
+    done = until(client, batch, "completed")
+    text, call = (answer["response"]["body"] for answer in lines_of(client, done.output_file_id))
+    now = client.responses.create(
+        model="smollm2", input="Say one.", instructions="Be brief.", max_output_tokens=6, temperature=0
+    )
+    assert (text["object"], text["status"], text["model"]) == ("response", "incomplete", "smollm2")
+    assert text["output"][0]["content"][0]["text"] == now.output_text
+    assert (call["output"][0]["type"], call["output"][0]["name"]) == ("function_call", "weather")
+    (refused,) = lines_of(client, done.error_file_id)
+    assert (refused["custom_id"], refused["error"]["code"]) == ("later", "invalid_line")

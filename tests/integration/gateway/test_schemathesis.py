@@ -49,7 +49,14 @@ def document(gateway: Served) -> BaseSchema:
     [
         *(
             ("POST", path, mode)
-            for path in ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
+            for path in (
+                "/v1/chat/completions",
+                "/v1/completions",
+                "/v1/embeddings",
+                "/v1/responses",
+                "/v1/messages",
+                "/v1/messages/count_tokens",
+            )
             for mode in GenerationMode
         ),
         ("GET", "/v1/models/{model}", GenerationMode.POSITIVE),  # any text is a name
@@ -69,8 +76,9 @@ def test_nothing_breaks(gateway: Served, document: BaseSchema, method: str, path
         if isinstance(case.body, dict):
             if isinstance(case.body.get("model"), str):
                 case.body["model"] = "smollm2"  # others are not found, and nothing else is looked at
-            if isinstance(case.body.get("max_tokens", 2), int):
-                case.body["max_tokens"] = 2  # an answer of a few hundred tokens says no more
+            limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+            if path != "/v1/messages/count_tokens" and isinstance(case.body.get(limit, 2), int):
+                case.body[limit] = 2  # an answer of a few hundred tokens says no more
             case.body.pop("timeout", None)  # a millisecond is not enough, and 504 is right
         case.call_and_validate(base_url=gateway.url, checks=list(CHECKS))
 

@@ -22,7 +22,7 @@ from tokenmill.gateway.batches.workers import BackendWorkers
 from tokenmill.gateway.state import GatewayState
 from tokenmill.jobs.ingest.submit import submit
 from tokenmill.jobs.models import Batch, Submission
-from tokenmill.jobs.store.http_batches import HttpBatch, HttpBatches, Outcome, RefusedLine, Status
+from tokenmill.jobs.store.http_batches import RESPONSE_ID, HttpBatch, HttpBatches, Outcome, RefusedLine, Status
 from tokenmill.jobs.store.store import Store
 
 TICK_S = 1.0  # polling interval while there are unfinished batches
@@ -197,6 +197,7 @@ class HttpBatchRunner:
             errors=str(self._files.path(batch.error_file_id)),
             priority=batch.priority,
             deadline_s=batch.expires_s,
+            reuse=not batch.id.startswith(RESPONSE_ID),  # a client that repeats a background response wants another
             name=batch.id,
             owner=None if self._state.config.gateway.share_answers else batch.owner,
         )
