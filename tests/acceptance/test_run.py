@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from support.run_cli import (
     LIMIT_S,
     THINGS,
     begun,
+    command,
+    environment,
     job,
     jobs,
     last_batch,
@@ -159,6 +162,23 @@ def test_jobs_come_through_pipes_and_packed(form: str, home: Path, store: tuple[
     again = tokenmill(home, "run", source, "-o", "-", *store, stdin=data)
     assert again.stdout == done.stdout
     assert "all in earlier runs" in again.stderr
+
+
+def test_results_on_stdout_follow_what_a_file_has(home: Path, store: tuple[str, Path], tmp_path: Path) -> None:
+    """`(echo before; tokenmill run ... -o -; echo after) > file` keeps all of it, and again in a second run."""
+    source = write(tmp_path / "jobs.jsonl", jobs(THINGS[:2], max_tokens=2))
+    words = command("run", source, "-o", "-", *store)
+    with (tmp_path / "out.txt").open("wb", buffering=0) as out:
+        for _ in range(2):
+            out.write(b"before\n")
+            done = subprocess.run(words, env=environment(home), stdout=out, stderr=subprocess.PIPE, check=False)
+            assert done.returncode == 0, done.stderr
+            out.write(b"after\n")
+    first, *answers, last = (tmp_path / "out.txt").read_text().splitlines()
+    assert (first, last) == ("before", "after")
+    assert answers[2:4] == ["after", "before"]
+    assert answers[:2] == answers[4:]
+    assert [json.loads(answer)["custom_id"] for answer in answers[:2]] == ["00-river", "01-bridge"]
 
 
 def test_a_duplicate_name_is_refused_with_both_lines(home: Path, store: tuple[str, Path], tmp_path: Path) -> None:

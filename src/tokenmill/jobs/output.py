@@ -21,7 +21,13 @@ from typing import Self
 
 from tokenmill.errors import StoreFull, StoreInUse, TokenmillError, UsageError
 from tokenmill.jobs.models import Batch, Result, State
-from tokenmill.jobs.output_checks import FOREIGN_OUTPUT, no_output_folder, output_is_folder, unwritable_output
+from tokenmill.jobs.output_checks import (
+    FOREIGN_OUTPUT,
+    STDOUT,
+    no_output_folder,
+    output_is_folder,
+    unwritable_output,
+)
 from tokenmill.jobs.store.store import Store
 from tokenmill.units import KIB, MIB, number_of
 
@@ -208,18 +214,9 @@ class _File:
         self._ends = 0
         self._pending = list[bytes]()
         self._pending_bytes = 0
-        try:
-            # A pipe opened for reading too would never end for its reader.
-            access = os.O_WRONLY if path.exists() and not path.is_file() else os.O_RDWR | os.O_CREAT
-            self._fd = os.open(path, access | os.O_CLOEXEC, 0o644)
-        except FileNotFoundError as error:
-            raise no_output_folder(path) from error
-        except IsADirectoryError as error:
-            raise output_is_folder(path) from error
-        except OSError as error:
-            raise unwritable_output(path, error.strerror) from error
+        self._fd = _opened(path)
         info = os.fstat(self._fd)
-        self.regular = stat.S_ISREG(info.st_mode)
+        self.regular = stat.S_ISREG(info.st_mode) and str(path) != STDOUT
         self._inode = info.st_ino
         try:
             if self.regular:
@@ -339,3 +336,19 @@ class _File:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return StoreFull(f"the disk of {self.path} is full", hint=f"free some space; {_RESUME_HINT}")
         return TokenmillError(f"cannot write {self.path}: {error.strerror}", hint=_RESUME_HINT)
+
+
+def _opened(path: Path) -> int:
+    """A descriptor to write to; UsageError if the path cannot be opened."""
+    if str(path) == STDOUT:
+        return os.dup(1)  # opened by its path, a file would be overwritten from its beginning
+    try:
+        # A pipe opened for reading too would never end for its reader.
+        access = os.O_WRONLY if path.exists() and not path.is_file() else os.O_RDWR | os.O_CREAT
+        return os.open(path, access | os.O_CLOEXEC, 0o644)
+    except FileNotFoundError as error:
+        raise no_output_folder(path) from error
+    except IsADirectoryError as error:
+        raise output_is_folder(path) from error
+    except OSError as error:
+        raise unwritable_output(path, error.strerror) from error

@@ -13,6 +13,9 @@ from tokenmill.jobs.models import Submission
 FOREIGN_OUTPUT = "foreign_output"
 """The code of a UsageError for an output file that another batch or another program wrote."""
 
+STDOUT = "/dev/stdout"
+"""The output path that means this process's standard output, which is written like a pipe even if it is a file."""
+
 _FORM = b'{"id":"batch_req_'  # the start of every output line
 _NAMED = re.compile(re.escape(_FORM) + rb"([0-9a-f]+)_")
 _READ_BYTES = 256  # of an existing file
@@ -85,8 +88,8 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def _beginning(path: Path) -> bytes:
-    """The first bytes of a regular file; empty for other files, because reading would drain a pipe."""
-    if not path.is_file():
+    """The first bytes of a regular file; empty for others, because reading would drain a pipe, and for stdout."""
+    if str(path) == STDOUT or not path.is_file():
         return b""
     try:
         with path.open("rb") as file:

@@ -27,11 +27,10 @@ from tokenmill.cli.views.run_forecast import document as forecast_document
 from tokenmill.cli.views.run_forecast import render
 from tokenmill.errors import UsageError
 from tokenmill.jobs.models import INVALID_LINE
+from tokenmill.jobs.output_checks import STDOUT
 from tokenmill.jobs.worker.retries import MAX_ATTEMPTS
 from tokenmill.storage.lines import check_exists
 from tokenmill.units import format_seconds, number_of
-
-STDOUT = "/dev/stdout"
 
 
 @Parameter(name="*", group=Group.create_ordered("Time and retries", sort_key=0))
