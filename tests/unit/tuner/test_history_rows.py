@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tokenmill.api.engines.speeds import StageSpeed
 from tokenmill.cli.measuring.history_rows import COMPARED, HistoryRow, errors, rows_of, settings_text, trends
 from tokenmill.cli.views.history import CURVE, curve
 from tokenmill.engine.load_history import LoadRecord
@@ -52,6 +53,24 @@ def test_each_quantity_is_a_row_with_its_error() -> None:
     assert found["prefill"] == (100.0, None, None)
     assert found["load"] == (20.0, 20.0, 0.0)  # between warm and cold
     assert found["memory"][:2] == (110, 100)  # the process total counts the same bytes again
+
+
+BATCH = StageSpeed("2026-11-16T10:00:00+00:00", "id", "m1", "native", "b1", 120, 7.5, 9000, 210.0, 6000, 46.0)
+
+
+def test_batches_are_rows_without_predictions() -> None:
+    rows = rows_of([], [LOAD], [BATCH, replace(BATCH, model_id="0123456789abcdef")])
+    found = {row.quantity: row for row in rows if row.source == "run" and row.model_id == "m1"}
+    assert {name: row.measured for name, row in found.items()} == {"batch prefill": 210.0, "batch decode": 46.0}
+    assert {(row.model, row.machine, row.predicted) for row in found.values()} == {("a model", "box", None)}
+    assert "0123456789ab" in {row.model for row in rows}, "a model that was never loaded by this state folder"
+
+
+def test_the_load_of_a_small_model_is_not_compared() -> None:
+    """The start of a process takes most of the time, and forecasts leave it out."""
+    small = replace(LOAD, load_s=2.3, load_warm_s=0.01, load_cold_s=0.02)
+    (row,) = (row for row in rows_of([], [small]) if row.quantity == "load")
+    assert (row.predicted, row.error) == (None, None)
 
 
 @pytest.mark.parametrize(("load_s", "predicted"), [(5.0, 10.0), (20.0, 20.0), (90.0, 60.0)])

@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from tokenmill import measurements
+from tokenmill.api.engines.speeds import StageSpeed
 from tokenmill.api.planning.plan import locate
 from tokenmill.cli.measuring.history_rows import HistoryRow, errors, rows_of, speeds_in, trends
 from tokenmill.cli.options import Model
@@ -50,8 +52,8 @@ def history(
 ) -> None:
     """Show measurements on this machine over time, with the predictions made for them and their errors.
 
-    tune, bench, soak and every load of a model add to the history; `plan`, `run` and `serve` use it to correct their
-    forecasts.
+    tune, bench, soak, every load of a model and every batch of some length add to the history. `plan`, `run` and
+    `serve` correct their forecasts with it, but not with batches, because other programs may have slowed them down.
 
         tokenmill history
         tokenmill history -m kimi.gguf --export measured.csv
@@ -72,7 +74,8 @@ def history(
     if last < 0:
         raise UsageError(f"--last must be at least 0 (got {last})")
     state = common.load_config().state_path
-    rows = rows_of(speeds.read(state), load_history.read(state))
+    batches = measurements.read(state, "stage", StageSpeed)
+    rows = rows_of(speeds.read(state), load_history.read(state), batches)
     anything = bool(rows)
     if source is not None:
         rows = [row for row in rows if row.source == source]

@@ -4,10 +4,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from tokenmill.api.engines.speeds import StageSpeed
 from tokenmill.engine.load_history import LoadRecord
 from tokenmill.tuner.history import SpeedRecord
 from tokenmill.tuner.point import TrialSettings
 
+MIN_LOAD_S = 5.0  # shorter predicted loads are not compared with measured ones
 DEFAULT_UBATCH = 512  # of the engines
 COMPARED = 10  # number of first and of last predictions whose errors are compared
 UNITS = {
@@ -16,6 +18,8 @@ UNITS = {
     "jobs": "tok/s",
     "first token": "s",
     "energy": "J/token",
+    "batch prefill": "tok/s",
+    "batch decode": "tok/s",
     "host": "bytes",
     "gpu": "bytes",
     "load": "s",
@@ -76,9 +80,17 @@ class Trend:
     predictions: int
 
 
-def rows_of(speeds: Iterable[SpeedRecord], loads: Iterable[LoadRecord]) -> list[HistoryRow]:
+def rows_of(
+    speeds: Iterable[SpeedRecord], loads: Iterable[LoadRecord], batches: Iterable[StageSpeed] = ()
+) -> list[HistoryRow]:
     """All measurements, oldest first."""
     found = [*(row for speed in speeds for row in _of_speed(speed)), *(row for load in loads for row in _of_load(load))]
+    models = {row.model_id: row.model for row in found}
+    machines = {row.machine_id: row.machine for row in found}
+    for batch in batches:
+        model = models.get(batch.model_id, batch.model_id[:12])
+        machine = machines.get(batch.machine_id, batch.machine_id[:12])
+        found += _of_batch(batch, model, machine)
     return sorted(found, key=lambda row: row.when)
 
 
@@ -150,6 +162,27 @@ def _of_speed(speed: SpeedRecord) -> Iterator[HistoryRow]:
             )
 
 
+def _of_batch(batch: StageSpeed, model: str, machine: str) -> Iterator[HistoryRow]:
+    """Speeds of a batch, which other programs may have slowed down; so they are not compared with predictions."""
+    settings = f"{batch.lanes:.1f} slots busy, {batch.answers:,} answers"
+    for quantity, rate in (("batch prefill", batch.prefill_tok_s), ("batch decode", batch.decode_tok_s)):
+        yield HistoryRow(
+            batch.when,
+            machine,
+            batch.machine_id,
+            model,
+            batch.model_id,
+            batch.engine,
+            batch.build,
+            "run",
+            settings,
+            None,
+            quantity,
+            rate,
+            None,
+        )
+
+
 def _of_load(load: LoadRecord) -> Iterator[HistoryRow]:
     settings = f"{load.settings.get('sequences')} x {load.settings.get('context')} tokens"
     given = (
@@ -174,9 +207,14 @@ def _of_load(load: LoadRecord) -> Iterator[HistoryRow]:
 
 
 def _between(load: LoadRecord) -> float | None:
-    """The point of the predicted range, from a warm to a cold page cache, that is nearest to the measured value."""
+    """The point of the predicted range, from a warm to a cold page cache, that is nearest to the measured value.
+
+    None for small models: forecasts leave out the start of the process, which then takes most of the time.
+    """
     ends = [end for end in (load.load_warm_s, load.load_cold_s) if end is not None]
-    return min(max(load.load_s or 0.0, min(ends)), max(ends)) if ends else None
+    if not ends or max(ends) < MIN_LOAD_S:
+        return None
+    return min(max(load.load_s or 0.0, min(ends)), max(ends))
 
 
 def _trend(rows: Sequence[HistoryRow], model: str) -> Trend:
