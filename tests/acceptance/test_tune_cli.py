@@ -155,7 +155,8 @@ def test_a_run_uses_the_point_and_does_not_measure_slots(
     without = said(home, *words, *ONE, "--no-point", "-o", tmp_path / "without.jsonl")
     assert without.returncode == 0, without.stderr
     assert len(measured_limits) == 1
-    done = said(home, *words, "--no-warm", "--no-reuse", "-o", tmp_path / "out.jsonl")
+    given = ("--context", 512, "--no-warm", "--no-reuse")
+    done = said(home, *words, *given, "-o", tmp_path / "out.jsonl")
     assert done.returncode == 0, done.stderr
     assert "operating point of" in done.stderr
     assert len(measured_limits) == 1

@@ -225,7 +225,9 @@ class Tuning:
             seconds=time.monotonic() - began_s,
             when=datetime.now(UTC).isoformat(timespec="seconds"),
         )
-        found = replace(found, under=circumstances(self._planned.plan.goal))
+        goal = self._planned.plan.goal
+        given = goal.context is not None and self._aim.kind != "context"
+        found = replace(found, under=circumstances(goal), context_given=given)
         self.path = point_store.save_point(self._state, found)
         return found
 

@@ -82,7 +82,7 @@ def _speeds(plan: Plan) -> Iterator[tuple[str, str]]:
     if forecast.jobs:
         yield "one job", _job(forecast.jobs[-1])
     if forecast.decode_tok_s is None:
-        yield "speed", "unknown; tokenmill probe --measure measures the memory bandwidth of this machine"
+        yield "speed", "unknown; measure the machine with tokenmill probe --measure -o machine.toml"
 
 
 def _changes(plan: Plan) -> Iterator[str]:

@@ -83,8 +83,9 @@ def collect(subject: Subject, state: Path, *, batches: Address, when: datetime |
 
 
 def read(subject: Subject, state: Path, batches: Address) -> Results:
-    """Stored results of the model on the machine; without a model, only the batches."""
-    found = _batches(batches, subject.model_id)
+    """Stored results of the model on the machine; without a model, only the batches of this machine."""
+    never_run = subject.elsewhere or (subject.model is not None and subject.model_id is None)
+    found = () if never_run else _batches(batches, subject.model_id)
     if subject.model_id is None:
         return Results(batches=found)
     here = machine_id(subject.machine)

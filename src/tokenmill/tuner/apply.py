@@ -137,10 +137,8 @@ def overlay(goal: Goal, point: OperatingPoint, *, cores: int | None = None) -> O
     if spared and goal.threads is None and (cores is None or point.dials.threads > cores - goal.reserve_cores):
         words = f"the operating point's {number_of(point.dials.threads, 'thread')}"
         return Overlaid(goal, why_not=f"{words} may need cores that --reserve-cores {goal.reserve_cores} keeps free")
-    if goal.context is not None and goal.context > point.dials.context:
-        return Overlaid(
-            goal, why_not=f"the operating point was measured with {point.dials.context:,} tokens per sequence"
-        )
+    if (words := _other_context(goal, point)) is not None:
+        return Overlaid(goal, why_not=words)
     taken = dict(_open(goal, point))
     if spared and (cores is None or point.dials.threads_batch > cores - goal.reserve_cores):
         taken.pop("threads_batch", None)
@@ -155,6 +153,16 @@ def overlay(goal: Goal, point: OperatingPoint, *, cores: int | None = None) -> O
     decisions = tuple(Decision(name, value, reason) for name, value in _decided(taken))
     words = f"operating point of {point.when[:10]}: {in_words(taken)}{measured}; use --no-point to ignore it"
     return Overlaid(replace(goal, **taken), decisions, words, placement=point.dials.placement)
+
+
+def _other_context(goal: Goal, point: OperatingPoint) -> str | None:
+    """Why the point does not apply to the goal's context; None: it applies."""
+    measured = point.dials.context
+    if goal.context is None and point.context_given:
+        return f"the operating point was measured with --context {measured}; give it to use the point"
+    if goal.context is not None and goal.context > measured:
+        return f"the operating point was measured with {measured:,} tokens per sequence"
+    return None
 
 
 def _option(text: str) -> str:

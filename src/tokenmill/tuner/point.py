@@ -102,6 +102,7 @@ class OperatingPoint:
     seconds: float
     when: str  # ISO 8601, UTC
     under: tuple[str, ...] = ()  # options that the point depends on, such as --cpu-only
+    context_given: bool = False  # the user chose the context for this tuning, not for commands without --context
 
 
 @dataclass(frozen=True, slots=True)

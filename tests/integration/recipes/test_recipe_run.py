@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tokenmill.api.planning.plan import EnginePlan
 from tokenmill.cli.options import EngineFlags
 from tokenmill.cli.output import Common
 from tokenmill.cli.recipes.run import (
@@ -63,7 +64,7 @@ async def recipe(runner: BatchRunner, tell: Callable[[str], None]) -> dict[str, 
     return found
 
 
-def prospect(tokens: Tokens) -> Prospect:
+def prospect(tokens: Tokens, planned: EnginePlan | None = None) -> Prospect:
     assert tokens is not None
     assert tokens("two words") == 2
     judge = StageProspect("judge", 6, prompt_bytes=6000, shared_bytes=900, output_tokens=10, assumed="as long as asked")
@@ -88,7 +89,7 @@ class Here:
         *,
         json: bool = False,
         options: EngineFlags = SMALL,
-        prospect: Callable[[Tokens], Prospect] = prospect,
+        prospect: Callable[[Tokens, EnginePlan | None], Prospect] = prospect,
         **limits: Any,
     ) -> RecipeResult[Any] | int:
         return run_recipe_command(
@@ -252,12 +253,12 @@ def test_speeds_of_earlier_recipes_are_used(here: Here, capsys: pytest.CaptureFi
     assert found["seconds_at_most"] > 0
 
     # The forecast of a finished recipe is one sentence.
-    assert here(dry_run=True, prospect=lambda _: Prospect((StageProspect("write", 6, asked("write")),))) == 0
+    assert here(dry_run=True, prospect=lambda *_: Prospect((StageProspect("write", 6, asked("write")),))) == 0
     assert capsys.readouterr().out.splitlines()[1:] == [
         "",
         "Nothing to compute: all answers are in the store.",
     ]
-    assert here(dry_run=True, prospect=lambda _: Prospect((), 0, ("all is well",))) == 0
+    assert here(dry_run=True, prospect=lambda *_: Prospect((), 0, ("all is well",))) == 0
     assert capsys.readouterr().out.splitlines()[1:] == ["", "Nothing to compute.", "note: all is well"]
 
 

@@ -51,6 +51,10 @@ def probe(
     if output:
         machine_file.write(found, output)
         say(f"wrote {output}; plan for this machine with --machine {output}")
+    elif measure:
+        say(
+            "not stored; to plan with these rates: tokenmill probe --measure -o machine.toml, then --machine machine.toml"
+        )
     if common.json:
         show_json(found)
     else:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from tokenmill.api.planning.plan import EnginePlan
 from tokenmill.cli.options import SAMPLING, BodyOptions, EngineFlags, Model, TokenCount
 from tokenmill.cli.output import Common, facts, say, show, show_json
 from tokenmill.cli.recipes.export import exported, parse_target, rows_about
@@ -214,7 +215,7 @@ async def _run(
     return await recipe.distill(runner, prompts, ask, output, thinking=thinking, tell=tell)
 
 
-def _prospect(prompts: DistillPrompts, ask: DistillOptions, _tokens: Tokens) -> Prospect:
+def _prospect(prompts: DistillPrompts, ask: DistillOptions, _tokens: Tokens, _planned: EnginePlan | None) -> Prospect:
     return recipe.prospect_of(prompts, ask)
 
 

@@ -177,7 +177,7 @@ def expand(
 
     done = run_recipe_command(
         recipe,
-        lambda _tokens: prospect_of(request),
+        lambda _tokens, _planned: prospect_of(request),
         called="expand",
         model=model,
         limits=limits,

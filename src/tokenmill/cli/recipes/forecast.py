@@ -33,7 +33,7 @@ Tokens = Callable[[str], int] | None
 
 
 def forecast_shown(
-    prospect: Callable[[Tokens], Prospect],
+    prospect: Callable[[Tokens, EnginePlan | None], Prospect],
     choice: EngineChoice,
     wanted: EnginePlan | None,
     address: Address,
@@ -49,7 +49,7 @@ def forecast_shown(
         tokens = stack.enter_context(
             token_counter(None if choice.path is None else str(choice.path), common.load_config())
         )
-        planned = prospect(tokens.count)
+        planned = prospect(tokens.count, wanted)
         known_lengths, settled = _seen(address, choice.model_id, planned.stages)
         known = KnownCosts(tokens.count, origin.context, known_lengths, settled, config.costs.per_hour, budget)
         found = forecast(planned, speeds_for(choice, wanted, config.machine), known)

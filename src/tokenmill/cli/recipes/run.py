@@ -12,6 +12,7 @@ from cyclopts import Group, Parameter
 
 from tokenmill.api.engines.batch import EngineSetup
 from tokenmill.api.engines.choose import choose_engine
+from tokenmill.api.planning.plan import EnginePlan
 from tokenmill.api.stores import store_address
 from tokenmill.cli.options import EngineFlags, TokenCount
 from tokenmill.cli.output import Common, say
@@ -68,7 +69,7 @@ class RecipeOptions:
 
 def run_recipe_command(
     recipe: Callable[[BatchRunner, Callable[[str], None]], Awaitable[T]],
-    prospect: Callable[[Tokens], Prospect],
+    prospect: Callable[[Tokens, EnginePlan | None], Prospect],
     *,
     called: str,
     model: str | None,

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from tokenmill.api.engines.choose import EngineChoice, plan_for
+from tokenmill.api.engines.choose import EngineChoice
+from tokenmill.api.planning.plan import EnginePlan
 from tokenmill.api.stores import store_address
 from tokenmill.api.tokens import token_counter
 from tokenmill.cli.options import BodyOptions, EngineFlags, Model, TokenCount
@@ -137,7 +138,7 @@ def summarize(
             say(f"tokens are estimated at 4 bytes each, and a quarter of the context is kept free: {why}")
         result = run_recipe_command(
             _recipe(request, counting.count),
-            _prospect(request, choice, limits, options, common),
+            _prospect(request, choice, limits, options.context, common),
             called="summarize",
             model=known,
             limits=limits,
@@ -154,14 +155,13 @@ def _recipe(
 
 
 def _prospect(
-    request: SummarizeRequest, choice: EngineChoice, limits: RecipeOptions, options: EngineFlags, common: Common
-) -> Callable[[Tokens], Prospect]:
-    def made(count: Tokens) -> Prospect:
-        context = options.context
-        if context is None and choice.record is None and choice.url is None:
-            context = plan_for(choice, options, common.load_config()).plan.settings.context
-        elif context is None:
-            context = asyncio.run(_context_of(choice))
+    request: SummarizeRequest, choice: EngineChoice, limits: RecipeOptions, given: int | None, common: Common
+) -> Callable[[Tokens, EnginePlan | None], Prospect]:
+    def made(count: Tokens, planned: EnginePlan | None) -> Prospect:
+        if planned is not None:
+            context: int | None = planned.plan.settings.context
+        else:
+            context = given or asyncio.run(_context_of(choice))
         address = store_address(limits.store, common.load_config())
         if not has_batches(address):
             return prospect(request, choice.model_id, context, count)

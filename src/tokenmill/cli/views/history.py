@@ -84,9 +84,7 @@ def _forecast_error(rows: Sequence[HistoryRow]) -> str:
     if not speeds:
         return "no speeds have been measured; tokenmill tune, bench and soak measure them, and so do longer batches"
     if all(row.source == "run" for row in speeds):
-        return (
-            "only batches were measured, maybe on a busy machine; forecasts are corrected by tune, bench and soak"
-        )
+        return "only batches were measured, maybe on a busy machine; forecasts are corrected by tune, bench and soak"
     if first is None or last is None:
         return "no speeds were predicted; tokenmill probe --measure measures the bandwidths that forecasts need"
     predictions = number_of(count, "speed prediction")

@@ -29,7 +29,8 @@ def outcome_shown(point: OperatingPoint, reason: str) -> list[RenderableType]:
     parts: list[RenderableType] = [facts({label: value for label, value in rows.items() if value})]
     if len(point.front) > 1:
         parts += [Text(), _front(point)]
-    return [*parts, Text(), Text("saved; plan, run and serve use it from now on")]
+    when = f" with --context {settings.context} or less" if point.context_given else ""
+    return [*parts, Text(), Text(f"saved; plan, run and serve{when} use it from now on")]
 
 
 def _front(point: OperatingPoint) -> Table:

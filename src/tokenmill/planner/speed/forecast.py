@@ -22,6 +22,7 @@ from tokenmill.units import format_tok_s
 
 __all__ = ["Calibration", "Correction", "decode_speed", "forecast", "prefill_speed"]
 
+MEASURE = "measure it there: tokenmill probe --measure -o machine.toml; then plan with --machine machine.toml"
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64)
 UBATCHES = (256, 512, 1024, 2048, 4096)
 
@@ -91,7 +92,7 @@ def _known(
             lacking.append(str(lack))
     for fact in lacking:
         what = f"no forecast of {kind}" if not found else f"no forecast of {kind} at some depths or batch sizes"
-        missing[f"{what}: {fact} is unknown; tokenmill probe --measure measures bandwidths"] = None
+        missing[f"{what}: {fact} is unknown; {MEASURE}"] = None
     return sorted(found, key=lambda speed: (speed.ubatch != found[0].ubatch, speed.sequences, speed.depth))
 
 
