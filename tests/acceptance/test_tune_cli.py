@@ -78,7 +78,7 @@ def test_it_says_beforehand_what_it_will_do_and_at_the_end_what_it_found(home: P
     for label in ("settings", "measured", "knee", "trade-off", "trials"):
         assert f"\n{label} " in f"\n{shown}"
     assert "1 thread" in shown
-    assert "plan, run and serve use it" in shown
+    assert "plan, run and serve with --context 512 or less use it" in shown
     point = point_of(home)
     assert (point["loads"], len(point["trials"])) == (1, 3)
     path = shown.rstrip().splitlines()[-1]
@@ -100,7 +100,7 @@ def test_the_same_command_again_makes_no_trial_and_no_load(home: Path, moe: Path
 
 def test_a_plan_takes_the_point_up_for_what_is_not_said(home: Path, moe: Path) -> None:
     sequences = point_of(home)["dials"]["sequences"]
-    done = said(home, "plan", moe, "--json")
+    done = said(home, "plan", moe, "--context", 512, "--json")
     assert done.returncode == 0, done.stderr
     assert f"{sequences} sequence" in done.stderr
     assert "operating point of" in done.stderr
@@ -110,12 +110,14 @@ def test_a_plan_takes_the_point_up_for_what_is_not_said(home: Path, moe: Path) -
     assert (plan["settings"]["threads"], plan["settings"]["context"]) == (1, 512)
     reasons = {each["name"]: each["reason"] for each in plan["decisions"]}
     assert reasons["sequences"].startswith("operating point of")
-    own = said(home, "plan", moe, "--json", "--sequences", 3)
+    own = said(home, "plan", moe, "--context", 512, "--json", "--sequences", 3)
     assert json.loads(own.stdout)["settings"]["sequences"] == 3
-    without = said(home, "plan", moe, "--json", "--no-point")
+    without = said(home, "plan", moe, "--context", 512, "--json", "--no-point")
     assert "operating point" not in without.stderr
-    assert json.loads(without.stdout)["settings"]["context"] > 512
-    other = said(home, "plan", moe, "--reserve-ram", "1 GiB")
+    usual = said(home, "plan", moe, "--json")
+    assert "--context 512" in usual.stderr, "the context of a tuning is not that of every later command"
+    assert json.loads(usual.stdout)["settings"]["context"] > 512
+    other = said(home, "plan", moe, "--context", 512, "--reserve-ram", "1 GiB")
     assert "without --reserve-ram" in other.stderr
 
 
@@ -134,8 +136,9 @@ def test_a_point_holds_with_the_options_it_was_found_with(home: Path, moe: Path,
     done = said(own, "tune", moe, *SMALL, "--trials", 1, "--busy", "--reserve-ram", "1 GiB", "--json")
     assert done.returncode == 0, done.stderr
     assert "earlier trial" not in done.stderr, "trials with another amount of memory cannot be compared"
-    assert "operating point of" in said(own, "plan", moe, "--reserve-ram", "1 GiB", "--json").stderr
-    assert "with --reserve-ram" in said(own, "plan", moe, "--json").stderr
+    words = ("plan", moe, "--context", 512, "--json")
+    assert "operating point of" in said(own, *words, "--reserve-ram", "1 GiB").stderr
+    assert "with --reserve-ram" in said(own, *words).stderr
 
 
 def test_a_run_uses_the_point_and_does_not_measure_slots(

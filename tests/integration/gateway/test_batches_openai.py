@@ -125,6 +125,7 @@ def test_the_command_line_sees_it(gateway: Served) -> None:
     command = [sys.executable, "-m", "tokenmill", "status", batch.id, "--store", str(folder), "--json"]
     shown = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=LIMIT_S).stdout)
     assert (shown["name"], shown["state"], shown["succeeded"]) == (batch.id, "done", 1)
+    assert shown["filename"] == client.files.retrieve(batch.input_file_id).filename
 
 
 def test_the_asynchronous_client(gateway: Served) -> None:

@@ -10,18 +10,18 @@ from rich.table import Table
 
 from tokenmill.api import detached
 from tokenmill.api.stores import find_batch, store_address
+from tokenmill.cli.batches.seen_batch import SeenBatch, seen_batches
 from tokenmill.cli.batches.watch import WatchedSpeeds, watched
-from tokenmill.cli.batches.workers import Workers, unwritten, workers_of
+from tokenmill.cli.batches.workers import unwritten
 from tokenmill.cli.options import when
 from tokenmill.cli.output import Common, facts, jsonable, show, show_json
 from tokenmill.cli.views.run import near
 from tokenmill.doctor.reserves import reserves_now
 from tokenmill.engine.limits.reserve import AppliedLimits
 from tokenmill.errors import UsageError
-from tokenmill.jobs.models import Batch
 from tokenmill.jobs.store.address import Address
 from tokenmill.jobs.store.open import has_batches
-from tokenmill.jobs.store.reader import StoreReader
+from tokenmill.jobs.store.reader import HttpSubmission, StoreReader
 from tokenmill.units import format_seconds
 
 _NEWEST = 20
@@ -78,13 +78,13 @@ def _parts(
         none = [f"no batches in {address}", "to start one: tokenmill run jobs.jsonl --output results.jsonl"]
         return [*none, *reserves], False
     with StoreReader(address) as reader:
-        workers = workers_of(address, reader)
         if batch is None:
-            batches = reader.batches()
-            return [*_many(batches, workers), *reserves], any(state_of(each, workers) in _ACTIVE for each in batches)
-        found = find_batch(reader, batch)
+            batches = seen_batches(address, reader, reader.batches())
+            refused = {name: each for name, each in reader.submitted_over_http().items() if each.failed}
+            return [*_many(batches, refused), *reserves], any(each.state in _ACTIVE for each in batches)
+        (seen,) = seen_batches(address, reader, [find_batch(reader, batch)])
+        found = seen.batch
         failures = [f"line {item.number}: {item.message}" for item in reader.failures(found.id, 0, _FAILURES)]
-        own = workers_of(address, reader, found)
         missing = unwritten(reader, found)
     background = detached.running(state, found.name)
     more = {}
@@ -92,38 +92,32 @@ def _parts(
         more["background"] = f"process {background.process.pid}; to see what it prints: tokenmill attach {found.name}"
     if speeds is not None and (speed := speeds.add(found, time.time())) is not None:
         more["speed"] = speed
-    shown = _one(found, workers, own, more, failures, missing)
-    return [*shown, *reserves], background is not None or state_of(found, workers) in _ACTIVE
+    shown = _one(seen, more, failures, missing)
+    return [*shown, *reserves], background is not None or seen.state in _ACTIVE
 
 
 def _read_document(batch: str | None, address: Address, common: Common) -> dict[str, Any] | list[dict[str, Any]]:
     if batch is None and not has_batches(address):
         return []
     with StoreReader(address) as reader:
-        workers = workers_of(address, reader)
         if batch is None:
-            return [_document(each, workers, workers_of(address, reader, each)) for each in reader.batches()]
-        found = find_batch(reader, batch)
-        reserves = reserves_now(common.load_config().state_path)
-        return {**_document(found, workers, workers_of(address, reader, found)), "reserves": reserves}
+            return [_document(each) for each in seen_batches(address, reader, reader.batches())]
+        (seen,) = seen_batches(address, reader, [find_batch(reader, batch)])
+        return {**_document(seen), "reserves": reserves_now(common.load_config().state_path)}
 
 
-def state_of(batch: Batch, workers: Workers) -> str:
-    """The state of a batch: being read, half read, waiting, running, stopped, done or cancelled."""
-    if batch.cancelled_s is not None:
-        return "cancelled"
-    if batch.finished:
-        return "done"
-    if batch.sealed_s is None:
-        return "being read" if workers else "half read"
-    if workers and batch.counts.running:
-        return "running"
-    return "waiting" if workers else "stopped"
-
-
-def _many(batches: list[Batch], workers: Workers) -> list[RenderableType]:
+def _many(batches: list[SeenBatch], refused: dict[str, HttpSubmission]) -> list[RenderableType]:
     columns = ("batch", "state", "jobs", "done", "failed", "from")
-    rows = [_row(batch, workers) for batch in batches[-_NEWEST:]]
+    known = {each.batch.name for each in batches}
+    timed = [(each.batch.created_s, _row(each)) for each in batches]
+    timed += [
+        (each.created_s, (name, "failed", "-", "-", "-", each.filename or ""))
+        for name, each in refused.items()
+        if name not in known
+    ]
+    rows = [row for _, row in sorted(timed, key=lambda one: one[0])]
+    hidden = len(rows) - _NEWEST
+    rows = rows[-_NEWEST:]
     table = Table(box=None, pad_edge=False)
     for index, column in enumerate(columns):
         last = column == "from"  # the only column that may be truncated
@@ -137,7 +131,6 @@ def _many(batches: list[Batch], workers: Workers) -> list[RenderableType]:
         )
     for row in rows:
         table.add_row(*row)
-    hidden = len(batches) - _NEWEST
     return [table, f"and {hidden:,} older"] if hidden > 0 else [table]
 
 
@@ -146,18 +139,17 @@ def _left(reserves: dict[str, AppliedLimits]) -> list[RenderableType]:
     return [f"engine {name}: {words}" for name, kept in reserves.items() for words in kept.describe()]
 
 
-def _row(batch: Batch, workers: Workers) -> tuple[str, ...]:
-    counts = batch.counts
+def _row(seen: SeenBatch) -> tuple[str, ...]:
+    counts = seen.counts
     numbers = (f"{number:,}" for number in (counts.total, counts.done, counts.final - counts.done))
-    return batch.name, state_of(batch, workers), *numbers, Path(batch.source).name
+    return seen.batch.name, seen.state, *numbers, Path(seen.source).name
 
 
-def _one(
-    batch: Batch, workers: Workers, own: Workers, more: dict[str, str], failures: list[str], missing: str | None
-) -> list[RenderableType]:
-    counts = batch.counts
+def _one(seen: SeenBatch, more: dict[str, str], failures: list[str], missing: str | None) -> list[RenderableType]:
+    batch = seen.batch
+    counts = seen.counts
     totals = batch.totals
-    state = state_of(batch, workers)
+    state = seen.state
     parts = {
         "done": counts.done,
         "running": counts.running,
@@ -168,9 +160,9 @@ def _one(
     }
     rows = {
         "batch": batch.name,
-        "state": f"{state} ({own.words})" if state == "running" else state,
+        "state": f"{state} ({seen.own.words})" if state == "running" else state,
         "jobs": f"{counts.total:,}: " + ", ".join(f"{number:,} {word}" for word, number in parts.items() if number),
-        "from": batch.source,
+        "from": seen.source,
         "created": f"{when(batch.created_s)}, {format_seconds(max(0.0, time.time() - batch.created_s))} ago",
     }
     if batch.deadline_s is not None:
@@ -194,14 +186,16 @@ def _one(
     return shown
 
 
-def _document(batch: Batch, workers: Workers, own: Workers) -> dict[str, Any]:
-    counts = batch.counts
+def _document(seen: SeenBatch) -> dict[str, Any]:
+    counts = seen.counts
     return {
-        **jsonable(batch),
-        "state": state_of(batch, workers),
-        **own.document(),
+        **jsonable(seen.batch),
+        "counts": jsonable(counts),
+        "state": seen.state,
+        "filename": seen.submission.filename if seen.submission else None,
+        **seen.own.document(),
         "jobs": counts.total,
         "succeeded": counts.done,
         "failed": counts.final - counts.done,
-        "finished": batch.finished,
+        "finished": seen.batch.finished,
     }

@@ -52,9 +52,7 @@ def probe(
         machine_file.write(found, output)
         say(f"wrote {output}; plan for this machine with --machine {output}")
     elif measure:
-        say(
-            "not stored; to plan with these rates: tokenmill probe --measure -o machine.toml, then --machine machine.toml"
-        )
+        say("not stored; to plan with these rates, add -o machine.toml, then plan with --machine machine.toml")
     if common.json:
         show_json(found)
     else:

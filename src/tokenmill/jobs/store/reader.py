@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from heapq import merge
 from itertools import islice
 from types import TracebackType
@@ -43,6 +44,15 @@ _BATCH_COLUMNS = (
     "completion_tokens",
     "engine_s",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSubmission:
+    """A batch of a gateway as its client submitted it."""
+
+    failed: bool  # its input file was refused, so it has no jobs
+    created_s: float
+    filename: str | None  # as the client named it; None: deleted
 
 
 class StoreReader:
@@ -88,6 +98,11 @@ class StoreReader:
         for batch, state, jobs in self._database.all("counts_of_all"):  # read second: a sealed batch has all its lines
             counts.setdefault(batch, {})[state] = jobs
         return [self._batch(row, counts.get(row[0], {})) for row in rows]
+
+    def submitted_over_http(self) -> dict[str, HttpSubmission]:
+        """The batches that clients of a gateway submitted, by name, the oldest first."""
+        rows = self._database.all("submitted_files")
+        return {name: HttpSubmission(ended == "failed", created_s, file) for name, ended, created_s, file in rows}
 
     def open_batches(self, model_id: str | None = None) -> list[Batch]:
         """Sealed batches with pending jobs, the oldest first; of one model or of all."""

@@ -331,6 +331,10 @@ SELECT * FROM http_batch_states
 WHERE seq < :seq AND coalesce(owner = :owner, TRUE) AND substr(id, 1, 5) <> 'resp_'
 ORDER BY seq DESC LIMIT :limit;
 
+-- name: submitted_files
+SELECT http_batches.id, ended, http_batches.created_s, filename FROM http_batches
+LEFT JOIN files ON files.id = input_file_id ORDER BY http_batches.seq;
+
 -- name: unfinished_http_batches
 SELECT * FROM http_batch_states WHERE ended IS NULL ORDER BY seq;
 
