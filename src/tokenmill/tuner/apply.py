@@ -137,8 +137,8 @@ def overlay(goal: Goal, point: OperatingPoint, *, cores: int | None = None) -> O
     if spared and goal.threads is None and (cores is None or point.dials.threads > cores - goal.reserve_cores):
         words = f"the operating point's {number_of(point.dials.threads, 'thread')}"
         return Overlaid(goal, why_not=f"{words} may need cores that --reserve-cores {goal.reserve_cores} keeps free")
-    if (words := _other_context(goal, point)) is not None:
-        return Overlaid(goal, why_not=words)
+    if (why_not := _other_context(goal, point)) is not None:
+        return Overlaid(goal, why_not=why_not)
     taken = dict(_open(goal, point))
     if spared and (cores is None or point.dials.threads_batch > cores - goal.reserve_cores):
         taken.pop("threads_batch", None)
