@@ -21,8 +21,10 @@ class Cell:
 
 
 class KvCells:
-    def __init__(self, total: int, sequences: int, *, shares: bool = True, streams: bool = False) -> None:
-        self.total, self.sequences, self.shares, self.streams = total, sequences, shares, streams
+    def __init__(
+        self, total: int, sequences: int, *, shares: bool = True, cuts: bool = True, streams: bool = False
+    ) -> None:
+        self.total, self.sequences, self.shares, self.can_cut, self.streams = total, sequences, shares, cuts, streams
         self.cells: list[Cell] = []  # those in use
         self.copies: list[tuple[int, int, int]] = []
         self.cuts: list[tuple[int, int]] = []
@@ -33,7 +35,8 @@ class KvCells:
 
     def copy(self, source: int, target: int, end: int) -> None:
         self._check(source, target)
-        assert self.shares, "a recurrent state cannot be shared in part"
+        assert self.shares, "an encoder's output belongs to one sequence"
+        assert self.can_cut or end == len(self._of(source)), "a recurrent state cannot be shared in part"
         assert source != target
         cells = [cell for cell in self._of(source) if cell.position < end]
         assert len(cells) == end, f"{source} has only {len(cells)} of {end} tokens"
@@ -48,7 +51,8 @@ class KvCells:
 
     def cut(self, sequence: int, start: int) -> None:
         self._check(sequence)
-        assert self.shares or start == 0, "a recurrent state cannot be cut in part"
+        whole = start == 0 or start >= len(self._of(sequence))
+        assert whole or (self.shares and self.can_cut), "a recurrent state cannot be cut in part"
         for cell in self.cells:
             if cell.position >= start:
                 cell.sequences.discard(sequence)
@@ -89,9 +93,9 @@ class NoCells:
 class Grown:
     """A prefix cache on the model of the KV cache, with sequences that compute on request."""
 
-    def __init__(self, cells: int = 200, sequences: int = 8, *, shares: bool = True) -> None:
-        self.cells = KvCells(cells, sequences, shares=shares)
-        self.cache = PrefixCache(self.cells, total_cells=cells, sequences=sequences, shares=shares)
+    def __init__(self, cells: int = 200, sequences: int = 8, *, shares: bool = True, cuts: bool = True) -> None:
+        self.cells = KvCells(cells, sequences, shares=shares, cuts=cuts)
+        self.cache = PrefixCache(self.cells, total_cells=cells, sequences=sequences, shares=shares, cuts=cuts)
 
     def open(self, tokens: list[int], *, compute: int | None = None) -> int:
         """A sequence that has computed its prompt, or a number of the missing tokens."""
@@ -148,12 +152,15 @@ class SchedulerHarness:
         context: int | None = None,
         sequences: int | None = None,
         shares: bool = True,
+        cuts: bool = True,
         ubatch: int | None = None,
         streams: bool = False,
     ) -> None:
         count = sequences or 2 * (slots + interactive_slots)
-        self.cells = KvCells(cells, count, shares=shares or streams, streams=streams)
-        self.cache = PrefixCache(self.cells, total_cells=cells, sequences=count, shares=shares, streams=streams)
+        self.cells = KvCells(cells, count, shares=shares or streams, cuts=cuts, streams=streams)
+        self.cache = PrefixCache(
+            self.cells, total_cells=cells, sequences=count, shares=shares, cuts=cuts, streams=streams
+        )
         self.schedule = StepScheduler(
             self.cache,
             slots=slots,
@@ -175,8 +182,9 @@ class SchedulerHarness:
         answer_tokens: int = 1,
         priority: Priority = "batch",
         keep: KeepPolicy | None = None,
+        branches: Iterable[int] = (),
     ) -> None:
-        self.schedule.submit(id, prompt, priority, keep=keep)
+        self.schedule.submit(id, prompt, priority, keep=keep, branches=branches)
         self.jobs[id] = Asked(prompt, answer_tokens)
 
     def step(self) -> DecodeStep:

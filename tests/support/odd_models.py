@@ -27,7 +27,7 @@ def windowed(path: Path, *, window: int = 32) -> Path:
             _attention(add, layer)
             _feed_forward(add, layer)
 
-    return _write(path, "cohere2", fill)
+    return write_model(path, "cohere2", fill)
 
 
 def chunked(path: Path) -> Path:
@@ -49,7 +49,7 @@ def chunked(path: Path) -> Path:
                 add(f"blk.{layer}.ffn_{name}_shexp.weight", *shape)
         add("output.weight", VOCAB, EMBED)
 
-    return _write(path, "llama4", fill, heads=1)
+    return write_model(path, "llama4", fill, heads=1)
 
 
 def recurrent(path: Path) -> Path:
@@ -74,7 +74,7 @@ def recurrent(path: Path) -> Path:
             add(f"blk.{layer}.ssm_d", inner)
             add(f"blk.{layer}.ssm_out.weight", EMBED, inner)
 
-    return _write(path, "mamba", fill)
+    return write_model(path, "mamba", fill)
 
 
 def _attention(add: Callable[..., None], layer: int) -> None:
@@ -89,26 +89,36 @@ def _feed_forward(add: Callable[..., None], layer: int) -> None:
     add(f"blk.{layer}.ffn_down.weight", EMBED, 2 * EMBED)
 
 
-def _write(
-    path: Path, architecture: str, fill: Callable[[GGUFWriter, Callable[..., None]], None], *, heads: int = HEADS
+def write_model(
+    path: Path,
+    architecture: str,
+    fill: Callable[[GGUFWriter, Callable[..., None]], None],
+    *,
+    heads: int = HEADS,
+    kv_heads: list[int] | None = None,
+    template: str | None = None,
 ) -> Path:
+    """Write a model with the vocabulary and the keys that all have; `fill` adds the others and the layers."""
     random = np.random.default_rng(0)
+    embedding = random.normal(size=(VOCAB, EMBED))
     file = GGUFWriter(path, architecture)
 
     def add(name: str, *shape: int) -> None:
-        if len(shape) == 1:
-            value = np.zeros(shape) if name.endswith("bias") else np.ones(shape)
-        elif name.endswith("ssm_a"):
+        if name.endswith("ssm_a"):
             value = -np.abs(random.normal(size=shape))
+        elif len(shape) == 1:
+            value = np.zeros(shape) if name.endswith("bias") else np.ones(shape)
         else:
-            value = random.normal(size=shape) * (1.0 if name == "token_embd.weight" else shape[-1] ** -0.5)
+            # The output equals the embedding: the most likely token is then ahead by far more than rounding errors.
+            is_embedding = name in ("token_embd.weight", "output.weight")
+            value = embedding if is_embedding else random.normal(size=shape) * shape[-1] ** -0.5
         file.add_tensor(name, value.astype(np.float32))
 
     file.add_context_length(32768)
     file.add_embedding_length(EMBED)
     file.add_block_count(LAYERS)
     file.add_head_count(heads)
-    file.add_head_count_kv(heads)
+    file.add_head_count_kv(heads if kv_heads is None else kv_heads)
     file.add_feed_forward_length(2 * EMBED)
     file.add_vocab_size(VOCAB)
     words = vocabulary.build(VOCAB, SPECIAL, speakable=True)
@@ -119,6 +129,8 @@ def _write(
     file.add_token_merges(words.merges)
     file.add_bos_token_id(SPECIAL["<|endoftext|>"])
     file.add_eos_token_id(SPECIAL["<|im_end|>"])
+    if template is not None:
+        file.add_chat_template(template)
     add("token_embd.weight", VOCAB, EMBED)
     add("output_norm.weight", EMBED)
     fill(file, add)

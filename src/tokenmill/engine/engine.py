@@ -83,6 +83,7 @@ class Request:
     timeout_s: float | None = None  # from when the engine receives the request
     slot: int | None = None  # the slot to use, for engines with `chooses_slots`; None: any
     extra: Mapping[str, Any] = field(default_factory=dict)  # additional keys of an HTTP request body
+    later: tuple[Prompt, ...] = ()  # prompts of later requests, for engines with `needs_branches`
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +176,7 @@ class Capabilities:
     changes_kv_layout: bool = False
     saves_slots: bool = False  # save_slot() and restore_slot(), once verify_saved_slots() has succeeded
     copies_prefixes: bool = False  # slots have KV cells of their own and copy prefixes from each other
+    needs_branches: bool = False  # a prefix is shared only if Request.later tells where its prompts diverge
     lists_contents: bool = False  # running_requests() and cached_prefixes()
     embeddings: bool = False  # embed(), which a server may still refuse
     images: bool = False  # messages may have images

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 from tokenmill.engine.engine import Priority, SlotLimit
 from tokenmill.native.kv.prefix_cache import KeepPolicy
-from tokenmill.native.kv.radix import TokenArray
+from tokenmill.native.kv.radix import TokenArray, common
 
 Id: TypeAlias = Hashable
 _BATCH_SHARE = 4  # with urgent jobs running, batch prompts get at most 1/4 of a micro-batch ...
@@ -146,6 +146,7 @@ class SequenceJob:
     generated: list[int] = field(default_factory=list)
     in_prompt: int = 0  # generated tokens that are part of `prompt`
     follows: "tuple[SequenceJob, int] | None" = None  # the job that computes its prefix, and the length of that prefix
+    branches: set[int] = field(default_factory=set)  # positions at which its state must be kept for other jobs
     reused: int = 0
     computed: int = 0
     recomputed: int = 0
@@ -178,10 +179,20 @@ class SequenceJob:
         return leader.sequence is not None and leader.position < end
 
     def next_tokens(self, most: int) -> TokenArray:
-        """Return up to `most` tokens for the next step: part of its prompt, or the token sampled last."""
+        """Return up to `most` tokens for the next step: part of its prompt, or the token sampled last.
+
+        A step ends at every branch.
+        """
         if self.prefills:
-            return self.prompt[self.position : self.position + most]
+            end = min((branch for branch in self.branches if branch > self.position), default=len(self.prompt))
+            return self.prompt[self.position : min(end, self.position + most)]
         return array("i", () if self.pending is None or most < 1 else (self.pending,))
+
+    def branches_before(self, prompt: TokenArray) -> None:
+        """Add the position where another prompt diverges from this one, if it is not computed yet."""
+        shared = common(prompt, self.prompt, 0, min(len(self.prompt), len(prompt) - 1))
+        if shared > self.position:
+            self.branches.add(shared)
 
     def admitted(self, sequence: int, reused: int) -> int:
         """Record that it runs; return how many tokens of the prompt were reused for the first time."""

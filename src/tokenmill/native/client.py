@@ -245,7 +245,10 @@ class NativeEngine(Engine):
 
     async def pin_prefix(self, prompt: Prompt) -> Usage:
         """Compute a prefix once and keep it; returns its tokens and how many were cached already."""
-        tokens = tuple(await self.call("pin", request=protocol.request_message(Request(prompt))))
+        pinned = await self.call("pin", request=protocol.request_message(Request(prompt)))
+        tokens = tuple(pinned["tokens"])
+        if pinned["cached"] == len(tokens):
+            return Usage(len(tokens), 0, len(tokens))
         return (await answer(self, Request(tokens, max_tokens=0, priority="interactive"))).usage
 
     async def unpin_prefix(self, prompt: Prompt) -> None:

@@ -39,10 +39,10 @@ class SubmittedRequest:
     number: int
     request: Request
     tokens: tuple[int, ...]
-    notes: tuple[str, ...]
     arrived_s: float
     steps: int = 0  # steps that the engine had finished at arrival
     constraint: Constraint | None = None  # compiled, and not shared with another request
+    branches: tuple[int, ...] = ()  # positions at which later prompts diverge from this one
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,8 @@ class ControlCall:
 
 
 InboundMessage = SubmittedRequest | Cancelled | ControlCall
-PrepareRequest = Callable[[Request], tuple[tuple[int, ...], tuple[str, ...]]]
-"""Returns the tokens of a request and notes about them; raises TokenmillError if the request is invalid."""
+PrepareRequest = Callable[[Request], tuple[tuple[int, ...], tuple[int, ...]]]
+"""Returns the tokens of a request and its `branches`; raises TokenmillError if the request is invalid."""
 
 
 @dataclass(slots=True)
@@ -239,8 +239,8 @@ class IpcServer:
         arrived_s = time.monotonic()
         steps = self._heartbeat().counters.steps or 0
         request = protocol.request_of(body)
-        tokens, notes = self._prepare(request)
-        submitted = SubmittedRequest(client, number, request, tokens, notes, arrived_s, steps)
+        tokens, branches = self._prepare(request)
+        submitted = SubmittedRequest(client, number, request, tokens, arrived_s, steps, branches=branches)
         if self._compiler is None or not is_constrained(request.sampling):
             self.inbox.put(submitted)
             return

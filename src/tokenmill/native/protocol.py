@@ -27,6 +27,7 @@ from tokenmill.engine.engine import (
     Counters,
     Identity,
     Piece,
+    Prompt,
     Request,
     Sampling,
     Timings,
@@ -85,26 +86,36 @@ def read(text: bytes) -> dict[str, Any]:
 
 def request_message(request: Request) -> dict[str, Any]:
     """Encode a request; unset fields are left out."""
-    prompt = request.prompt
-    return {
+    message = {
         **_set_fields(request),
-        "prompt": _set_fields(prompt) if isinstance(prompt, Chat) else prompt,
+        "prompt": _prompt_out(request.prompt),
         "sampling": _set_fields(request.sampling),
     }
+    return message | {"later": [_prompt_out(prompt) for prompt in request.later]} if request.later else message
 
 
 def request_of(message: dict[str, Any]) -> Request:
     """Decode a request. Raises one of `MALFORMED` if `request_message` did not encode it."""
-    prompt = message["prompt"]
     sampling = message.get("sampling", {})
-    if isinstance(prompt, dict):
-        prompt = Chat(**{**prompt, "messages": tuple(prompt["messages"]), "tools": tuple(prompt.get("tools", ()))})
-    elif isinstance(prompt, list):
-        prompt = tuple(prompt)
     if "logit_bias" in sampling:
         sampling = {**sampling, "logit_bias": tuple((token, bias) for token, bias in sampling["logit_bias"])}
-    stop = tuple(message.get("stop", ()))
-    return Request(**{**message, "prompt": prompt, "sampling": Sampling(**sampling), "stop": stop})
+    decoded = {
+        "prompt": _prompt_in(message["prompt"]),
+        "sampling": Sampling(**sampling),
+        "stop": tuple(message.get("stop", ())),
+        "later": tuple(map(_prompt_in, message.get("later", ()))),
+    }
+    return Request(**{**message, **decoded})
+
+
+def _prompt_out(prompt: Prompt) -> Any:
+    return _set_fields(prompt) if isinstance(prompt, Chat) else prompt
+
+
+def _prompt_in(prompt: Any) -> Prompt:
+    if isinstance(prompt, dict):
+        return Chat(**{**prompt, "messages": tuple(prompt["messages"]), "tools": tuple(prompt.get("tools", ()))})
+    return prompt if isinstance(prompt, str) else tuple(prompt)
 
 
 def _set_fields(value: Request | Chat | Sampling) -> dict[str, Any]:

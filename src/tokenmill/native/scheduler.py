@@ -11,7 +11,7 @@ Call commands before `plan`, not between `plan` and the decoder. It uses no cloc
 import math
 from array import array
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 from typing import Literal, TypeAlias, get_args
 
@@ -38,6 +38,7 @@ LOOK_AHEAD = 64  # queued jobs to examine while the first one waits for a prefix
 _MAX_HEADROOM = 64  # cells left for each running job's answer when another job is admitted ...
 _LOCKSTEP_SHARE = 2.0  # prompts up to this multiple of an answer are computed one token a pass ...
 _SPREAD = 0.25  # ... unless answers end together: with a smaller deviation, relative to the mean, the multiple is less
+_TURN_TAIL = 16  # tokens at the end of an interactive prompt that the next turn of a conversation may not repeat
 _PADDING = array("i", (0,))
 _HEADROOM_SHARE = 64  # ... but at most 1/64 of all cells
 Phase: TypeAlias = Literal["both", "prompts", "answers"]
@@ -110,8 +111,19 @@ class StepScheduler:
 
     # -- commands ----------------------------------------------------------------------------------------------------
 
-    def submit(self, id: Id, tokens: Sequence[int], priority: Priority, *, keep: KeepPolicy | None = None) -> None:
-        """Queue a job. By default a batch job retains its prompt in the cache, an interactive one its answer too."""
+    def submit(
+        self,
+        id: Id,
+        tokens: Sequence[int],
+        priority: Priority,
+        *,
+        keep: KeepPolicy | None = None,
+        branches: Iterable[int] = (),
+    ) -> None:
+        """Queue a job. By default a batch job retains its prompt in the cache, an interactive one its answer too.
+
+        branches: positions at which prompts that are not queued yet diverge from this one.
+        """
         if id in self._jobs:
             raise ValueError(f"job {id!r} is here already")
         if not tokens:
@@ -126,6 +138,10 @@ class StepScheduler:
         self._arrivals += 1
         kept = keep or ("prompt" if priority == "batch" else "all")
         job = SequenceJob(id, as_tokens(tokens), len(tokens), priority, kept, self._arrivals)
+        if not self.prefix_cache.cuts:
+            job.branches.update(branches)
+            for other in self._running.values():
+                other.branches_before(job.prompt)
         self._queues[priority].append(job)
         self._jobs[id] = job
 
@@ -296,6 +312,8 @@ class StepScheduler:
                 continue
             self.prefix_cache.record_prefill(work.sequence, len(work.tokens))
             new, again = job.advanced(len(work.tokens))
+            if job.position in job.branches:
+                self.prefix_cache.keep_state(work.sequence)
             self._computed += new
             self._recomputed += again
 
@@ -359,10 +377,23 @@ class StepScheduler:
                 del queue[index]
                 job.urgent = priority == "interactive"
                 self._running[opened.sequence] = job
+                if not self.prefix_cache.cuts:
+                    self._plan_branches(job)
                 self._reused += job.admitted(opened.sequence, opened.reused)
                 self._waited_passes = 0.0
                 batch += priority == "batch"
                 promised += max(0, len(job.prompt) - job.position)
+
+    def _plan_branches(self, job: SequenceJob) -> None:
+        """Find the positions of a prompt at which queued prompts and pinned prefixes need its state."""
+        queued = (other.prompt for queue in self._queues.values() for other in islice(queue, LOOK_AHEAD))
+        for prompt in queued:
+            job.branches_before(prompt)
+        for pin in self.prefix_cache.pins:
+            if job.prompt[: len(pin)] == pin:
+                job.branches.add(len(pin))
+        if job.keep == "all" and len(job.prompt) > _TURN_TAIL and len(job.prompt) not in job.branches:
+            job.branches.add(len(job.prompt) - _TURN_TAIL)
 
     def _sort_for_streams(self, queue: deque[SequenceJob], free: int) -> None:
         """Sort the jobs that can be admitted now by length: consecutive streams with prompts of similar length are
@@ -408,7 +439,10 @@ class StepScheduler:
         if match.leader is None:
             job.follows = None
             return False
-        job.follows = self._running[match.leader], match.coming
+        leader = self._running[match.leader]
+        job.follows = leader, match.coming
+        if not self.prefix_cache.cuts:
+            leader.branches.add(match.coming)
         return True
 
     def _has_cells(self, job: SequenceJob, batch: int, promised: int) -> bool:

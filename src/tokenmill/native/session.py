@@ -258,7 +258,7 @@ class Session:
             deferred=request.priority == "batch" and not request.stop,
         )
         self._next += 1
-        self.scheduler.submit(self._next, submitted.tokens, request.priority)
+        self.scheduler.submit(self._next, submitted.tokens, request.priority, branches=submitted.branches)
         self._sequences[self._next] = sequence
         self._by_client[submitted.client, submitted.number] = self._next
 
@@ -410,7 +410,6 @@ class Session:
             Usage(len(submitted.tokens), sequence.tokens, spent.reused),
             Timings(started - submitted.arrived_s, first - started, now - first, sequence.queued_steps),
             tuple(sequence.logprobs) if submitted.request.sampling.top_logprobs is not None else None,
-            notes=submitted.notes,
         )
         self._remove(number)
         self.server.post(submitted.client, protocol.answer_message(submitted.number, answer))

@@ -8,12 +8,14 @@ the start fails, the last line of the log is the error as JSON.
 import os
 import sys
 import time
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tokenmill.engine.engine import MAX_LOGPROBS, Capabilities, Chat, Identity, Request
+from tokenmill.engine.engine import MAX_LOGPROBS, Capabilities, Chat, Identity, Prompt, Request
 from tokenmill.errors import EngineError, RequestRefused, TokenmillError, TooLong, UsageError
 from tokenmill.model.gguf import read_headers
 from tokenmill.native import memory_limit, protocol
@@ -23,6 +25,7 @@ from tokenmill.native.compiler import Compiler
 from tokenmill.native.ipc_server import IpcServer
 from tokenmill.native.kv import streams
 from tokenmill.native.kv.prefix_cache import PrefixCache
+from tokenmill.native.kv.radix import as_tokens, common
 from tokenmill.native.llama.context import LlamaContext, check_streams
 from tokenmill.native.llama.library import open_running
 from tokenmill.native.llama.log import LOG_DEBUG, LlamaLog
@@ -30,7 +33,7 @@ from tokenmill.native.llama.model import LlamaModel
 from tokenmill.native.llama.settings import ContextSettings
 from tokenmill.native.scheduler import StepScheduler
 from tokenmill.native.session import Session
-from tokenmill.native.worker_config import WORKER_CONFIG, WorkerConfig
+from tokenmill.native.worker_config import RETAINED_STATES, WORKER_CONFIG, WorkerConfig
 
 SWITCH_S = 0.0005  # switch interval of the GIL: maximum time the compute thread waits for the IPC thread
 
@@ -57,8 +60,7 @@ class Worker:
         self.template_notes = _open_template(self.renderer, config, self.model)
         self.slots = config.slots
         self.settings = config.context
-        if not self.model.facts.shares:  # each id allocates its own state, and no prefixes are cached
-            self.settings = replace(config.context, sequences=config.slots + config.interactive_slots)
+        self.settings = replace(config.context, sequences=self._ids(config))
         self.session = self._build(self.settings, config.slots)
         self.load_s = time.monotonic() - self.began_s
 
@@ -100,12 +102,13 @@ class Worker:
         if settings.streams:
             settings = streams.apart(settings, slots)
         context = LlamaContext(self.model, settings)
-        shares, self.no_sharing_reason = context.can_cut_and_share()
+        shares, self.no_sharing_reason = context.can_share()
         return context, PrefixCache(
             context,
             total_cells=context.cells,
             sequences=settings.sequences,
             shares=shares,
+            cuts=self.model.facts.cuts,
             streams=settings.streams,
             least_copied=streams.least_copied(settings),
         )
@@ -125,6 +128,15 @@ class Worker:
         scheduler.mixes = streams.mixes(settings, self.model.settings)
         scheduler.narrow_rows = self.config.narrow_rows
         return Session(self.server, self.model.vocab, context, prefix_cache, scheduler)
+
+    def _ids(self, config: WorkerConfig) -> int:
+        """The number of sequence ids; fewer than configured if each of them has a state, or no prefixes are cached."""
+        running = config.slots + config.interactive_slots
+        if not self.model.facts.shares:
+            return running
+        if not self.model.facts.cuts:
+            return min(config.context.sequences, running + RETAINED_STATES)
+        return config.context.sequences
 
     @property
     def _gpus(self) -> int:
@@ -182,6 +194,7 @@ class Worker:
             changes_kv_layout=True,
             lists_contents=True,
             copies_prefixes=settings.streams,
+            needs_branches=shares and not session.prefix_cache.cuts,
         )
         buffers = session.context.buffers()
         return protocol.Handshake(
@@ -197,8 +210,8 @@ class Worker:
     def _heartbeat(self) -> protocol.Heartbeat:
         return self._session.heartbeat()
 
-    def _prepare(self, request: Request) -> tuple[tuple[int, ...], tuple[str, ...]]:
-        """Return the tokens of a request; raises TooLong or RequestRefused."""
+    def _prepare(self, request: Request) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the tokens of a request, and where later prompts diverge; raises TooLong or RequestRefused."""
         tokens = self._tokens(request)
         context = self.settings.context
         if not tokens:
@@ -210,7 +223,17 @@ class Worker:
                 context_tokens=context,
                 hint="shorten the prompt, or start the engine with a larger --context",
             )
-        return tokens, ()
+        return tokens, self._branches(tokens, request.later)
+
+    def _branches(self, tokens: tuple[int, ...], later: Iterable[Prompt]) -> tuple[int, ...]:
+        """The positions at which later prompts diverge from `tokens`; a later prompt may be invalid."""
+        own = as_tokens(tokens)
+        found = set[int]()
+        for prompt in later:
+            with suppress(TokenmillError):
+                other = as_tokens(self._tokens(Request(prompt)))
+                found.add(common(other, own, 0, min(len(own), len(other) - 1)))
+        return tuple(sorted(found - {0}))
 
     def _tokens(self, request: Request) -> tuple[int, ...]:
         prompt = request.prompt
@@ -307,7 +330,8 @@ class Worker:
             raise EngineError(f"prefixes cannot be cached: {self.no_sharing_reason}")
         return self._session
 
-    def _pin(self, arguments: dict[str, Any]) -> list[int]:
+    def _pin(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Pin a prefix; returns its tokens and how many of them are cached."""
         session = self._session_with_prefixes()
         tokens = self._prefix_tokens(arguments)
         if len(tokens) >= self.settings.context:
@@ -317,7 +341,8 @@ class Worker:
                 context_tokens=self.settings.context,
             )
         session.pin(tokens)
-        return list(tokens)
+        found = session.prefix_cache.find(tokens)
+        return {"tokens": tokens, "cached": found[1] if found else 0}
 
     def _unpin(self, arguments: dict[str, Any]) -> None:
         self._session.prefix_cache.unpin(self._prefix_tokens(arguments))

@@ -12,6 +12,7 @@ from tokenmill.planner.goal import Goal
 
 INTERACTIVE_SLOTS = 4  # slots in addition to the plan's, for interactive requests
 RETAINED_SEQUENCES = 48  # ids for cached prefixes that no running sequence uses
+RETAINED_STATES = 12  # the same in models with a recurrent state, of which each id has one: megabytes to tens of them
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from support.native import Work, loaded, opened
-from support.odd_models import VOCAB, recurrent, windowed
+from support.odd_models import VOCAB, windowed
 from tokenmill.errors import EngineError, ForeignState
 from tokenmill.model.synthetic import generate
 from tokenmill.native.llama.context import Decoded, LlamaContext, Logits
@@ -107,7 +107,7 @@ def test_no_room_computes_nothing(context: LlamaContext) -> None:
 
 
 def test_the_probe_tries_it(context: LlamaContext) -> None:
-    assert context.can_cut_and_share() == (True, None)
+    assert context.can_share() == (True, None)
     assert [context.length(number) for number in range(SMALL.sequences)] == [0] * SMALL.sequences
 
 
@@ -192,7 +192,7 @@ def test_logits_take_a_row_for_each_id_and_not_for_each_token(model: LlamaModel)
 def test_a_prefix_keeps_cells_that_slid_out_of_its_window(tmp_path: Path) -> None:
     """The cells before a kept prefix become free and a longer prompt comes: it must not use the prefix's cells."""
     with opened(windowed(tmp_path / "odd.gguf"), replace(SMALL, sequences=3)) as context:
-        assert context.can_cut_and_share() == (True, None)
+        assert context.can_share() == (True, None)
         head, tail, parts = words(200, 1), words(3, 2), (40, 100, 200)
         wanted = [fresh(context, head[:part] + tail) for part in parts]
         context.decode([Work(1, words(50, 3), 0, False)])
@@ -222,21 +222,6 @@ def test_a_window_is_restored_or_not_saved(tmp_path: Path) -> None:
             context.decode([Work(2, tail, part)])
             assert same(context.logits(3), want)
             context.cut(2, 0)
-
-
-def test_a_recurrent_model_runs_whole_sequences(tmp_path: Path) -> None:
-    with opened(recurrent(tmp_path / "r.gguf"), replace(SMALL, sequences=2)) as context:
-        possible, why = context.can_cut_and_share()
-        assert not possible
-        assert why is not None
-        prompts = words(20, 1), words(9, 2)
-        wanted = [fresh(context, prompt) for prompt in prompts]
-        context.decode([Work(0, prompts[0][:-1], 0, False), Work(1, prompts[1][:-1], 0, False)])
-        context.decode([Work(0, prompts[0][-1:], 19), Work(1, prompts[1][-1:], 8)])
-        assert same(context.logits(0), wanted[0])
-        assert same(context.logits(1), wanted[1])
-        assert not context.cut(0, 5)
-        assert context.cut(0, 0)
 
 
 # ---- saved prefixes

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from support.native_engine import GREEDY, chat, interactive, native, plan_for, run
-from support.odd_models import recurrent
 from support.tiny_models import write_moe
 from tokenmill.config import EngineConfig
 from tokenmill.engine.engine import Answer, Chat, Counters, Piece, Request, Sampling, answer
@@ -33,9 +32,7 @@ def test_pieces_make_the_answer_and_a_second_request_computes_only_its_own_words
             shown = sum(piece.tokens for piece in pieces if isinstance(piece, Piece))
             assert last.usage.completion_tokens == shown + (last.finish_reason == "stop")  # the end is a token, too
             second = await answer(engine, chat("Who eats?", system=DIGEST))
-            head = len(
-                await engine.call("pin", request={"prompt": {"messages": [{"role": "system", "content": DIGEST}]}})
-            )
+            head = (await engine.pin_prefix(_system(DIGEST))).prompt_tokens
             assert second.usage.cached_tokens == head
             assert second.usage.prompt_tokens - head < 20
             again = await answer(engine, chat("What grinds?", system=DIGEST))
@@ -264,20 +261,6 @@ def test_a_pinned_prefix_survives_a_restart_and_a_foreign_file_is_refused(tmp_pa
 
     tokens, text = run(write)
     run(lambda: read(tokens, text))
-
-
-def test_a_recurrent_model_is_served_without_sharing_and_says_so(tmp_path: Path) -> None:
-    model = recurrent(tmp_path / "mamba.gguf")
-
-    async def work() -> None:
-        async with native(model, tmp_path, plan=plan_for(model, context=256, sequences=2)) as engine:
-            assert not engine.capabilities.shares_prefixes
-            assert any("recurrent" in note for note in engine.capabilities.notes)
-            answers = [await answer(engine, Request((5, 6, 7, 8), GREEDY, max_tokens=4)) for _ in range(2)]
-            assert answers[0].text == answers[1].text
-            assert [each.usage.cached_tokens for each in answers] == [0, 0]
-
-    run(work)
 
 
 async def fresh(engine: NativeEngine) -> Counters:

@@ -88,7 +88,7 @@ def order(client: int, number: int, tokens: int, most: int, priority: Priority =
     """A prompt like no other."""
     prompt = tuple(np.random.default_rng([client, number]).integers(3, VOCAB, tokens).tolist())
     request = Request(prompt, Sampling(temperature=0.0), max_tokens=most, priority=priority, ignore_eos=True)
-    return SubmittedRequest(client, number, request, prompt, (), time.monotonic())
+    return SubmittedRequest(client, number, request, prompt, time.monotonic())
 
 
 def run(

@@ -81,7 +81,7 @@ def test_ways_to_load(library: Library, moe: Path, settings: ModelSettings) -> N
 
 @pytest.mark.parametrize(
     ("make", "window", "why_not"),
-    [(windowed, 32, None), (chunked, 8192, None), (recurrent, None, "recurrent state")],
+    [(windowed, 32, None), (chunked, 8192, None), (recurrent, None, None)],
     ids=["windowed", "chunked", "recurrent"],
 )
 def test_other_kinds_of_memory(tmp_path: Path, make: object, window: int | None, why_not: str | None) -> None:

@@ -24,6 +24,7 @@ class MillMachine(RuleBasedStateMachine):
         ubatch=st.integers(1, 20),
         spare_ids=st.integers(0, 6),
         shares=st.integers(0, 5).map(bool),
+        cuts=st.booleans(),
         context=st.none() | st.integers(6, 40),
         mixes=st.booleans(),
     )
@@ -36,6 +37,7 @@ class MillMachine(RuleBasedStateMachine):
         ubatch: int,
         spare_ids: int,
         shares: bool,
+        cuts: bool,
         context: int | None,
         mixes: bool,
     ) -> None:
@@ -48,6 +50,7 @@ class MillMachine(RuleBasedStateMachine):
             ubatch=ubatch,
             context=context,
             shares=shares,
+            cuts=cuts,
             sequences=slots + interactive_slots + spare_ids,
         )
         self.harness.schedule.mixes = mixes

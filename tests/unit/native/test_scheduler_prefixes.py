@@ -48,40 +48,54 @@ def forests(draw: st.DrawFn) -> list[list[int]]:
     return list(walk(3, draw(st.sampled_from([[], TEMPLATE]))))[:60]
 
 
-def mill_for(prompts: list[list[int]], slots: int, budget: int = 16) -> SchedulerHarness:
+def branches(prompts: list[list[int]], number: int) -> set[int]:
+    """Where later prompts diverge from one."""
+    return {min(shared(prompts[number], other), len(other) - 1) for other in prompts[number + 1 :]}
+
+
+def mill_for(prompts: list[list[int]], slots: int, budget: int = 16, *, cuts: bool = True) -> SchedulerHarness:
     """With cells and ids for all; without them, the oldest prefixes would be evicted."""
-    return SchedulerHarness(sum(map(len, prompts)) + 1000, slots=slots, budget=budget, sequences=slots + 49)
+    ids = slots + 49 if cuts else slots + 4 * len(prompts)
+    return SchedulerHarness(sum(map(len, prompts)) + 1000, slots=slots, budget=budget, sequences=ids, cuts=cuts)
 
 
 @settings(max_examples=150, deadline=None)
-@given(prompts=forests(), slots=SLOTS, budget=st.sampled_from([4, 16, 64]), in_flight=st.booleans(), data=st.data())
+@given(
+    prompts=forests(),
+    slots=SLOTS,
+    budget=st.sampled_from([4, 16, 64]),
+    in_flight=st.booleans(),
+    cuts=st.booleans(),
+    data=st.data(),
+)
 def test_depth_first_no_token_is_computed_twice(
-    prompts: list[list[int]], slots: int, budget: int, in_flight: bool, data: st.DataObject
+    prompts: list[list[int]], slots: int, budget: int, in_flight: bool, cuts: bool, data: st.DataObject
 ) -> None:
     """Whether all jobs are submitted at the beginning, or twice as many as there are slots at a time."""
-    harness = mill_for(prompts, slots, budget)
+    harness = mill_for(prompts, slots, budget, cuts=cuts)
     answers = data.draw(st.lists(st.sampled_from([1, 2, 5, 30]), min_size=len(prompts), max_size=len(prompts)))
     most = slots + max(2, slots) if in_flight else len(prompts)
     waiting = list(enumerate(zip(prompts, answers, strict=True)))
     while waiting or harness.jobs:
         while waiting and len(harness.jobs) < most:
             number, (prompt, answer) = waiting.pop(0)
-            harness.submit(number, prompt, answer)
+            harness.submit(number, prompt, answer, branches=branches(prompts, number))
         harness.step()
     totals = harness.schedule.totals
     assert totals.prompt_tokens_computed == minimum(prompts)
     assert totals.preemptions == totals.evicted_tokens == 0
 
 
+@pytest.mark.parametrize("cuts", [True, False])
 @pytest.mark.parametrize("slots", [1, 2, 4, 8])
-def test_nested_prefixes_that_are_longer_than_their_tails(slots: int) -> None:
+def test_nested_prefixes_that_are_longer_than_their_tails(slots: int, cuts: bool) -> None:
     prompts = [
         [*TEMPLATE, *head(outer, 40), *head(10 + inner, 10), 10 + job]
         for outer in range(3)
         for inner in range(3)
         for job in range(3)
     ]
-    harness = mill_for(prompts, slots)
+    harness = mill_for(prompts, slots, cuts=cuts)
     for number, prompt in enumerate(prompts):
         harness.submit(number, prompt, answer_tokens=3)
     harness.run()

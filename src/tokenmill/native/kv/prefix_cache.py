@@ -78,18 +78,22 @@ class PrefixCache:
         total_cells: int,
         sequences: int,
         shares: bool,
+        cuts: bool = True,
         streams: bool = False,
         least_copied: int = 1,
     ) -> None:
         """Create an empty cache.
 
         shares: sequences can share cells.
+        cuts: sequences can be cut back to any position. If not, a prefix can be reused only where a sequence ends: at
+        the positions where `keep_state` was called.
         streams: each sequence has cells of its own, and reuses them or a copy of another sequence's.
         least_copied: minimum tokens that such a copy must save.
         """
         self.total_cells = total_cells
         self.sequences = sequences
         self.shares = shares
+        self.cuts = cuts or not shares  # without sharing, no state is kept
         self.streams = streams
         self.evicted = 0  # tokens evicted since the start
         self._cells = cells
@@ -106,7 +110,9 @@ class PrefixCache:
         self._reserved.clear()
 
     def _reset(self) -> None:
-        self._pool = SequencePool(self._cells, self.sequences, streams=self.streams, least_copied=self._least_copied)
+        self._pool = SequencePool(
+            self._cells, self.sequences, cuts=self.cuts, streams=self.streams, least_copied=self._least_copied
+        )
         self._tree = self._pool.tree
         self._prefilling: dict[int, None] = {}  # running sequences whose prompt is not complete, oldest first
 
@@ -132,12 +138,15 @@ class PrefixCache:
         return self._tree.ends[sequence].end
 
     def match(self, tokens: Sequence[int]) -> Match:
-        """Find the cached part of a prompt; never its last token, whose logits are needed."""
+        """Find the cached part of a prompt; never its last token, whose logits are needed.
+
+        A leader that cannot be cut back must stop where the prompts diverge: see `keep_state`.
+        """
         if not self.shares and not self.streams:
             return Match(0, 0)
         wanted = as_tokens(tokens)
         limit = len(wanted) - 1
-        ready = self._tree.walk(wanted, limit)[1] if self.shares else self._pool.longest_source(wanted)[1]
+        ready = self._pool.find(wanted, limit)[1] if self.shares else self._pool.longest_source(wanted)[1]
         coming = ready
         leader = None
         for sequence in islice(reversed(self._prefilling), _MAX_LEADERS):
@@ -145,7 +154,7 @@ class PrefixCache:
             # Without the next token after `coming` it cannot match more: a cheap test that mostly fails.
             if coming < min(limit, len(prompt)) and prompt[coming] == wanted[coming]:
                 shared = common(prompt, wanted, 0, limit)
-                if shared >= coming + self._least_copied:
+                if shared >= coming + self._least_copied and (self.cuts or self.length(sequence) <= shared):
                     coming = shared
                     leader = sequence
         return Match(ready, coming, leader)
@@ -153,7 +162,7 @@ class PrefixCache:
     def fits(self, tokens: Sequence[int], more: int) -> bool:
         """Whether a prompt and `more` further cells fit in the available cells."""
         wanted = as_tokens(tokens)
-        node, ready = self._tree.walk(wanted, len(wanted) - 1) if self.shares else (self._tree.root, 0)
+        node, ready = self._pool.find(wanted, len(wanted) - 1) if self.shares else (self._tree.root, 0)
         pinned = self._pool.pinned_nodes()
         would_lock = sum(
             max(0, min(above.end, ready) - pinned.get(above, above.start)) for above in node.upward() if not above.locks
@@ -163,8 +172,8 @@ class PrefixCache:
     def find(self, tokens: Sequence[int]) -> tuple[int, int] | None:
         """Return a sequence that owns the longest cached prefix of these tokens, and the length of that prefix."""
         wanted = as_tokens(tokens)
-        node, reached = self._tree.walk(wanted, len(wanted)) if self.shares else (self._tree.root, 0)
-        return (next(node.sequences_through()), reached) if reached else None
+        node, reached = self._pool.find(wanted, len(wanted)) if self.shares else (self._tree.root, 0)
+        return (next(iter(self._pool.owners(node))), reached) if reached else None
 
     def segments(self) -> list[CachedPrefix]:
         """Return every segment of the prefix tree."""
@@ -189,7 +198,7 @@ class PrefixCache:
         """
         wanted = as_tokens(tokens)
         limit = len(wanted) - 1 if self.shares else 0
-        node, ready = self._tree.walk(wanted, limit)
+        node, ready = self._pool.find(wanted, limit)
         before = self.used
         claimed = self._pool.claim(node, ready)
         self.evicted += before - self.used
@@ -202,7 +211,7 @@ class PrefixCache:
             splits = False
             self._pool.resume(sequence, use)
         else:
-            node, ready = self._tree.walk(wanted, limit)  # again: `claim` may have released a sequence and its nodes
+            node, ready = self._pool.find(wanted, limit)  # again: `claim` may have released a sequence and its nodes
             splits = ready < node.end
             prefix = self._pool.begin(sequence, node, ready, use)
             ready += self._pool.reuse_stream(sequence)
@@ -218,6 +227,15 @@ class PrefixCache:
         self._tree.extend(sequence, prompt[start : start + count])
         if start + count >= len(prompt):
             self._prefilling.pop(sequence, None)
+
+    def keep_state(self, sequence: int) -> None:
+        """Retain the prefix that a running sequence has computed so far, so that others can continue from there.
+
+        Only needed if sequences cannot be cut back. Without an available id, nothing is retained.
+        """
+        before = self.used
+        self._pool.keep_state(sequence)
+        self.evicted += before - self.used
 
     def record_token(self, sequence: int, token: int) -> None:
         """Record that a token after the prompt was computed."""
@@ -260,7 +278,7 @@ class PrefixCache:
     def release_paused(self, tokens: Sequence[int]) -> None:
         """Release the sequence that was paused with these tokens, except for pinned ones: it will not be resumed."""
         wanted = as_tokens(tokens)
-        paused = self._pool.paused_at(*self._tree.walk(wanted, len(wanted)))
+        paused = self._pool.paused_at(*self._pool.find(wanted, len(wanted)))
         if paused is not None:
             self._pool.uses[paused].paused = False
             self._pool.retain(paused, self._pool.pinned_length(paused))
@@ -315,7 +333,7 @@ class PrefixCache:
         wanted = as_tokens(tokens)
         self._reserved.remove(sequence)
         use = SequenceUse(array("i"), running=False)
-        node, reached = self._tree.walk(wanted, len(wanted))
+        node, reached = self._pool.find(wanted, len(wanted))
         if reached == len(wanted):  # cached already: drop the loaded copy
             self._cells.cut(sequence, 0)
             self._pool.begin(sequence, node, reached, use)

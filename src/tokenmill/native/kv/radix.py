@@ -133,8 +133,11 @@ class RadixTree:
         for child in self.root.children:
             yield from child.below()
 
-    def walk(self, tokens: TokenArray, limit: int) -> tuple[RadixNode, int]:
-        """Return the deepest node that matches tokens[:limit], and the position up to which it matches."""
+    def walk(self, tokens: TokenArray, limit: int, *, to_end: bool = False) -> tuple[RadixNode, int]:
+        """Return the deepest node that matches tokens[:limit], and the position up to which it matches.
+
+        to_end: only nodes that match entirely and in which a sequence ends.
+        """
         best = self.root
         reached = 0
         stack = [self.root]
@@ -144,7 +147,7 @@ class RadixTree:
                 continue
             for child in node.children.starting_with(tokens[node.end]):
                 shared = common(child.tokens, tokens, child.start, limit)
-                if child.start + shared > reached:
+                if child.start + shared > reached and (not to_end or (child.sequences and shared == len(child.tokens))):
                     best = child
                     reached = child.start + shared
                 if shared == len(child.tokens):

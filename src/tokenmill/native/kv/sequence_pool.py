@@ -44,11 +44,16 @@ class SequencePool:
     """The prefix tree and the sequence ids that own its cells.
 
     A *retained* sequence is idle: its request has ended, and its id keeps a cached prefix that no other sequence owns.
+    If sequences cannot be cut back, a retained sequence is a state: it can be reused only where it ends, and none makes
+    another redundant.
     """
 
-    def __init__(self, cells: CellOps, sequences: int, *, streams: bool = False, least_copied: int = 1) -> None:
+    def __init__(
+        self, cells: CellOps, sequences: int, *, cuts: bool = True, streams: bool = False, least_copied: int = 1
+    ) -> None:
         """Create `sequences` empty ids.
 
+        cuts: sequences can be cut back to any position.
         streams: each id has cells of its own, and a released id keeps them, for copies, until it is used again.
         least_copied: minimum tokens that a copy from another id must save.
         """
@@ -56,6 +61,7 @@ class SequencePool:
         self.uses: dict[int, SequenceUse] = {}
         self._retained: set[int] = set()  # idle sequences among `uses`
         self.pins: dict[bytes, TokenArray] = {}
+        self._cuts = cuts
         self._streams = streams
         self._released = dict[int, TokenArray]()  # by id: tokens that are still in its stream
         self._least_copied = least_copied
@@ -65,11 +71,19 @@ class SequencePool:
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
+    def find(self, tokens: TokenArray, limit: int) -> tuple[RadixNode, int]:
+        """Return the node and the position up to which the cached prefix of tokens[:limit] can be reused."""
+        return self.tree.walk(tokens, limit, to_end=not self._cuts)
+
+    def owners(self, node: RadixNode) -> Iterable[int]:
+        """Return the sequences from which the prefix that ends with a node can be copied."""
+        return node.sequences_through() if self._cuts else node.sequences
+
     def pinned_nodes(self) -> dict[RadixNode, int]:
         """Return the nodes that pins protect, each with the position up to which it is protected."""
         nodes: dict[RadixNode, int] = {}
         for pin in self.pins.values():
-            node, reached = self.tree.walk(pin, len(pin))
+            node, reached = self.find(pin, len(pin))
             for above in node.upward():
                 nodes[above] = max(nodes.get(above, 0), min(above.end, reached))
         return nodes
@@ -110,8 +124,17 @@ class SequencePool:
         else:
             self._retained.add(sequence)
         if position:
-            self._cells.copy(next(other for other in end.sequences_through() if other != sequence), sequence, position)
+            self._cells.copy(next(other for other in self.owners(end) if other != sequence), sequence, position)
         return end
+
+    def keep_state(self, sequence: int) -> None:
+        """Retain a copy of a running sequence as it is now, unless there is one or no id is available."""
+        node = self.tree.ends[sequence]
+        if self._retained.isdisjoint(node.sequences):
+            self.touch(node)
+            claimed = self.claim(self.tree.root, 0)
+            if claimed is not None:
+                self.begin(claimed[0], node, node.end, SequenceUse(_EMPTY, running=False))
 
     def reuse_stream(self, sequence: int) -> int:
         """Give an empty sequence the longest prefix that `longest_source` finds, and return its length."""
@@ -199,24 +222,30 @@ class SequencePool:
         """Shorten an idle sequence to `position`, and release every retained sequence that it makes redundant.
 
         Only one retained sequence stays on a path: the one that ends deepest. Running sequences below do not count,
-        because they may end without retaining anything.
+        because they may end without retaining anything. A sequence that cannot be shortened is released.
         """
         if self._streams:
             self._released[sequence] = self.tree.ends[sequence].tokens[:]  # with streams, a path is a single node
         is_shorter = position < self.tree.ends[sequence].end
         if is_shorter:
-            self.tree.retreat(sequence, position)
+            self.tree.retreat(sequence, position if self._cuts else 0)
         node = self.tree.ends[sequence]
-        if node is self.tree.root or any(
-            node in self.tree.ends[other].upward() for other in self._retained - {sequence}
-        ):
+        if node is self.tree.root or self._is_redundant(sequence, node):
             self.release(sequence)
             return
         if is_shorter:
             self._cells.cut(sequence, position)
-        others = [other for above in node.upward() for other in above.sequences if other != sequence]
-        for other in self._retained.intersection(others):
-            self.release(other)
+        if self._cuts:
+            others = [other for above in node.upward() for other in above.sequences if other != sequence]
+            for other in self._retained.intersection(others):
+                self.release(other)
+
+    def _is_redundant(self, sequence: int, node: RadixNode) -> bool:
+        """Whether another retained sequence provides the path down to a node."""
+        others = self._retained - {sequence}
+        if not self._cuts:
+            return not others.isdisjoint(node.sequences)
+        return any(node in self.tree.ends[other].upward() for other in others)
 
     def drop_tails(self, fork: RadixNode, wanted: Iterable[TokenArray]) -> None:
         """Drop the tails of batch requests below a fork, except the newest and those that `wanted` prompts continue."""
@@ -234,7 +263,8 @@ class SequencePool:
     def evict(self, wanted: int, least: int) -> int:
         """Cut the end of the least recently used idle leaf, and return how many tokens were evicted.
 
-        It cuts `wanted` tokens and at least `least`, but never more than the leaf has or a pin allows.
+        It cuts `wanted` tokens and at least `least`, but never more than the leaf has or a pin allows. A sequence that
+        cannot be cut back is released.
         """
         pinned = self.pinned_nodes()
         leaves = ((sequence, self.tree.ends[sequence]) for sequence in self.uses if sequence in self._retained)
@@ -247,8 +277,9 @@ class SequencePool:
             key=lambda found: found[1].last_used,
         )
         count = min(leaf.end - pinned.get(leaf, leaf.start), max(wanted, least))
+        before = self.tree.size
         self.retain(sequence, leaf.end - count)
-        return count
+        return before - self.tree.size
 
     # -- ids ---------------------------------------------------------------------------------------------------------
 
@@ -256,7 +287,8 @@ class SequencePool:
         """Return an id for a new sequence and whether it owns its prefix already; None if no id is available.
 
         If all ids are in use, the least recently used retained sequence is released. If it is the only owner of the
-        prefix, the new sequence takes it over instead, as it does a sequence that was paused there.
+        prefix, the new sequence takes it over instead, as it does a sequence that was paused there. A state that cannot
+        be cut back is taken over last, because no other sequence could use it any more, and never if it is pinned.
         """
         paused = self.paused_at(prefix, reached)
         if paused is not None:
@@ -264,10 +296,14 @@ class SequencePool:
         if self._unused:
             return heappop(self._unused), False
         pinned = self.pinned_nodes()
-        retained = sorted(self._retained, key=lambda each: self.tree.ends[each].last_used)
+        only_owner = set(self.owners(prefix)) if reached else set()
+        retained = sorted(
+            self._retained,
+            key=lambda each: (not self._cuts and {each} == only_owner, self.tree.ends[each].last_used),
+        )
         for sequence in retained:
-            if reached and all(other == sequence for other in prefix.sequences_through()):
-                if self.pinned_length(sequence) <= reached:
+            if {sequence} == only_owner:
+                if self.pinned_length(sequence) < reached + self._cuts:
                     self.tree.retreat(sequence, reached)
                     self._cells.cut(sequence, reached)
                     return sequence, True
@@ -279,7 +315,7 @@ class SequencePool:
     def _is_releasable(self, sequence: int, pinned: dict[RadixNode, int]) -> bool:
         """Whether every pinned node on a sequence's path has another owner."""
         deepest = next((node for node in self.tree.ends[sequence].upward() if node in pinned), None)
-        return deepest is None or any(other != sequence for other in deepest.sequences_through())
+        return deepest is None or any(other != sequence for other in self.owners(deepest))
 
     def _is_batch_tail(self, node: RadixNode) -> bool:
         """Whether a node is a leaf that only batch requests retained."""

@@ -50,7 +50,10 @@ class LlamaContext:
                 f"a context of {settings.sequences} sequences is not possible here",
                 hint=f"use 1 to {most_sequences(model)}",
             )
-        self._ids = _even(settings.sequences + 1, settings.ubatch, most_sequences(model) + 1) * (1 + self._twins)
+        ids = settings.sequences + 1
+        if model.facts.cuts:  # else each id has a recurrent state, which takes more memory than rounding saves
+            ids = _even(ids, settings.ubatch, most_sequences(model) + 1)
+        self._ids = ids * (1 + self._twins)
         if settings.streams:
             check_streams(model.facts)
             self._ids = settings.sequences
@@ -166,7 +169,8 @@ class LlamaContext:
     def copy(self, source: int, target: int, end: int) -> None:
         """Give sequence `target` the cells of `source` before position `end`.
 
-        A unified cache shares the cells. With streams, the next batch copies the whole stream, which is cut at `end`.
+        A unified cache shares the cells. With streams, the next batch copies the whole stream, which is cut at `end`. A
+        recurrent state is shared until one of the sequences goes on; `end` must then be the end of `source`.
         """
         if self.settings.streams:
             self._lib.llama_memory_seq_cp(self._memory, source, target, -1, -1)
@@ -205,8 +209,8 @@ class LlamaContext:
         """Return the bytes of model, context and compute by buffer type; empty if llama.cpp does not report them."""
         return breakdown.read(self._library, self._context) or ()
 
-    def can_cut_and_share(self) -> tuple[bool, str | None]:
-        """Test whether prefixes can be cut and shared, and return the reason if not. The context must be empty."""
+    def can_share(self) -> tuple[bool, str | None]:
+        """Test whether prefixes can be shared, and return the reason if not. The context must be empty."""
         facts = self.model.facts
         if self.settings.streams:
             return False, "every slot has cells of its own"
@@ -214,11 +218,12 @@ class LlamaContext:
             return False, facts.why_not
         *first, last = (min(token, self.model.vocab.n_tokens - 1) for token in (1, 2, 3))
         self._probe(_Probe(self._spare, first, 0))
+        if not facts.cuts:
+            self.copy(self._spare, 0, 2)
         own = self._probe(_Probe(self._spare, [last], 2))
-        if not self.cut(self._spare, 2):
-            self.clear()
-            return False, "this model's memory cannot be cut"
-        self.copy(self._spare, 0, 2)
+        if facts.cuts:
+            self.cut(self._spare, 2)
+            self.copy(self._spare, 0, 2)
         shared = self._probe(_Probe(0, [last], 2))
         self.clear()
         # Both times the token is decoded alone after the same two: batch sizes round differently, and a mixture of
@@ -245,6 +250,8 @@ class LlamaContext:
             )
         if not 0 < len(tokens) <= self.length(sequence):
             raise EngineError(f"sequence {sequence} does not have {len(tokens)} tokens to save")
+        if not self.model.facts.cuts and self.length(sequence) != len(tokens):
+            raise EngineError(f"sequence {sequence} has no state after {len(tokens)} tokens")
         self._lib.llama_memory_seq_cp(self._memory, sequence, self._spare, 0, len(tokens))
         try:
             size = int(self._lib.llama_state_seq_get_size(self._context, self._spare))
@@ -336,6 +343,8 @@ _STRLEN: list[Any] = []
 def check_streams(facts: ModelMetadata) -> None:
     """Raise EngineError for a model whose memory is not a single KV cache."""
     why = facts.why_not
+    if why is None and not facts.cuts:
+        why = "its layers with a recurrent state have one per sequence in any case"
     if why is None and facts.window is not None:
         why = f"some of its layers see {facts.window} tokens only, and their cells are stored differently"
     if why is not None:

@@ -17,8 +17,8 @@ from tokenmill.native.llama.vocab import Vocab
 OnWeightsProgress = Callable[[float], bool]
 """Called with the loaded share, 0 to 1; returns whether to continue."""
 
-# Architectures whose caches copy whole sequences only; llama.cpp aborts if a part is requested.
-_WHOLE_SEQUENCES_ONLY = frozenset({"deepseek4"})
+# Architectures with compressed caches, which compute several sequences only in streams of their own.
+_NO_UNIFIED_CACHE = frozenset({"deepseek4"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +31,9 @@ class ModelMetadata:
     parameters: int
     trained_context: int
     window: int | None  # tokens that layers with sliding or chunked attention see; None: all layers see everything
-    shares: bool  # sequences can share and cut the cells of a prefix
+    shares: bool  # sequences can share the cells of a prefix
     why_not: str | None  # the reason if they cannot
+    cuts: bool = True  # sequences can be cut back; a recurrent state cannot, so it is shared only as it is
 
 
 class LlamaModel:
@@ -147,18 +148,15 @@ def _facts(library: Library, pointer: Any) -> ModelMetadata:
         window=window or None,
         shares=why_not is None,
         why_not=why_not,
+        cuts=not (lib.llama_model_is_recurrent(pointer) or lib.llama_model_is_hybrid(pointer)),
     )
 
 
 def _why_not_share(lib: Any, pointer: Any, architecture: str) -> str | None:
     if lib.llama_model_has_encoder(pointer):
         return "an encoder's output belongs to one sequence"
-    if lib.llama_model_is_recurrent(pointer):
-        return "a recurrent state cannot be cut back to an earlier token"
-    if lib.llama_model_is_hybrid(pointer):
-        return "some layers keep a recurrent state, which cannot be cut back to an earlier token"
     if lib.llama_model_is_diffusion(pointer):
         return "a diffusion model does not decode token by token"
-    if architecture in _WHOLE_SEQUENCES_ONLY:
-        return "its compressed cache can only be copied whole"
+    if architecture in _NO_UNIFIED_CACHE:
+        return "its compressed cache belongs to one sequence"
     return None

@@ -17,12 +17,15 @@ class ForestMachine(RuleBasedStateMachine):
     """A prefix cache over the model of the KV cache, with all operations of a scheduler."""
 
     shares = True
+    cuts = True
     running = Bundle("running")
 
     def __init__(self) -> None:
         super().__init__()
-        self.cells = KvCells(CELLS, SEQUENCES, shares=self.shares)
-        self.cache = PrefixCache(self.cells, total_cells=CELLS, sequences=SEQUENCES, shares=self.shares)
+        self.cells = KvCells(CELLS, SEQUENCES, shares=self.shares, cuts=self.cuts)
+        self.cache = PrefixCache(
+            self.cells, total_cells=CELLS, sequences=SEQUENCES, shares=self.shares, cuts=self.cuts
+        )
         self.prompts: dict[int, list[int]] = {}
         self.content: dict[int, list[int]] = {}  # what running sequences have computed
         self.pins: dict[tuple[int, ...], int] = {}  # pinned prefix -> largest part of it that has been cached since
@@ -73,11 +76,19 @@ class ForestMachine(RuleBasedStateMachine):
         content, kept = self.content[sequence], self.prompts[sequence]
         for prompt, length in shared.items():
             of_its_answer = list(prompt[:length]) == content[:length] and length > len(kept)
-            assert self.ready(list(prompt[:-1])) >= (len(kept) if of_its_answer else length) * self.shares
+            assert self.ready(list(prompt[:-1])) >= (len(kept) if of_its_answer else length) * self.shares * self.cuts
         content = self.content.pop(sequence)
         del self.prompts[sequence]
         if keep == "all" and self.shares:
             assert self.ready(content) == len(content)
+
+    @precondition(lambda self: not self.cuts)
+    @rule(sequence=running)
+    def keep_state(self, sequence: int) -> None:
+        before, content = self.cache.used, self.content[sequence]
+        self.cache.keep_state(sequence)
+        assert self.cache.used <= before
+        assert self.cells.content(sequence) == content
 
     @rule(sequence=consumes(running), token=st.integers(0, 2), comes_back=st.booleans())
     def pause(self, sequence: int, token: int, comes_back: bool) -> None:
@@ -189,6 +200,27 @@ class ForestMachine(RuleBasedStateMachine):
             assert self.cache.open([1, 2, 3]) is not None, "an id was lost"
 
 
+class StateMachine(ForestMachine):
+    """The same where a sequence cannot be cut back: a prefix is available where a state was kept, or nowhere."""
+
+    cuts = False
+
+    @invariant()
+    def every_head_can_be_copied(self) -> None:
+        for sequence, node in self.cache._tree.ends.items():
+            content = self.cells.content(sequence)
+            assert len(content) == node.end, "a state that is not where the tree has it"
+            if content:
+                assert self.ready(content) == len(content)
+
+    @invariant()
+    def no_head_is_older_than_its_tail(self) -> None:
+        for node in self.cache._tree.nodes():
+            assert all(child.last_used <= node.last_used for child in node.children)
+            assert node.children or node.sequences, "cells that nobody holds"
+            assert sum(sequence not in self.content for sequence in node.sequences) <= 1, "the same state twice"
+
+
 class UnsharedMachine(ForestMachine):
     """The same where the architecture cannot share: nothing is ever copied or kept."""
 
@@ -200,6 +232,8 @@ class UnsharedMachine(ForestMachine):
 
 
 TestSharedForest = ForestMachine.TestCase
+TestStates = StateMachine.TestCase
 TestUnsharedForest = UnsharedMachine.TestCase
 TestSharedForest.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestStates.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 TestUnsharedForest.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
