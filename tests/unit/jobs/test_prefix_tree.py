@@ -123,6 +123,14 @@ def test_a_skipped_group_is_left_out() -> None:
     assert [record.job for record in left] == [3]
 
 
+def test_the_jobs_that_diverge_are_those_of_every_shared_prefix() -> None:
+    heads = [b"aaaabbbb1111", b"aaaabbbb2222", b"aaaabbbb3333", b"aaaacccc4444", b"aaaacccc5555", b"dddd6666"]
+    tree = tree_of([pending(number, head) for number, head in enumerate(heads)])
+    assert [record.job for record in tree.diverging(0, each=9)] == [1, 2, 3, 4, 5]
+    assert [record.job for record in tree.diverging(0, each=1)] == [1, 3, 5]
+    assert [record.job for record in tree.diverging(5, each=2)] == [0, 1]
+
+
 @given(JOBS, LETTERS, st.data())
 def test_heads_know_what_they_take_and_what_is_found(
     jobs: list[tuple[bytes, int | None]], head: bytes, data: st.DataObject

@@ -282,3 +282,13 @@ def test_an_event_is_what_the_engine_says() -> None:
     (follower,) = dispatches(scheduler)
     assert (follower.expected_bytes, follower.source_job, follower.leader) == (1536, leader.job, False)
     assert follower.expected_tokens == 384
+
+
+def test_an_engine_that_keeps_states_is_told_where_the_prompt_of_a_leader_branches() -> None:
+    records = [Pending(number, long_key(b"aaaa") + bytes([number] * 4), 2000) for number in range(3)]
+    for needs, later in ((True, (1, 2)), (False, ())):
+        scheduler = Scheduler(EngineShape("shares", 1, needs_branches=needs))
+        scheduler.available(records, more=False)
+        first, *_ = scheduler.decide()
+        assert isinstance(first, Dispatch)
+        assert (first.job, first.later) == (0, later)

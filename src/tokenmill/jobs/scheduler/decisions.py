@@ -25,6 +25,7 @@ class Dispatch:
     expected_tokens: int  # the same, estimated in tokens
     leader: bool  # it computes a prefix that pending jobs will reuse
     source_job: int | None  # the job that computed the prefix it should find in the cache
+    later: tuple[int, ...] = ()  # jobs whose prompts diverge from its own, if the engine must know where
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ begin with the same few words, the groups that matter are right below those.
 
 from bisect import insort
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from math import inf
 from typing import Literal
 
@@ -171,6 +172,15 @@ class PrefixTree:
         for node in reversed(self.path(key)):
             yield from self.below(node, excluding=done)
             done = node
+
+    def diverging(self, job: int, each: int) -> Iterator[Pending]:
+        """Yield jobs that share a part of a job's prompt: up to `each` for every shared prefix, the longest first."""
+        node: PrefixNode | None
+        node, record = self._nodes[job]
+        done = None
+        while node is not None:
+            yield from islice((other for other in self.below(node, excluding=done) if other is not record), each)
+            done, node = node, node.parent
 
     def below(
         self, node: PrefixNode, skip: Skip | None = None, *, excluding: PrefixNode | None = None

@@ -33,6 +33,7 @@ WINDOW = 4096  # jobs in memory; about 2 KB each
 SLOT_WINDOW = 16384  # with reuse "slots": larger, to find a prefix for every slot
 _FINAL: dict[Reuse, Order] = {"shares": "longest", "prefix cache": "longest", "slots": "work", "none": "file"}
 _LOOKAHEAD_JOBS = 32  # jobs examined for one that shares nothing with the prompts being computed
+_DIVERGING_JOBS = 8  # jobs by which an engine is told where a prefix ends; keys only tell it to a chunk
 _LONGER = 1.25  # a long answer is started out of order only if it is longer than the next by this factor
 
 
@@ -277,8 +278,15 @@ class Scheduler:
         if next(tree.walk(self._cursor)) is record:  # otherwise the job is out of order, and the cursor stays
             self._cursor = record.prefix_key
         leader = self.shape.reuse != "none" and tree.wanted_bytes(record.job) > pick.cached_bytes
+        branches = tree.diverging(record.job, _DIVERGING_JOBS) if leader and self.shape.needs_branches else ()
         sent = Dispatch(
-            record.job, pick.slot, pick.cached_bytes, self._costs.tokens(pick.cached_bytes), leader, pick.source_job
+            record.job,
+            pick.slot,
+            pick.cached_bytes,
+            self._costs.tokens(pick.cached_bytes),
+            leader,
+            pick.source_job,
+            tuple(other.job for other in branches),
         )
         self._backlog.take(record.job)
         self._in_flight[record.job] = _InFlight(record, sent)

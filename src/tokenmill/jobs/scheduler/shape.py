@@ -15,6 +15,7 @@ slots: each slot keeps the prompt of its last request; the client chooses the sl
 prefix cache: a request reuses prefixes computed before it started; concurrent requests each compute their own.
 none: every prompt is computed in full.
 """
+_BRANCH_LOOK_AHEAD = 32  # with `needs_branches`: the queued jobs show the engine where their prompts diverge
 DEFAULT_SLOTS = 8  # concurrent jobs on an engine that does not report its number of slots
 
 
@@ -30,6 +31,7 @@ class EngineShape:
     rates: MeasuredRates = field(default_factory=MeasuredRates)
     notes: tuple[str, ...] = ()  # reasons for these values, shown to the user
     point: SlotPoint | None = None  # the measured operating point; None: the engine keeps its settings
+    needs_branches: bool = False  # a prefix is shared only if the engine is told where prompts diverge
 
     def __post_init__(self) -> None:
         if self.reuse == "slots" and self.slots is None:
@@ -45,6 +47,7 @@ def shape_of(
     rates: MeasuredRates | None = None,
 ) -> EngineShape:
     """Derive the shape of an engine; `width`, `cells_total` and `rates` are those of its operating point, if known."""
+    native = identity.kind == "native"
     reuse, why = _reuse(capabilities, identity)
     notes = [why]
     if width is None:
@@ -58,10 +61,11 @@ def shape_of(
         reuse,
         max(1, width),
         identity.slots if reuse == "slots" else None,
-        look_ahead=max(2, width) if identity.kind == "native" else 0,
+        look_ahead=max(_BRANCH_LOOK_AHEAD if capabilities.needs_branches else 2, width) if native else 0,
         cells_total=cells_total,
         rates=rates or MeasuredRates(),
         notes=tuple(notes),
+        needs_branches=capabilities.needs_branches,
     )
 
 

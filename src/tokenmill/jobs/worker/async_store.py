@@ -6,11 +6,13 @@ store: writing is retried periodically, and if it still fails at the end, `close
 
 import asyncio
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from tokenmill.engine.engine import Prompt
 from tokenmill.errors import StoreError, TokenmillError, TooLong
 from tokenmill.jobs.ingest.identity import prompt_text
 from tokenmill.jobs.ingest.line import call_of
@@ -247,6 +249,20 @@ class AsyncStore:
         def work() -> list[Call]:
             found = (self._store.job(job) for job in jobs)
             return [self.call(job.id, job.line) for job in found if job is not None]
+
+        return await self._do(work)
+
+    async def prompts(self, jobs: Collection[int]) -> dict[int, Prompt]:
+        """The prompts of some jobs, without those whose lines are invalid."""
+        if not jobs:
+            return {}
+
+        def work() -> dict[int, Prompt]:
+            found: dict[int, Prompt] = {}
+            for job in filter(None, map(self._store.job, jobs)):
+                with suppress(TokenmillError, ValueError):
+                    found[job.id] = self.call(job.id, job.line).prompt
+            return found
 
         return await self._do(work)
 

@@ -1,12 +1,12 @@
 """Attempts at jobs. Each runs in a task of its own that streams the answer and reports events to the worker loop."""
 
 import asyncio
-from collections.abc import Callable
-from contextlib import aclosing
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 
 from tokenmill.engine import tool_calls
-from tokenmill.engine.engine import Answer, Engine, Request
+from tokenmill.engine.engine import Answer, Engine, Prompt, Request
 from tokenmill.engine.tool_calls import ToolUse
 from tokenmill.errors import RequestRefused, TokenmillError
 from tokenmill.jobs.models import Job
@@ -27,6 +27,7 @@ class Attempt:
     generation: int  # of the engine process, when the attempt was sent
     evicted_tokens: int | None = None  # the engine's counter, when the attempt was sent
     since: RateMark = (0.0, 0.0)  # throughput counters when it began
+    later: tuple[Prompt, ...] = ()  # prompts of `Dispatch.later`
     tokens: int = 0  # received so far
     task: "asyncio.Task[None] | None" = None
 
@@ -80,7 +81,12 @@ def launch(
     """
     request = attempt.call.request("batch")
     slot = attempt.sent.slot if attempt.sent is not None else None
-    request = replace(request, slot=slot, timeout_s=timeout_s if request.timeout_s is None else request.timeout_s)
+    request = replace(
+        request,
+        slot=slot,
+        timeout_s=timeout_s if request.timeout_s is None else request.timeout_s,
+        later=tuple(_as_sent(attempt.later, engine)),
+    )
 
     async def stream() -> None:
         try:
@@ -117,6 +123,13 @@ def _tool_use(request: Request, engine: Engine) -> ToolUse:
             hint='remove tools, force a call with tool_choice "required", or use a model that supports tools',
         )
     return use
+
+
+def _as_sent(prompts: Iterable[Prompt], engine: Engine) -> Iterator[Prompt]:
+    """Prompts with tools adapted to this engine, as their own attempts will send them."""
+    for prompt in prompts:
+        with suppress(RequestRefused):
+            yield tool_calls.adapt(Request(prompt), engine.capabilities).request.prompt
 
 
 async def cancel(running: list[Attempt]) -> None:

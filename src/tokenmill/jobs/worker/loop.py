@@ -310,8 +310,10 @@ class _Worker:
     async def _send(self, sent: Mapping[int, Dispatch | Pending]) -> bool:
         """Send jobs to the engine; returns whether some of them were not sent, so that their slots are free."""
         started = await self._store.start(list(sent))
+        dispatched = {job: each for job, each in sent.items() if isinstance(each, Dispatch)}
+        prompts = await self._store.prompts({job for each in dispatched.values() for job in each.later})
         for job in started.running:
-            decision = sent[job.id]
+            decision = dispatched.get(job.id)
             try:
                 call = self._store.call(job.id, job.line)
             except (TokenmillError, ValueError) as error:
@@ -322,10 +324,11 @@ class _Worker:
                 call,
                 self._buffer[job.id].prompt_bytes,
                 self._loop_s(),
-                decision if isinstance(decision, Dispatch) else None,
+                decision,
                 self._engine.generation,
                 self._stats.counters.evicted_tokens,
                 self._stats.throughput.mark,
+                tuple(prompts[job] for job in decision.later if job in prompts) if decision else (),
             )
             self._in_flight[job.id] = attempt
             attempts.launch(

@@ -23,9 +23,7 @@ class ForestMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.cells = KvCells(CELLS, SEQUENCES, shares=self.shares, cuts=self.cuts)
-        self.cache = PrefixCache(
-            self.cells, total_cells=CELLS, sequences=SEQUENCES, shares=self.shares, cuts=self.cuts
-        )
+        self.cache = PrefixCache(self.cells, total_cells=CELLS, sequences=SEQUENCES, shares=self.shares, cuts=self.cuts)
         self.prompts: dict[int, list[int]] = {}
         self.content: dict[int, list[int]] = {}  # what running sequences have computed
         self.pins: dict[tuple[int, ...], int] = {}  # pinned prefix -> largest part of it that has been cached since
