@@ -33,7 +33,7 @@ from tokenmill.native.llama.model import LlamaModel
 from tokenmill.native.llama.settings import ContextSettings
 from tokenmill.native.scheduler import StepScheduler
 from tokenmill.native.session import Session
-from tokenmill.native.worker_config import RETAINED_STATES, WORKER_CONFIG, WorkerConfig
+from tokenmill.native.worker_config import WORKER_CONFIG, WorkerConfig, state_ids
 
 SWITCH_S = 0.0005  # switch interval of the GIL: maximum time the compute thread waits for the IPC thread
 
@@ -60,7 +60,7 @@ class Worker:
         self.template_notes = _open_template(self.renderer, config, self.model)
         self.slots = config.slots
         self.settings = config.context
-        self.settings = replace(config.context, sequences=self._ids(config))
+        self.settings = self._with_ids(config.context, config.slots)
         self.session = self._build(self.settings, config.slots)
         self.load_s = time.monotonic() - self.began_s
 
@@ -129,14 +129,13 @@ class Worker:
         scheduler.narrow_rows = self.config.narrow_rows
         return Session(self.server, self.model.vocab, context, prefix_cache, scheduler)
 
-    def _ids(self, config: WorkerConfig) -> int:
-        """The number of sequence ids; fewer than configured if each of them has a state, or no prefixes are cached."""
-        running = config.slots + config.interactive_slots
+    def _with_ids(self, settings: ContextSettings, slots: int) -> ContextSettings:
+        """The settings with fewer sequence ids if each of them has a state, or if no prefixes are cached."""
         if not self.model.facts.shares:
-            return running
+            return replace(settings, sequences=slots + self.config.interactive_slots)
         if not self.model.facts.cuts:
-            return min(config.context.sequences, running + RETAINED_STATES)
-        return config.context.sequences
+            return replace(settings, sequences=min(settings.sequences, state_ids(slots)))
+        return settings
 
     @property
     def _gpus(self) -> int:
@@ -279,7 +278,7 @@ class Worker:
         """Build another context on the same weights; running sequences continue in it."""
         arguments = dict(arguments)
         slots = int(arguments.pop("lanes", self.slots))
-        settings = replace(self.settings, **arguments)
+        settings = self._with_ids(replace(self.settings, **arguments), slots)
         if settings.streams:  # check before the current context is closed
             check_streams(self.model.facts)
             streams.apart(settings, slots)

@@ -41,8 +41,14 @@ def goal_for(goal: Goal, limit: int = WHEEL_MAX_SEQUENCES) -> Goal:
 
     `limit`: sequence ids that the library was compiled for.
     """
-    rows = sequences_for(goal.sequences or 1, INTERACTIVE_SLOTS, limit)
-    return replace(goal, full_windows=True, unified=True, output_rows=rows)
+    slots = goal.sequences or 1
+    rows = sequences_for(slots, INTERACTIVE_SLOTS, limit)
+    return replace(goal, full_windows=True, unified=True, output_rows=rows, state_ids=state_ids(slots) + 1)
+
+
+def state_ids(slots: int) -> int:
+    """Return the number of sequence ids of a model with a recurrent state; its context has one more, for saving."""
+    return slots + INTERACTIVE_SLOTS + RETAINED_STATES
 
 
 def max_slots(profile: Profile, limit: int = WHEEL_MAX_SEQUENCES) -> int:

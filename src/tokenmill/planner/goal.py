@@ -47,6 +47,7 @@ class Goal:
     unified: bool | None = None  # one cache for all sequences; None: only with one sequence or `full_windows`
     offload_min_batch: int | None = None  # rows from which llama.cpp moves products with host experts to the GPU
     output_rows: int | None = None  # rows of logits per micro-batch; None: every token of it (upper bound)
+    state_ids: int | None = None  # sequences and kept prefixes with a recurrent state each; None: sequences only
     gpu_memory_utilization: float = 0.9  # vLLM
     tensor_parallel: int = 1  # vLLM
     total_cells: int | None = None  # KV cells of all sequences; None: the full context for each

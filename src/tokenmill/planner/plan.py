@@ -47,6 +47,7 @@ class Settings:
     unified: bool = True  # one KV cache for all sequences; False: one per sequence, the default of llama-server
     offload_min_batch: int | None = None  # GGML_OP_OFFLOAD_MIN_BATCH; None: the engine's default
     output_rows: int | None = None
+    state_ids: int | None = None  # recurrent states in memory; None: one per sequence
     gpu_memory_utilization: float = 0.9
     tensor_parallel: int = 1
     total_cells: int | None = None  # KV cells of all sequences; None: the full context for each

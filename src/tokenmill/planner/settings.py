@@ -51,6 +51,7 @@ def choose_settings(
         full_windows=goal.full_windows,
         unified=_unified(goal),
         output_rows=goal.output_rows,
+        state_ids=goal.state_ids if any(layer.kind == "recurrent" for layer in profile.cache) else None,
         gpu_memory_utilization=goal.gpu_memory_utilization,
         tensor_parallel=goal.tensor_parallel,
         total_cells=goal.total_cells,

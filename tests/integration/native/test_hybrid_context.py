@@ -91,11 +91,3 @@ def test_a_saved_state_comes_back_in_another_context(path: Path, tmp_path: Path)
         other.copy(2, 1, 50)
         other.decode([Work(1, tail, 50)])
         assert same(other.logits(3), want)
-
-
-def test_an_id_costs_a_state_and_no_more_ids_are_made_than_needed(path: Path) -> None:
-    with opened(path, SMALL) as context, loaded(path) as model:
-        kv = sum(buffer.context_bytes for buffer in context.buffers())
-        with_more = LlamaContext(model, replace(SMALL, sequences=12))
-        assert sum(buffer.context_bytes for buffer in with_more.buffers()) > kv
-        with_more.close()

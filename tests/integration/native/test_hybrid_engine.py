@@ -129,6 +129,19 @@ def test_a_pinned_prefix_is_saved_restored_and_shared(make: Callable[[Path], Pat
     assert run(read) == greedy(model, prompts)
 
 
+@each_model
+def test_the_plan_counts_every_state(make: Callable[[Path], Path], tmp_path: Path) -> None:
+    model = make(tmp_path / "model.gguf")
+    plan = plan_for(model, context=512, sequences=2)
+
+    async def work() -> int:
+        async with native(model, tmp_path, plan=plan) as engine:
+            assert engine.runtime is not None
+            return sum(buffer.context_bytes for buffer in engine.runtime.buffers or ())
+
+    assert sum(row.bytes for row in plan.ledger.full_context if row.item == "kv") == run(work)
+
+
 def test_the_next_turn_of_a_conversation_continues_from_the_last(tmp_path: Path) -> None:
     model = delta_net(tmp_path / "model.gguf")
     first = ({"role": "user", "content": "grind the corn of all the mills in this valley"},)

@@ -175,7 +175,7 @@ class _Llama:
     def _context(self, model: Any, weights: int, wanted: KvContext) -> ContextProjection:
         params = self.lib.llama_context_default_params()
         params.n_ctx = wanted.size
-        params.n_seq_max = wanted.sequences
+        params.n_seq_max = wanted.ids
         params.n_batch = wanted.batch
         params.n_ubatch = wanted.ubatch
         params.n_outputs_max = wanted.outputs or 0

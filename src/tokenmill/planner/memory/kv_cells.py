@@ -35,12 +35,18 @@ class KvContext:
     full_windows: bool = False  # sliding windows keep the whole context; --swa-full
     total: int | None = None  # tokens of all sequences together; None: the full number for each
     outputs: int | None = None  # tokens of a batch with logits; None: all; llama-server: one per sequence
+    state_ids: int | None = None  # sequence ids, each with a recurrent state, if there are more ids than sequences
     snapshots: int = 0  # recurrent states kept per sequence, in addition to the last, to take back drafted tokens
 
     @property
     def size(self) -> int:
         """Tokens of all sequences together (n_ctx)."""
         return self.tokens * self.sequences if self.total is None else self.total
+
+    @property
+    def ids(self) -> int:
+        """Number of sequence ids (n_seq_max)."""
+        return self.state_ids or self.sequences
 
     @property
     def streams(self) -> int:
@@ -72,6 +78,7 @@ def context_of(settings: Settings, *, unified: bool = True, outputs: int | None 
         full_windows=settings.full_windows,
         total=settings.total_cells,
         outputs=settings.output_rows if outputs is None else outputs,
+        state_ids=settings.state_ids,
     )
 
 
@@ -113,11 +120,11 @@ def largest_batch(profile: Profile, context: KvContext) -> MicroBatch:
     tokens = min(_padded(context.size), context.largest_ubatch)
     wanted = context.largest_batch if context.outputs is None else context.outputs
     return MicroBatch(
-        tokens=-(-tokens // context.sequences) * context.sequences,
+        tokens=-(-tokens // context.ids) * context.ids,
         cells=_layer_cells(LayerCache("full"), context),
         window_cells=_layer_cells(LayerCache("window", span_tokens=max(spans)), context) if spans else None,
         outputs=min(tokens, wanted),
-        sequences=context.sequences,
+        sequences=context.ids,
         snapshots=context.snapshots,
         flash_attention=context.flash_attention,
         cache_type_k=context.type_k,
@@ -129,7 +136,7 @@ def _layer_bytes(layer: LayerCache, context: KvContext, widest_v: int) -> int:
     if layer.kind == "none":
         return 0
     if layer.kind == "recurrent":
-        return layer.state_bytes * context.sequences * (1 + context.snapshots)
+        return layer.state_bytes * context.ids * (1 + context.snapshots)
     if layer.kind == "compressed":
         return _compressed_bytes(layer, context)
     v_elements = 0 if layer.kind == "latent" else max(layer.v_elements, widest_v)
