@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from support.hybrid_models import delta_net, kda, mamba
-from support.native import Work, loaded, opened
+from support.native import Work, opened
 from support.odd_models import VOCAB, recurrent
 from tokenmill.errors import EngineError
 from tokenmill.native.llama.context import Decoded, LlamaContext, Logits
