@@ -208,20 +208,6 @@ def hunyuan_moe(config: Config) -> Converted:
     return Converted("hunyuan-moe", keys, Extras(head_norms=True, tied_output=config.flag("tie_word_embeddings")))
 
 
-def hy3(config: Config) -> Converted:
-    """Hy3."""
-    keys = common(config, prediction_layers=config.prediction_layers()) | {
-        "expert_feed_forward_length": config.count("moe_intermediate_size"),
-        "expert_shared_feed_forward_length": config.count("moe_intermediate_size")
-        * (config.maybe("num_shared_experts") or 1),
-        "expert_weights_scale": config.number("router_scaling_factor", 1.0),
-        "expert_weights_norm": config.flag("route_norm", default=True),
-        "expert_gating_func": 2,
-        "leading_dense_block_count": config.maybe("first_k_dense_replace") or 0,
-    }
-    return Converted("hy_v3", keys, Extras(head_norms=True, router_bias=True))
-
-
 def ling2(config: Config) -> Converted:
     """Ling 2, such as Ling-1T."""
     keys = common(config, prediction_layers=config.prediction_layers()) | _shared_experts(config) | weighted(config)

@@ -26,7 +26,6 @@ _FAMILIES: Mapping[str, Callable[[Config], Converted]] = {  # by `model_type` of
     "minimax_m3": attention.minimax_m3,
     "ernie4_5_moe": attention.ernie_moe,
     "hunyuan_v1_moe": attention.hunyuan_moe,
-    "hy_v3": attention.hy3,
     "bailing_moe_v2": attention.ling2,
     "mistral_large_3": attention.mistral_large3,
     "qwen3_next": hybrid.qwen3next,

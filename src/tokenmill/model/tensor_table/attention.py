@@ -191,18 +191,6 @@ def hunyuan_moe(own: ArchitectureKeys, _layer: int, extras: Extras) -> Iterator[
     yield from experts(own, own["expert_shared_feed_forward_length"], extras)
 
 
-def hy3(own: ArchitectureKeys, layer: int, extras: Extras) -> Iterator[TensorSlot]:
-    """Hy3, whose router bias has no suffix in llama.cpp's files."""
-    yield from ordinary_attention(own, extras)
-    yield "ffn_norm.weight", (own["embedding_length"],)
-    if layer < own.get("leading_dense_block_count"):
-        yield from dense(own)
-        return
-    yield from experts(own, own["expert_shared_feed_forward_length"], Extras())
-    if extras.router_bias:
-        yield "exp_probs_b", (own["expert_count"],)
-
-
 def ling2(own: ArchitectureKeys, layer: int, extras: Extras) -> Iterator[TensorSlot]:
     """Ling 2, which stores queries, keys and values in one matrix."""
     embed = own["embedding_length"]

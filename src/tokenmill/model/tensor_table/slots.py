@@ -24,7 +24,6 @@ _ARCHITECTURES: Mapping[str, _Layer] = {
     "minimax-m3": attention.minimax_m3,
     "ernie4_5-moe": attention.ernie_moe,
     "hunyuan-moe": attention.hunyuan_moe,
-    "hy_v3": attention.hy3,
     "bailingmoe2": attention.ling2,
     "qwen3next": hybrid.qwen3next,
     "qwen35moe": hybrid.qwen35moe,
