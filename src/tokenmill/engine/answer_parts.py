@@ -35,18 +35,28 @@ class AnswerReader:
     def __init__(self, parser: ToolCallParser | None) -> None:
         """`parser`: finds tool calls in the text; None if there are none to find."""
         self._parser = parser
+        self._reasoned = False  # reasoning has been returned
 
     def piece(self, piece: Piece) -> list[AnswerPart]:
         """The parts of a piece; empty while its text may belong to a tool call."""
+        parts: list[AnswerPart] = []
+        if piece.reasoning:
+            self._reasoned = True
+            parts.append(ReasoningPart(piece.reasoning))
         if self._parser is not None:
-            return [_part(part) for part in self._parser.feed(piece.text)]
-        return [TextPart(piece.text, piece.logprobs)] if piece.text or piece.logprobs else []
+            return [*parts, *map(_part, self._parser.feed(piece.text))]
+        if piece.text or piece.logprobs:
+            parts.append(TextPart(piece.text, piece.logprobs))
+        return parts
 
     def end(self, answer: Answer) -> tuple[list[AnswerPart], FinishReason]:
-        """The last parts, with the reasoning and the tool calls that the engine parsed, and the finish reason."""
+        """The last parts, with the tool calls and the reasoning that the engine parsed, and the finish reason.
+
+        Reasoning that was returned before is not repeated.
+        """
         parts = [_part(part) for part in self._parser.end()] if self._parser is not None else []
         message = answer.message or {}
-        if message.get("reasoning_content"):
+        if message.get("reasoning_content") and not self._reasoned:
             parts.append(ReasoningPart(str(message["reasoning_content"])))
         parts += [call_of(call) for call in answer.tool_calls]
         reason = answer.finish_reason if self._parser is None else self._parser.finish_reason(answer.finish_reason)

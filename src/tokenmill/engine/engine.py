@@ -104,6 +104,7 @@ class Piece:
     text: str
     tokens: int
     logprobs: tuple[TokenLogprob, ...] = ()
+    reasoning: str = ""  # text of the model's reasoning, if the engine separates it
 
 
 @dataclass(frozen=True, slots=True)

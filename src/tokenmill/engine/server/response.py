@@ -71,12 +71,12 @@ class Collector:
             return None
         choice = choices[0]
         self.finish = choice.get("finish_reason") or self.finish
-        text = self._delta(choice.get("delta") or {}) if self.chat else choice.get("text") or ""
+        text, reasoning = self._delta(choice.get("delta") or {}) if self.chat else (choice.get("text") or "", "")
         probabilities = logprobs_of(choice.get("logprobs"), self.top_logprobs)
         self.text.append(text)
         self.logprobs += probabilities
-        tokens = self._new_tokens(bool(text), len(probabilities))
-        return Piece(text, tokens, probabilities) if text or tokens or probabilities else None
+        tokens = self._new_tokens(bool(text or reasoning), len(probabilities))
+        return Piece(text, tokens, probabilities, reasoning) if text or reasoning or tokens or probabilities else None
 
     def answer(self, cached_tokens: int | None = None) -> Answer:
         """Return the complete answer. `cached_tokens` is used if the stream did not report them."""
@@ -116,8 +116,10 @@ class Collector:
             cached = max(0, prompt - computed)  # ik_llama.cpp
         return Usage(prompt, completion, cached)
 
-    def _delta(self, delta: Mapping[str, Any]) -> str:
-        self.reasoning.append(delta.get("reasoning_content") or delta.get("reasoning") or "")
+    def _delta(self, delta: Mapping[str, Any]) -> tuple[str, str]:
+        """The text and the reasoning of a delta; its tool calls are collected."""
+        reasoning = delta.get("reasoning_content") or delta.get("reasoning") or ""
+        self.reasoning.append(reasoning)
         for part in delta.get("tool_calls") or ():
             call = self.calls.setdefault(
                 part.get("index") or 0, {"id": None, "type": "function", "function": {"name": "", "arguments": ""}}
@@ -126,7 +128,7 @@ class Collector:
             function = part.get("function") or {}
             call["function"]["name"] += function.get("name") or ""
             call["function"]["arguments"] += function.get("arguments") or ""
-        return delta.get("content") or ""
+        return delta.get("content") or "", reasoning
 
     def _new_tokens(self, text: bool, probabilities: int) -> int:
         """Number of tokens in the last chunk: the server's count, else the number of logprobs, else one."""
