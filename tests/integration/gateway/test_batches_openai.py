@@ -289,3 +289,13 @@ def test_a_batch_of_responses(gateway: Served) -> None:
     assert (call["output"][0]["type"], call["output"][0]["name"]) == ("function_call", "weather")
     (refused,) = lines_of(client, done.error_file_id)
     assert (refused["custom_id"], refused["error"]["code"]) == ("later", "invalid_line")
+
+
+def test_a_batch_and_a_chat_name_the_same_model_and_engine(gateway: Served) -> None:
+    client = gateway.client()
+    messages: Any = [{"role": "user", "content": "Say six."}]
+    chat = client.chat.completions.create(model="smollm2", messages=messages, max_tokens=4)
+    done = until(client, created(client, chat_line("a", "Say six."), endpoint=CHAT), "completed")
+    (line,) = lines_of(client, done.output_file_id)
+    body = line["response"]["body"]
+    assert (body["model"], body["system_fingerprint"]) == (chat.model, chat.system_fingerprint)

@@ -150,7 +150,7 @@ class BackendWorkers:
                     [first],
                     engine,
                     shape,
-                    options=WorkOptions(tick_s=self._tick_s),
+                    options=WorkOptions(tick_s=self._tick_s, names_as_requested=True),
                     stop=worker.stop,
                     clock=self._clock,
                     joining=worker.joining,

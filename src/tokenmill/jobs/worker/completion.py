@@ -43,6 +43,7 @@ class CompletionHandler:
         first_delay_s: float,
         clock: Callable[[], float],
         on_miss: Callable[[Miss], None],
+        names_as_requested: bool,
     ) -> None:
         self._store = store
         self._buffer = buffer
@@ -53,6 +54,7 @@ class CompletionHandler:
         self._attempts = attempts
         self._first_delay_s = first_delay_s
         self._clock = clock
+        self._names_as_requested = names_as_requested
         self.inbox: asyncio.Queue[WorkerEvent] = asyncio.Queue()
         self.in_flight: dict[int, Attempt] = {}
         self.writes = PendingWrites()
@@ -105,11 +107,12 @@ class CompletionHandler:
             if sent is not None:
                 self._unchecked.append((sent, attempt, answer))
             engine = self._engine.identity
+            requested = attempt.call.model if self._names_as_requested else None
             body = answer_body(
                 attempt.call.endpoint,
                 answer,
                 id=(job.identity or b"").hex()[:24],
-                model=attempt.call.model or engine.model,
+                model=requested or engine.model,
                 created_s=self._clock(),
                 made_by=made_by(engine),
                 request=attempt.call.values.get("response"),

@@ -48,6 +48,7 @@ class WorkOptions:
     max_crashes: int = MAX_CRASHES
     first_delay_s: float = retries.FIRST_DELAY_S
     tick_s: float = TICK_S
+    names_as_requested: bool = False  # answers have the model name of their request, not the engine's
     count_minimum: bool = False  # tokenize the prompts again at the end, to report the exact minimum
     expected: ExpectedJobs | None = None  # for the estimates until the first job has finished
 
@@ -137,6 +138,7 @@ class _Worker:
             first_delay_s=options.first_delay_s,
             clock=clock,
             on_miss=task.on_miss,
+            names_as_requested=options.names_as_requested,
         )
         self._in_flight, self._inbox = self.completion.in_flight, self.completion.inbox
         self._loop_s = asyncio.get_running_loop().time
