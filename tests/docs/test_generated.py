@@ -1,9 +1,7 @@
 """The documentation agrees with the program: help texts, make targets, links, file names, the README's example."""
 
-import os
 import re
-import subprocess
-import sys
+import shlex
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -88,15 +86,26 @@ def test_named_python_files_exist() -> None:
     assert [each for each in sorted(named) if not any((root / each[1]).is_file() for root in roots)] == []
 
 
-def test_the_readme_shows_the_printed_plan() -> None:
-    block = (ROOT / "README.md").read_text().partition("```console\n$ ")[2].partition("```")[0]
-    command, *shown = block.splitlines()
-    environment = os.environ | {"COLUMNS": "80", "NO_COLOR": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", *command.split()], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert len(shown) > 5
-    printed = iter(done.stdout.splitlines())
+def shown_plans() -> list[tuple[str, str, str]]:
+    """The plans for catalogue machines that the documentation shows: page, command and output."""
+    session = re.compile(r"^```console\n\$ tokenmill (plan (?:.*\\\n)*.*)\n((?:.*\n)*?)```", re.MULTILINE)
+    every = [(page.name, *found.groups()) for page in PAGES for found in session.finditer(page.read_text())]
+    return [(page, command.replace("\\\n", " "), output) for page, command, output in every]
+
+
+@pytest.mark.parametrize(("page", "command", "output"), shown_plans())
+def test_shown_plans_are_what_plan_prints(
+    page: str, command: str, output: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in (("COLUMNS", "80"), ("NO_COLOR", "1"), ("TERM", "dumb")):
+        monkeypatch.setenv(name, value)
+    run(shlex.split(command))
+    printed = iter(capsys.readouterr().out.splitlines())
+    shown = output.splitlines()
+    assert len(shown) > 3
     for line in shown:
-        assert line == "..." or line in printed, line  # in this order
+        assert line == "..." or line in printed, f"{page}: {line}"  # in this order
+
+
+def test_plans_are_shown() -> None:
+    assert {"README.md", "tutorial.md"} <= {page for page, _, _ in shown_plans()}
