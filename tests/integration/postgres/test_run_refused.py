@@ -65,7 +65,7 @@ def test_who_does_not_write_the_output_says_so(postgres: Cluster, smollm2_path: 
     jobs.write_text("this is no job\n")  # it has its outcome as soon as it is stored
     words = ("run", jobs, "-o", output, "--store", server.url, "--model", smollm2_path, *SMALL)
     first = said(tmp_path, *words, "--json")
-    assert (first.returncode, json.loads(first.stdout)["output_written"]) == (0, True), first.stderr
+    assert (first.returncode, json.loads(first.stdout)["output_written"]) == (1, True), first.stderr  # no valid line
     with Store(server) as other:
         assert other.claim_output(other.batches()[0].id)
         second, third = said(tmp_path, *words), said(tmp_path, *words, "--json")

@@ -35,7 +35,8 @@ def build(
     cpu: bool = False,
     cuda_architecture: tuple[str, ...] = (),
     max_sequences: int = DEFAULT_SEQUENCES,
-    source: Path | None = None,
+    source: str | None = None,
+    ik: bool = False,
     jobs: Annotated[int | None, Parameter(name=["--jobs", "-j"])] = None,
     force: bool = False,
     keep_build_tree: bool = False,
@@ -50,6 +51,7 @@ def build(
         tokenmill engines build
         tokenmill engines build --cpu --max-sequences 1024
         tokenmill engines build --cuda --source xllamacpp-2026.10.11549.tar.gz
+        tokenmill engines build --ik --source ~/ik_llama.cpp
 
     Parameters
     ----------
@@ -63,7 +65,10 @@ def build(
         Maximum number of sequences per context, 256-16384. Each KV cell uses one bit of host memory per sequence: 512
         bytes at 4096.
     source
-        Source distribution of xllamacpp, or folder with llama.cpp. [default: download it]
+        Source distribution of xllamacpp, or folder with llama.cpp. With --ik, a checkout of ik_llama.cpp or the URL of
+        its git repository. [default: download it]
+    ik
+        Build ik_llama.cpp, which the native engine uses with engine.library = "ik"; needs --source.
     jobs
         Number of concurrent compilers. [default: one per core, as far as memory allows]
     force
@@ -78,6 +83,7 @@ def build(
         engines=config.engines_path,
         cache=cache_home() / "sources",
         source=source,
+        ik=ik,
         cuda=True if cuda else False if cpu else None,
         cuda_architectures=cuda_architecture,
         max_sequences=max_sequences,
@@ -121,7 +127,8 @@ def list_builds(
         table.add_column(column, overflow="fold")
     for found in builds:
         reason = finished.unsuitable(found, finished.this_host())
-        state = "yes" if found.name == used else f"no: {reason}" if reason else "no: a newer build exists"
+        unused = 'with engine.library = "ik"' if found.kind == "ik_llama.cpp" else "no: a newer build exists"
+        state = "yes" if found.name == used else f"no: {reason}" if reason else unused
         table.add_row(found.name, f"{found.max_sequences:,}", format_bytes(found.bytes), found.built_at[:10], state)
     show(table)
     if config.engine.library is not None:

@@ -1,4 +1,4 @@
-"""Builds llama.cpp's library and server: `build` runs every step and returns the finished build.
+"""Builds llama.cpp's or ik_llama.cpp's library: `build` runs every step and returns the finished build.
 
     source -> .building-NAME/source   changed copy, kept until the build is finished
     cmake  -> .building-NAME/tree     ninja continues here after an interruption
@@ -25,6 +25,7 @@ from typing import Literal
 from tokenmill.errors import EngineError, NoSpace, TokenmillError, UsageError
 from tokenmill.native.builds import finished, source
 from tokenmill.native.builds.finished import Build
+from tokenmill.native.builds.recipe import IkLlamaRecipe, LlamaCppRecipe, Recipe, ik_source
 from tokenmill.native.builds.toolchain import (
     Toolchain,
     check_disk,
@@ -32,16 +33,13 @@ from tokenmill.native.builds.toolchain import (
     configuration,
     default_jobs,
     find_toolchain,
-    options_for,
     this_processor,
 )
 from tokenmill.native.builds.verify import verify
-from tokenmill.native.llama.library import LLAMA_VERSION
 from tokenmill.storage.atomic import sync_folder
 from tokenmill.version import WHEEL_VERSION
 
 DEFAULT_SEQUENCES = 4096
-TARGETS = ("llama", "llama-server")
 _LOG_LINES = 25
 _STATUS = re.compile(r"\[(\d+)/(\d+)\] (.*)")
 _STOP_S = 20.0
@@ -53,7 +51,8 @@ class BuildOptions:
 
     engines: Path  # folder of finished builds
     cache: Path  # folder of the downloaded source
-    source: Path | None = None  # an archive or a folder instead
+    source: Path | str | None = None  # an archive or a folder instead; for ik_llama.cpp, a folder or a git repository
+    ik: bool = False  # ik_llama.cpp instead of llama.cpp
     cuda: bool | None = None  # None: if there is a card
     cuda_architectures: tuple[str, ...] = ()  # default: those of the cards
     max_sequences: int = DEFAULT_SEQUENCES
@@ -65,6 +64,12 @@ class BuildOptions:
         if not source.MIN_SEQUENCES <= self.max_sequences <= source.MAX_SEQUENCES:
             raise UsageError(
                 f"--max-sequences must be {source.MIN_SEQUENCES}-{source.MAX_SEQUENCES} (got {self.max_sequences})"
+            )
+        if self.ik and self.source is None:
+            raise UsageError(
+                "ik_llama.cpp is not in a package index, so its source must be given",
+                hint="--source FOLDER with a checkout of it, or --source URL of its git repository",
+                code="source_missing",
             )
         if self.jobs is not None and self.jobs < 1:
             raise UsageError(f"--jobs must be at least 1 (got {self.jobs})")
@@ -100,13 +105,13 @@ def build(options: BuildOptions, on_progress: OnBuildProgress = lambda _: None) 
     options after an interruption or a failure, it continues where it stopped.
     """
     architectures = choose_architectures(cuda=options.cuda, given=options.cuda_architectures)
-    name = finished.name_of(architectures, options.max_sequences)
-    if not options.force and (found := _identical(options, name, architectures)):
+    recipe = _recipe(options, on_progress)
+    if not options.force and (found := _identical(options, recipe, architectures)):
         return BuildResult(found, was_there=True)
     asked = options.cuda is not None or bool(options.cuda_architectures)
     tools = find_toolchain(cuda=bool(architectures), asked=asked)
     with _folder_errors(options.engines), _lock(options.engines):
-        return _Builder(options, name, architectures, tools, on_progress).run()
+        return _Builder(options, recipe, architectures, tools, on_progress).run()
 
 
 class _Builder:
@@ -115,13 +120,14 @@ class _Builder:
     def __init__(
         self,
         options: BuildOptions,
-        name: str,
+        recipe: Recipe,
         architectures: tuple[str, ...],
         tools: Toolchain,
         on_progress: OnBuildProgress,
     ) -> None:
         self.options = options
-        self.name = name
+        self.recipe = recipe
+        self.name = name = recipe.name(architectures)
         self.architectures = architectures
         self.tools = tools
         self.report = on_progress
@@ -130,35 +136,30 @@ class _Builder:
 
     def run(self) -> BuildResult:
         began_s = time.monotonic()
-        given = self._source()
         self._start_or_continue()
         if not (self.work / "tree").exists():
             check_disk(self.options.engines, cuda=bool(self.architectures))
-        self.report(BuildProgress("source", text=str(given)))
-        digest = source.write_source(given, self.work / "source", self.options.max_sequences)
+        self.report(BuildProgress("source"))
+        digest = self.recipe.write(self.work / "source")
         self._compile()
         result = self._collect()
         self.report(BuildProgress("verify", text=str(result / "bin" / "libllama.so")))
         # A CUDA library needs the driver's library, which a machine without a card does not have.
         can_open = not self.architectures or bool(finished.this_host().cuda_architectures)
         if can_open:
-            verify(result / "bin" / "libllama.so", result / "llama.h", max_sequences=self.options.max_sequences)
+            verify(
+                result / "bin" / "libllama.so",
+                result / "llama.h",
+                version=self.recipe.version,
+                max_sequences=self.recipe.max_sequences,
+            )
         record = self._record(result, digest, verified=can_open, duration_s=round(time.monotonic() - began_s, 1))
         record.write()
         return BuildResult(self._publish(result), was_there=False, log=self.log)
 
-    def _source(self) -> Path:
-        if self.options.source is not None:
-            return self.options.source
-        return source.archive(
-            self.options.cache,
-            progress=lambda done, total: self.report(BuildProgress("download", done, total)),
-            notify=lambda text: self.report(BuildProgress("download", text=text)),
-        )
-
     def _start_or_continue(self) -> None:
         """Keep the folder of an interrupted build if it was configured in the same way."""
-        command = configuration(self.work / "source", self.work / "tree", self.tools, self.architectures)
+        command = self._configuration()
         wanted = json.dumps([command, self.tools.compiler.version, self.tools.nvcc and self.tools.nvcc.version])
         mark = self.work / "configuration.json"
         if not mark.is_file() or mark.read_text(encoding="utf-8") != wanted:
@@ -167,12 +168,16 @@ class _Builder:
             self.log.unlink(missing_ok=True)
             mark.write_text(wanted, encoding="utf-8")
 
+    def _configuration(self) -> list[str]:
+        options = self.recipe.options(self.architectures)
+        return configuration(self.work / "source", self.work / "tree", self.tools, options)
+
     def _compile(self) -> None:
         tree = self.work / "tree"
         self.report(BuildProgress("configure"))
-        self._command(configuration(self.work / "source", tree, self.tools, self.architectures))
+        self._command(self._configuration())
         jobs = self.options.jobs or default_jobs(cuda=bool(self.architectures))
-        self._command([str(self.tools.ninja.path), "-C", str(tree), f"-j{jobs}", *TARGETS])
+        self._command([str(self.tools.ninja.path), "-C", str(tree), f"-j{jobs}", *self.recipe.targets])
 
     def _command(self, argv: Sequence[str]) -> None:
         """Run a command with its output in the log; EngineError with the end of the log if it fails."""
@@ -210,8 +215,9 @@ class _Builder:
         result = self.work / "result"
         shutil.rmtree(result, ignore_errors=True)
         (result / "bin").mkdir(parents=True)
-        made = self.work / "tree" / "bin"
-        for path in (*sorted(made.glob("*.so*")), made / "llama-server"):
+        tree = self.work / "tree"
+        libraries = (path for pattern in self.recipe.libraries for path in sorted(tree.glob(pattern)))
+        for path in (*libraries, *(tree / "bin" / program for program in self.recipe.programs)):
             shutil.copy2(path, result / "bin" / path.name, follow_symlinks=False)
         shutil.copy2(self.work / "source" / source.HEADER, result / "llama.h")
         return result
@@ -221,16 +227,17 @@ class _Builder:
         files = [path for path in result.rglob("*") if path.is_file() and not path.is_symlink()]
         return Build(
             name=self.name,
+            kind=self.recipe.kind,
             xllamacpp=WHEEL_VERSION,
-            llama_version=LLAMA_VERSION,
-            max_sequences=self.options.max_sequences,
+            llama_version=self.recipe.version,
+            max_sequences=self.recipe.max_sequences,
             cuda_architectures=self.architectures,
             cpu=processor.model,
             cpu_isa=processor.isa,
             source_sha256=digest,
-            changes_sha256=source.changes_digest(self.options.max_sequences),
+            changes_sha256=self.recipe.changes_sha256,
             library_sha256=source.file_digest(result / "bin" / "libllama.so"),
-            options=options_for(self.architectures),
+            options=self.recipe.options(self.architectures),
             compiler=self.tools.compiler.version,
             nvcc=self.tools.nvcc.version if self.tools.nvcc else None,
             cmake=self.tools.cmake.version,
@@ -258,17 +265,36 @@ class _Builder:
         return published
 
 
-def _identical(options: BuildOptions, name: str, architectures: tuple[str, ...]) -> Build | None:
+def _recipe(options: BuildOptions, on_progress: OnBuildProgress) -> Recipe:
+    def notify(text: str) -> None:
+        on_progress(BuildProgress("download", text=text))
+
+    if options.ik:
+        return IkLlamaRecipe(ik_source(str(options.source), options.cache, notify))
+
+    def given() -> Path:
+        if options.source is not None:
+            return Path(options.source).expanduser()
+        return source.archive(
+            options.cache,
+            progress=lambda done, total: on_progress(BuildProgress("download", done, total)),
+            notify=notify,
+        )
+
+    return LlamaCppRecipe(given, options.max_sequences)
+
+
+def _identical(options: BuildOptions, recipe: Recipe, architectures: tuple[str, ...]) -> Build | None:
     """A finished build that this one would only repeat."""
-    found = finished.read(options.engines / name)
-    if found is None or found.options != options_for(architectures):
+    found = finished.read(options.engines / recipe.name(architectures))
+    if found is None or found.options != recipe.options(architectures):
         return None
-    if found.changes_sha256 != source.changes_digest(options.max_sequences):
+    if found.changes_sha256 != recipe.changes_sha256:
         return None
     processor = this_processor()
     if (found.cpu, found.cpu_isa) != (processor.model, processor.isa):
         return None
-    if options.source is not None and source.digest(source.source_files(options.source)) != found.source_sha256:
+    if options.source is not None and recipe.digest() != found.source_sha256:
         return None
     return found
 

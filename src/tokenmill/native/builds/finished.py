@@ -19,6 +19,7 @@ from pathlib import Path
 from tokenmill.config import EngineConfig
 from tokenmill.decode import decode
 from tokenmill.errors import ConfigError, UsageError
+from tokenmill.native.builds.recipe import BuildKind
 from tokenmill.native.builds.toolchain import Processor, architectures_here, this_processor
 from tokenmill.native.llama.library import LLAMA_VERSION, WHEEL_MAX_SEQUENCES, open_library
 from tokenmill.planner.plan import Decision
@@ -28,6 +29,8 @@ from tokenmill.version import WHEEL, WHEEL_VERSION
 RECORD = "build.json"
 FROM_WHEEL = "wheel"
 """The value of `engine.library` for the library inside the wheel, whatever has been built."""
+FROM_IK = "ik"
+"""The value of `engine.library` for the newest build of ik_llama.cpp, which is never used otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,7 @@ class Build:
     built_at: str  # ISO 8601, UTC
     duration_s: float  # of the call that finished it
     bytes: int
+    kind: BuildKind = "llama.cpp"
     folder: Path = Path()  # not in the file
 
     @property
@@ -66,13 +70,14 @@ class Build:
 
     @property
     def server(self) -> Path:
-        """The server program."""
+        """The server program, which builds of ik_llama.cpp do not have."""
         return self.folder / "bin" / "llama-server"
 
     @property
     def engine_build(self) -> str:
         """The build that a native engine on this library reports."""
-        return f"llama.cpp {self.llama_version} ({self.library.name} {self.library_sha256[:12]})"
+        version = self.llama_version if self.kind == "ik_llama.cpp" else f"llama.cpp {self.llama_version}"
+        return f"{version} ({self.library.name} {self.library_sha256[:12]})"
 
     @property
     def uses_cuda(self) -> bool:
@@ -95,12 +100,6 @@ class BuildMachine:
     gpu_wheel: bool  # the installed wheel is a variant for GPUs
 
 
-def name_of(architectures: tuple[str, ...], max_sequences: int) -> str:
-    """The folder name of a build."""
-    backend = f"cuda{'-'.join(architectures)}" if architectures else "cpu"
-    return f"llama.cpp-{WHEEL_VERSION}-{backend}-{max_sequences}"
-
-
 def finished(engines: Path) -> tuple[Build, ...]:
     """All finished builds, newest first."""
     folders = (path.parent for path in engines.glob(f"*/{RECORD}") if not path.parent.name.startswith("."))
@@ -115,7 +114,8 @@ def read(folder: Path) -> Build | None:
         build = replace(decode(Build, document, where=str(folder / RECORD)), folder=folder)
     except (OSError, ValueError, ConfigError):
         return None
-    whole = build.library.is_file() and build.header.is_file() and build.server.is_file()
+    whole = build.library.is_file() and build.header.is_file()
+    whole = whole and (build.kind == "ik_llama.cpp" or build.server.is_file())
     return build if whole else None
 
 
@@ -131,7 +131,7 @@ def this_host() -> BuildMachine:
 
 def unsuitable(build: Build, host: BuildMachine) -> str | None:
     """Why a build cannot be used on a machine, or None if it can."""
-    if build.xllamacpp != WHEEL_VERSION or build.llama_version != LLAMA_VERSION:
+    if build.kind == "llama.cpp" and (build.xllamacpp != WHEEL_VERSION or build.llama_version != LLAMA_VERSION):
         return f"built from {WHEEL} {build.xllamacpp}; this tokenmill needs {WHEEL_VERSION}"
     if build.cpu != host.processor.model or not set(build.cpu_isa) <= set(host.processor.isa):
         return f"compiled for another processor: {build.cpu}"
@@ -145,19 +145,29 @@ def unsuitable(build: Build, host: BuildMachine) -> str | None:
     return None
 
 
-def chosen(engines: Path) -> Build | None:
-    """The newest build that suits this machine; None if the wheel is used."""
-    builds = finished(engines)
+def chosen(engines: Path, kind: BuildKind = "llama.cpp") -> Build | None:
+    """The newest build of a kind that suits this machine; None if there is none."""
+    builds = [build for build in finished(engines) if build.kind == kind]
     return next((build for build in builds if unsuitable(build, this_host()) is None), None) if builds else None
 
 
 def with_build(config: EngineConfig, engines: Path) -> EngineConfig:
     """The configuration with the library, or the llama-server, of the build that suits this machine.
 
-    Unchanged where it names a library, program or container itself, and for other kinds of engines.
+    Unchanged where it names a library, program or container itself, and for other kinds of engines. UsageError if it
+    asks for ik_llama.cpp and there is no build of it.
     """
     if config.library == FROM_WHEEL:
         return replace(config, library=None, header=None)
+    if config.kind == "native" and config.library == FROM_IK:
+        build = chosen(engines, "ik_llama.cpp")
+        if build is None:
+            raise UsageError(
+                'engine.library is "ik", and there is no build of ik_llama.cpp for this machine',
+                hint="tokenmill engines build --ik --source FOLDER",
+                code="build_missing",
+            )
+        return replace(config, library=str(build.library), header=str(build.header))
     if config.kind == "native" and config.library is None:
         build = chosen(engines)
         return config if build is None else replace(config, library=str(build.library), header=str(build.header))
@@ -176,11 +186,12 @@ def build_of(config: EngineConfig) -> Build | None:
 def library_decisions(config: EngineConfig, engines: Path) -> tuple[Decision, ...]:
     """The decision for a build, or against all that there are; none without builds or with a library of the user's."""
     if build := build_of(config):
-        why = f"newest build for this machine, up to {build.max_sequences} sequences; engine.library chooses another"
+        newest = f"newest build for this machine, up to {build.max_sequences} sequences"
+        why = f"{newest}; engine.library chooses another"
         return (Decision("library", build.name, why),) if build.folder.parent == engines else ()
     if config.kind not in ("native", "llama-server") or config.library or config.binary or config.container:
         return ()
-    notes = [(build, unsuitable(build, this_host())) for build in finished(engines)]
+    notes = [(build, unsuitable(build, this_host())) for build in finished(engines) if build.kind == "llama.cpp"]
     return tuple(
         Decision("library", f"{WHEEL} {WHEEL_VERSION}", f"{build.name} is not used: {note}")
         for build, note in notes

@@ -295,7 +295,7 @@ def write_source(given: Path, target: Path, max_sequences: int) -> str:
                 )
             if name in changed:
                 changed[name] = True
-            _write(target / name, patched(name, data, max_sequences))
+            write_file(target / name, patched(name, data, max_sequences))
             yield name, data
 
     found = digest(written())
@@ -329,7 +329,8 @@ def changes_digest(max_sequences: int) -> str:
     return hashlib.sha256(repr(_changes(max_sequences)).encode()).hexdigest()
 
 
-def _write(path: Path, data: bytes) -> None:
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file unless it is there and equal, so that ninja does not compile it again."""
     if path.is_file() and path.read_bytes() == data:
         return
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,6 @@ from tokenmill.errors import EngineError, NoSpace, UsageError
 from tokenmill.hardware.cpu import read_cpu
 from tokenmill.hardware.host import LocalHost
 from tokenmill.units import GIB, format_bytes
-from tokenmill.version import WHEEL, WHEEL_VERSION
 
 MIN_CMAKE = (3, 18)
 _LIMIT_S = 60.0  # nvidia-smi takes seconds where the driver is not loaded
@@ -151,28 +150,24 @@ def default_jobs(*, cuda: bool) -> int:
     return max(1, min(cores, memory))
 
 
-def options_for(architectures: tuple[str, ...]) -> tuple[str, ...]:
-    """cmake's definitions for a build, as NAME=VALUE."""
+def common_options(architectures: tuple[str, ...]) -> tuple[str, ...]:
+    """cmake's definitions that every build has, as NAME=VALUE."""
     cuda = [f"CMAKE_CUDA_ARCHITECTURES={';'.join(architectures)}"] if architectures else []
     return (
         "CMAKE_BUILD_TYPE=Release",
         "CMAKE_BUILD_RPATH_USE_ORIGIN=ON",  # the libraries find each other wherever the folder is moved
-        *(f"{name}=OFF" for name in OFF),
-        *(f"{name}=ON" for name in ON),
-        f"LLAMA_BUILD_NUMBER={WHEEL_VERSION.rpartition('.')[2]}",  # which cmake would take from a git repository
-        f"LLAMA_BUILD_COMMIT={WHEEL}",
         f"GGML_CUDA={'ON' if architectures else 'OFF'}",
         *cuda,
     )
 
 
-def configuration(source: Path, tree: Path, tools: Toolchain, architectures: tuple[str, ...]) -> list[str]:
+def configuration(source: Path, tree: Path, tools: Toolchain, options: Iterable[str]) -> list[str]:
     """The cmake command that configures a build."""
     words = [str(tools.cmake.path), "-S", str(source), "-B", str(tree), "-G", "Ninja"]
     words += [f"-DCMAKE_MAKE_PROGRAM={tools.ninja.path}", f"-DCMAKE_CXX_COMPILER={tools.compiler.path}"]
     if tools.nvcc is not None:
         words.append(f"-DCMAKE_CUDA_COMPILER={tools.nvcc.path}")
-    return [*words, *(f"-D{option}" for option in options_for(architectures))]
+    return [*words, *(f"-D{option}" for option in options)]
 
 
 def _tool(name: str) -> BuildTool | None:

@@ -21,8 +21,8 @@ class OpenedLibrary:
     devices: tuple[str, ...]
 
 
-def verify(library: Path, header: Path, *, max_sequences: int) -> OpenedLibrary:
-    """Open a library in a child process; EngineError unless it is the pinned version with the expected limit."""
+def verify(library: Path, header: Path, *, max_sequences: int, version: str = LLAMA_VERSION) -> OpenedLibrary:
+    """Open a library in a child process; EngineError unless it has this version and limit."""
     command = [sys.executable, "-m", "tokenmill.native.builds.verify", str(library), str(header)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_LIMIT_S, check=False)
@@ -36,10 +36,9 @@ def verify(library: Path, header: Path, *, max_sequences: int) -> OpenedLibrary:
     if "error" in answer:
         raise EngineError(answer["error"], hint=answer["hint"], code="build_failed")
     opened = OpenedLibrary(answer["version"], answer["max_sequences"], tuple(answer["devices"]))
-    if (opened.version, opened.max_sequences) != (LLAMA_VERSION, max_sequences):
+    if (opened.version, opened.max_sequences) != (version, max_sequences):
         raise EngineError(
-            f"{library} is llama.cpp {opened.version} with {opened.max_sequences} sequences,"
-            f" not {LLAMA_VERSION} with {max_sequences}",
+            f"{library} is {opened.version} with {opened.max_sequences} sequences, not {version} with {max_sequences}",
             code="build_failed",
         )
     return opened

@@ -135,18 +135,11 @@ ANCHORS = frozenset(
 
 RUNNING_FUNCTIONS = """
 typedef struct llama_vocab llama_vocab;
-typedef struct llama_sampler llama_sampler;
 typedef struct llama_memory_i * llama_memory_t;
 typedef struct llama_batch {
     int32_t n_tokens; int32_t * token; float * embd; int32_t * pos; int32_t * n_seq_id; int32_t ** seq_id;
     int8_t * logits;
 } llama_batch;
-typedef struct llama_token_data { int32_t id; float logit; float p; } llama_token_data;
-typedef struct llama_token_data_array {
-    llama_token_data * data; size_t size; int64_t selected; bool sorted;
-} llama_token_data_array;
-typedef struct llama_logit_bias { int32_t token; float bias; } llama_logit_bias;
-struct llama_sampler_chain_params { bool no_perf; };
 
 int32_t llama_model_n_ctx_train(const llama_model * model);
 int32_t llama_model_n_swa(const llama_model * model);
@@ -194,6 +187,16 @@ int32_t llama_tokenize(const llama_vocab * vocab, const char * text, int32_t len
                        bool add_special, bool parse_special);
 int32_t llama_token_to_piece(const llama_vocab * vocab, int32_t token, char * buffer, int32_t length, int32_t lstrip,
                              bool special);
+"""
+
+SAMPLERS = """
+typedef struct llama_sampler llama_sampler;
+typedef struct llama_token_data { int32_t id; float logit; float p; } llama_token_data;
+typedef struct llama_token_data_array {
+    llama_token_data * data; size_t size; int64_t selected; bool sorted;
+} llama_token_data_array;
+typedef struct llama_logit_bias { int32_t token; float bias; } llama_logit_bias;
+struct llama_sampler_chain_params { bool no_perf; };
 
 struct llama_sampler_chain_params llama_sampler_chain_default_params(void);
 llama_sampler * llama_sampler_chain_init(struct llama_sampler_chain_params params);
@@ -211,6 +214,7 @@ llama_sampler * llama_sampler_init_temp_ext(float t, float delta, float exponent
 llama_sampler * llama_sampler_init_penalties(int32_t n_vocab, int32_t last_n, float repeat, float freq, float present);
 llama_sampler * llama_sampler_init_logit_bias(int32_t n_vocab, int32_t count, const llama_logit_bias * biases);
 """
+"""Samplers, which need no model."""
 
 BREAKDOWN_SYMBOL = "_Z26llama_get_memory_breakdownPK13llama_context"
 BREAKDOWN = f"""

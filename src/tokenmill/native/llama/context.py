@@ -19,9 +19,9 @@ from tokenmill.engine.fit_params import Buffer
 from tokenmill.errors import EngineError
 from tokenmill.native.llama import breakdown, state_file
 from tokenmill.native.llama.batch import BatchRow, DecodeBatch
+from tokenmill.native.llama.interface import Abort, interface_of
 from tokenmill.native.llama.model import LlamaModel, ModelMetadata
-from tokenmill.native.llama.settings import ContextSettings, cache_type
-from tokenmill.version import INSTALL_HINT
+from tokenmill.native.llama.settings import ContextSettings
 
 Logits = NDArray[np.float32]
 
@@ -43,6 +43,7 @@ class LlamaContext:
         self._library = model.library
         self._ffi = model.library.ffi
         self._lib = model.library.lib
+        self._interface = interface_of(model.library)
         self._twins = model.facts.window is not None
         self._spare = settings.sequences  # an extra id for probing and saving; there is none with streams
         if settings.sequences not in range(1, most_sequences(model) + 1):
@@ -78,34 +79,11 @@ class LlamaContext:
 
     def _create(self) -> Any:
         wanted = self.settings
-        params = self._lib.llama_context_default_params()
-        params.n_ctx = wanted.cells
-        params.n_seq_max = self._ids
-        params.n_batch = wanted.batch
-        params.n_ubatch = min(wanted.ubatch, wanted.batch)
-        params.n_threads = wanted.threads
-        params.n_threads_batch = wanted.threads_batch
-        params.type_k = cache_type(wanted.cache_type_k)
-        params.type_v = cache_type(wanted.cache_type_v)
-        params.flash_attn_type = int(wanted.flash_attention)
-        params.abort_callback = self._ffi.cast("void *", _strlen_address())
-        params.abort_callback_data = self._flag
-        known = {name for name, _ in self._ffi.typeof(params).fields}  # a library of another version may lack some
-        needed: dict[str, Any] = {"kv_unified": not wanted.streams, "swa_full": True}
-        if wanted.moe_cache_bytes:
-            needed["moe_cache_size"] = wanted.moe_cache_bytes
-        if needed.keys() - known:
-            raise EngineError(
-                f"this llama.cpp has no {', '.join(sorted(needed.keys() - known))}",
-                hint="plan without --moe-cache" if "kv_unified" in known else INSTALL_HINT,
-            )
-        # Maximum rows of logits per batch: llama.cpp needs one per id, and by default allocates one per token.
-        wishes = {"n_outputs_max": self._ids, "op_offload": wanted.op_offload, "no_perf": True}
-        for name, value in {**needed, **{name: wishes[name] for name in wishes.keys() & known}}.items():
-            setattr(params, name, value)
+        abort = Abort(self._ffi.cast("void *", _strlen_address()), self._flag)
+        params = self._interface.context(self._library, wanted, ids=self._ids, abort=abort)
         log = self.model.log
         mark = self.model.log.mark()
-        context = self._lib.llama_init_from_model(self.model.pointer, params)
+        context = self._lib.llama_init_from_model(self.model.pointer, params.struct)
         if context == self._ffi.NULL:
             error = log.error(mark)
             raise EngineError(
@@ -120,6 +98,8 @@ class LlamaContext:
         self._batch.fill(rows)
         mark = self.model.log.mark()
         code = int(self._lib.llama_decode(self._context, self._batch.struct))
+        if code == 0 and not self._interface.reports_aborts and self._flag[0] != b"\0":
+            code = 2
         if code == 0:
             self._read_logits()
             return Decoded.OK
@@ -341,10 +321,12 @@ _STRLEN: list[Any] = []
 
 
 def check_streams(facts: ModelMetadata) -> None:
-    """Raise EngineError for a model whose memory is not a single KV cache."""
+    """Raise EngineError for a model whose memory is not a single KV cache, and for a library without such caches."""
     why = facts.why_not
     if why is None and not facts.cuts:
         why = "its layers with a recurrent state have one per sequence in any case"
+    if why is None and not facts.per_slot_caches:
+        why = "ik_llama.cpp has one cache for all slots"
     if why is None and facts.window is not None:
         why = f"some of its layers see {facts.window} tokens only, and their cells are stored differently"
     if why is not None:

@@ -159,10 +159,10 @@ class _Llama:
         # Mapping a file reads all of it: a header-only model would fill the memory with zeros.
         params.load_mode = LOAD_MODE_NONE
         params.no_alloc = True
+        params.use_extra_bufts = run.repack
         _kept = place(  # the parameters point to these objects until the model is loaded
             self.library,
             params,
-            repack=run.repack,
             gpu_layers=run.gpu_layers,
             tensor_split=run.tensor_split,
             overrides=run.overrides,

@@ -6,7 +6,7 @@ structures have the defaults that they must have. With a llama.h, the structures
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata as packages
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import EngineError
-from tokenmill.native.llama import cdefs
+from tokenmill.native.llama import cdefs, ik_llama
 from tokenmill.version import INSTALL_HINT, WHEEL, WHEEL_VERSION
 
 LLAMA_VERSION = "0.6.0-dev"  # what that wheel's llama_version() returns; structures change more often than it does
@@ -33,6 +33,7 @@ class Library:
     version: str
     build: str  # distinguishes builds of one version: the wheel's release, or the file's hash
     max_sequences: int = WHEEL_MAX_SEQUENCES  # ids that a context can have
+    is_ik: bool = False  # ik_llama.cpp, whose functions have llama.cpp's names in `lib`
 
     def text(self, pointer: Any) -> str:
         """A C string."""
@@ -45,13 +46,19 @@ class Library:
 
 
 def open_library(path: Path | None = None, *, header: Path | None = None, more: str = "") -> Library:
-    """Open llama.cpp: the pinned wheel's, or `path` with the llama.h it was built from; `more`: more declarations."""
-    from cffi import FFI, CDefError  # noqa: PLC0415  slow to import
+    """Open llama.cpp: the pinned wheel's, or `path` with the llama.h it was built from; `more`: more declarations.
 
+    With ik_llama.cpp's llama.h, `path` is its library, and `more` is not needed.
+    """
     if path is None and header is not None:
         raise EngineError(f"{header} is given without the library that was built from it", hint=OWN_HINT)
+    text = None if header is None else _read_header(header)
+    if path is not None and text is not None and ik_llama.is_header(text):
+        return _open_ik(path, text)
+    from cffi import FFI, CDefError  # noqa: PLC0415  slow to import
+
     source, hint = (wheel_library(), INSTALL_HINT) if path is None else (path, OWN_HINT)
-    structs = cdefs.STRUCTS if header is None else _structs_of(header)
+    structs = cdefs.STRUCTS if text is None else structs_in(text)
     ffi = FFI()
     try:
         ffi.cdef(declare(structs) + cdefs.OPTIONAL_FUNCTIONS + more)
@@ -59,14 +66,7 @@ def open_library(path: Path | None = None, *, header: Path | None = None, more: 
         raise EngineError(f"{header} cannot be parsed: {error}", hint=hint) from error
     if path is not None:
         _load_cpp_runtime(ffi)
-    try:
-        lib = ffi.dlopen(str(source))
-    except OSError as error:
-        why = str(error).partition(".  Additionally")[0].removeprefix(f"cannot load library '{source}': ")
-        raise EngineError(f"{source} cannot be opened: {why.removeprefix(f'{source}: ')}", hint=hint) from error
-    for name in re.findall(r"(\w+)\s*\([^()]*(?:\([^()]*\)[^()]*)*\);", cdefs.FUNCTIONS + more):
-        if not hasattr(lib, name):
-            raise EngineError(f"{source} has no function {name}: it is another version, or not llama.cpp", hint=hint)
+    lib = _load(ffi, source, _functions_in(cdefs.FUNCTIONS + more), hint)
     version = bytes(ffi.string(lib.llama_version())).decode(errors="replace")
     if header is None and version != LLAMA_VERSION:
         raise EngineError(
@@ -77,9 +77,45 @@ def open_library(path: Path | None = None, *, header: Path | None = None, more: 
     return Library(ffi, lib, source, version, _build(source, wheel=path is None), _max_sequences(lib))
 
 
+def _open_ik(path: Path, header: str) -> Library:
+    """Open ik_llama.cpp, and the wheel's llama.cpp for its samplers."""
+    from cffi import FFI, CDefError  # noqa: PLC0415  slow to import
+
+    ffi = FFI()
+    try:
+        ffi.cdef(ik_llama.declarations(header) + cdefs.SAMPLERS)
+    except CDefError as error:
+        raise EngineError(f"the llama.h of {path} cannot be parsed: {error}", hint=OWN_HINT) from error
+    _load_cpp_runtime(ffi)
+    lib = _load(ffi, path, _functions_in(ik_llama.FUNCTIONS), OWN_HINT)
+    _check_defaults(FFI, ffi, path, OWN_HINT, anchored=True)
+    samplers = _load(ffi, wheel_library(), _functions_in(cdefs.SAMPLERS), INSTALL_HINT)
+    functions = ik_llama.IkFunctions(ffi, lib, samplers)
+    return Library(
+        ffi, functions, path, ik_llama.VERSION, _build(path, wheel=False), ik_llama.MAX_SEQUENCES, is_ik=True
+    )
+
+
+def _load(ffi: Any, source: Path, functions: Iterable[str], hint: str) -> Any:
+    """The shared object; EngineError if it cannot be opened or lacks a function."""
+    try:
+        lib = ffi.dlopen(str(source))
+    except OSError as error:
+        why = str(error).partition(".  Additionally")[0].removeprefix(f"cannot load library '{source}': ")
+        raise EngineError(f"{source} cannot be opened: {why.removeprefix(f'{source}: ')}", hint=hint) from error
+    for name in functions:
+        if not hasattr(lib, name):
+            raise EngineError(f"{source} has no function {name}: it is another version, or not llama.cpp", hint=hint)
+    return lib
+
+
+def _functions_in(declarations: str) -> list[str]:
+    return re.findall(r"(\w+)\s*\([^()]*(?:\([^()]*\)[^()]*)*\);", declarations)
+
+
 def open_running(path: Path | None = None, *, header: Path | None = None) -> Library:
     """Open llama.cpp to run models, not only to load them: `open_library` with all declarations."""
-    more = cdefs.RUNNING_FUNCTIONS + (cdefs.BREAKDOWN if cdefs.breakdown_readable() else "")
+    more = cdefs.RUNNING_FUNCTIONS + cdefs.SAMPLERS + (cdefs.BREAKDOWN if cdefs.breakdown_readable() else "")
     return open_library(path, header=header, more=more)
 
 
@@ -200,9 +236,9 @@ def _value(ffi: Any, params: Any, name: str, field: Any) -> object:
     return bool(byte) if byte in (0, 1) else byte
 
 
-def _structs_of(header: Path) -> dict[str, str]:
+def _read_header(header: Path) -> str:
     try:
-        return structs_in(header.read_text(encoding="utf-8", errors="replace"))
+        return header.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise EngineError(f"cannot read {header}: {error.strerror}", hint=OWN_HINT) from error
 

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import EngineError
+from tokenmill.native.llama.interface import interface_of
 from tokenmill.native.llama.library import Library, metadata
 from tokenmill.native.llama.log import LOG_DEBUG, LlamaLog
-from tokenmill.native.llama.settings import LOAD_MODES, ModelSettings, place, require_gpu
+from tokenmill.native.llama.settings import ModelSettings, require_gpu
 from tokenmill.native.llama.vocab import Vocab
 
 OnWeightsProgress = Callable[[float], bool]
@@ -34,6 +35,7 @@ class ModelMetadata:
     shares: bool  # sequences can share the cells of a prefix
     why_not: str | None  # the reason if they cannot
     cuts: bool = True  # sequences can be cut back; a recurrent state cannot, so it is shared only as it is
+    per_slot_caches: bool = True  # contexts can have a KV cache for each slot
 
 
 class LlamaModel:
@@ -69,21 +71,8 @@ class LlamaModel:
         library.lib.llama_backend_init()
         if settings.gpus and settings.gpu_layers and not vocab_only:
             require_gpu(library)
-        params = library.lib.llama_model_default_params()
-        kept = place(
-            library,
-            params,
-            repack=settings.repack,
-            gpu_layers=settings.gpu_layers,
-            tensor_split=settings.tensor_split,
-            overrides=settings.overrides,
-        )
-        params.vocab_only = vocab_only
-        params.load_mode = LOAD_MODES[settings.mmap, settings.mlock]
-        if not settings.gpus:
-            # An empty list of devices: otherwise even no layers on a GPU takes its memory and copies weights over.
-            kept.append(library.ffi.new("ggml_backend_dev_t[]", [library.ffi.NULL]))
-            params.devices = kept[-1]
+        wanted = interface_of(library).model(library, settings, vocab_only=vocab_only)
+        params, kept = wanted.struct, wanted.kept
         if progress is not None:
             call = library.ffi.callback(
                 "bool(float, void *)", error=False, onerror=lambda *error: failed.append(error[1])
@@ -149,6 +138,7 @@ def _facts(library: Library, pointer: Any) -> ModelMetadata:
         shares=why_not is None,
         why_not=why_not,
         cuts=not (lib.llama_model_is_recurrent(pointer) or lib.llama_model_is_hybrid(pointer)),
+        per_slot_caches=interface_of(library).per_slot_caches,
     )
 
 

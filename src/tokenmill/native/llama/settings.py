@@ -63,7 +63,6 @@ def place(
     library: Library,
     params: Any,
     *,
-    repack: bool,
     gpu_layers: int,
     tensor_split: Sequence[float],
     overrides: Sequence[tuple[str, str]],
@@ -72,7 +71,6 @@ def place(
     ffi = library.ffi
     lib = library.lib
     kept: list[Any] = []
-    params.use_extra_bufts = repack
     params.n_gpu_layers = gpu_layers
     if tensor_split:
         shares = list(tensor_split) + [0.0] * (int(lib.llama_max_devices()) - len(tensor_split))

@@ -22,7 +22,9 @@ from tokenmill.native.builds.verify import OpenedLibrary, verify
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The file with the calls of cmake and ninja."""
-    monkeypatch.setattr(building, "verify", lambda *_, max_sequences: OpenedLibrary("0", max_sequences, ("CPU",)))
+    monkeypatch.setattr(
+        building, "verify", lambda *_, version, max_sequences: OpenedLibrary(version, max_sequences, ("CPU",))
+    )
     return stand_in(monkeypatch, tmp_path)
 
 

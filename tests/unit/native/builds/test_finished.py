@@ -11,8 +11,9 @@ from tokenmill.config import EngineConfig
 from tokenmill.errors import UsageError
 from tokenmill.hardware.machine import Gpu, Machine
 from tokenmill.native.builds import finished
-from tokenmill.native.builds.finished import Build, BuildMachine, chosen, max_sequences, name_of, remove, with_build
+from tokenmill.native.builds.finished import Build, BuildMachine, chosen, max_sequences, remove, with_build
 from tokenmill.native.builds.gpu_support import unused_gpus
+from tokenmill.native.builds.recipe import llama_cpp_name
 from tokenmill.native.builds.toolchain import Processor
 from tokenmill.native.llama.library import LLAMA_VERSION, WHEEL_MAX_SEQUENCES
 from tokenmill.units import GIB
@@ -43,7 +44,7 @@ def write(engines: Path, **changes: object) -> Build:
         "bytes": 1000,
         **changes,
     }
-    values.setdefault("name", name_of(values["cuda_architectures"], values["max_sequences"]))
+    values.setdefault("name", llama_cpp_name(values["cuda_architectures"], values["max_sequences"]))
     made = Build(**values, folder=engines / values["name"])
     (made.folder / "bin").mkdir(parents=True)
     for path in (made.library, made.header, made.server):

@@ -8,6 +8,7 @@ import pytest
 from support.llama_source import stand_in
 from tokenmill.errors import EngineError, NoSpace, UsageError
 from tokenmill.native.builds import toolchain
+from tokenmill.native.builds.recipe import LlamaCppRecipe
 from tokenmill.native.builds.toolchain import (
     BuildTool,
     Toolchain,
@@ -108,12 +109,13 @@ def only_in(folder: Path) -> Callable[..., str | None]:
 
 
 def test_options_of_cmake() -> None:
-    words = configuration(Path("/s"), Path("/b"), TOOLS, ("86", "90"))
+    recipe = LlamaCppRecipe(Path, 4096)
+    words = configuration(Path("/s"), Path("/b"), TOOLS, recipe.options(("86", "90")))
     assert "-DCMAKE_CUDA_ARCHITECTURES=86;90" in words
     assert "-DGGML_CUDA=ON" in words
     assert "-DGGML_NATIVE=ON" in words
     assert "-DCMAKE_BUILD_RPATH_USE_ORIGIN=ON" in words
-    assert not any("CUDA=ON" in word for word in configuration(Path("/s"), Path("/b"), TOOLS, ()))
+    assert not any("CUDA=ON" in word for word in configuration(Path("/s"), Path("/b"), TOOLS, recipe.options(())))
 
 
 def test_a_full_disk_is_noticed_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
