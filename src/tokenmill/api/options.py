@@ -45,6 +45,13 @@ _ENTRY_KEYS = (
 _SIZES = ("reserve_ram", "margin", "cache_ram", "moe_cache")
 
 
+def dialect_of(engine: EngineConfig) -> DialectName:
+    """The dialect that an engine is planned for; a native engine on ik_llama.cpp has its kernels and graphs."""
+    from tokenmill.native.builds.finished import uses_ik  # noqa: PLC0415  opens the library's header
+
+    return "ik_llama" if uses_ik(engine) else ENGINES[engine.kind]
+
+
 def engine_name(asked: str) -> str:
     """The canonical name of an engine: `llama.cpp` is `llama-server`; unknown names are returned unchanged."""
     return _ALIASES.get(asked.lower(), asked.lower() if "://" not in asked else asked)

@@ -97,9 +97,9 @@ async def start(
 
 def settings_of(plan: Plan, *, sequences: int | None = None) -> tuple[ModelSettings, ContextSettings]:
     """The settings of a plan; `sequences` overrides the plan's number of sequence ids."""
-    if plan.settings.engine != "llama.cpp":
+    if plan.settings.engine not in ("llama.cpp", "ik_llama"):
         raise UsageError(
-            f"a plan for {plan.settings.engine} cannot run in the native engine", hint="plan for --engine llama.cpp"
+            f"a plan for {plan.settings.engine} cannot run in the native engine", hint="plan for --engine native"
         )
     settings = plan.settings
     placed = request(plan)
@@ -110,7 +110,7 @@ def settings_of(plan: Plan, *, sequences: int | None = None) -> tuple[ModelSetti
         overrides=placed.overrides,
         mmap=settings.mmap,
         mlock=settings.mlock,
-        repack=placed.repack,
+        repack=placed.repack if settings.ik is None else settings.ik.rtr,
     )
     context = ContextSettings(
         cells=settings.cells,

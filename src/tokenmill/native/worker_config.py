@@ -8,6 +8,7 @@ from pydantic import TypeAdapter
 from tokenmill.model.profile import Profile
 from tokenmill.native.llama.library import WHEEL_MAX_SEQUENCES
 from tokenmill.native.llama.settings import ContextSettings, ModelSettings
+from tokenmill.planner.compute_graph.ik_options import IkOptions
 from tokenmill.planner.goal import Goal
 
 INTERACTIVE_SLOTS = 4  # slots in addition to the plan's, for interactive requests
@@ -43,6 +44,9 @@ def goal_for(goal: Goal, limit: int = WHEEL_MAX_SEQUENCES) -> Goal:
     """
     slots = goal.sequences or 1
     rows = sequences_for(slots, INTERACTIVE_SLOTS, limit)
+    if goal.engine == "ik_llama" and goal.ik is None:
+        # Repacked tensors are faster on processors, and GPUs cannot read them.
+        goal = replace(goal, ik=IkOptions(rtr=goal.cpu_only))
     return replace(goal, full_windows=True, unified=True, output_rows=rows, state_ids=state_ids(slots) + 1)
 
 

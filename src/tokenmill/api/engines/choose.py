@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tokenmill.api.background import Background
-from tokenmill.api.options import ENGINES, EngineOptions, engine_name
+from tokenmill.api.options import ENGINES, EngineOptions, dialect_of, engine_name
 from tokenmill.api.planning.plan import EnginePlan, ReadBatch, locate, plan_engine
 from tokenmill.api.progress import Download, OnProgress, ignore, log
 from tokenmill.config import Config, EngineConfig
@@ -88,7 +88,7 @@ def choose_engine(
     name = model or DEFAULT_MODEL
     choice = EngineChoice(model_id, name, engine, config.state_path, record=found, path=path, dry_run=dry_run)
     if choice.starts:
-        options.goal_for(ENGINES[engine.kind])  # refuse contradicting options before anything is stored
+        options.goal_for(dialect_of(engine))  # refuse contradicting options before anything is stored
     return choice
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tokenmill.api.engines.choose import DEFAULT_MODEL, EngineChoice, model_path
 from tokenmill.api.engines.slots import fit_slots
-from tokenmill.api.options import ENGINES, EngineOptions
+from tokenmill.api.options import ENGINES, EngineOptions, dialect_of
 from tokenmill.api.planning.plan import configuration, plan_engine
 from tokenmill.api.progress import OnProgress, described, log
 from tokenmill.api.summary import NodeSummary
@@ -128,7 +128,7 @@ def open_cluster(
             f"a cluster starts engines, and {engine.kind} is running already",
             hint=f"use one of {', '.join(ENGINES)} as the engine",
         )
-    options.goal_for(ENGINES[engine.kind])  # refuse contradicting options before the cluster is asked
+    options.goal_for(dialect_of(engine))  # refuse contradicting options before the cluster is asked
     file = None if model is None or not Path(model).exists() else os.path.abspath(model)  # noqa: PTH100
     node_log = NodeLog()
     with connect(where) as cluster:

@@ -10,7 +10,15 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack, cast, get_args
 
-from tokenmill.api.options import ENGINES, EngineArguments, EngineOptions, engine_name, engine_options, known_engines
+from tokenmill.api.options import (
+    ENGINES,
+    EngineArguments,
+    EngineOptions,
+    dialect_of,
+    engine_name,
+    engine_options,
+    known_engines,
+)
 from tokenmill.api.planning.loadable import has_this_library, require_here, require_weights, usable_goal, warned
 from tokenmill.api.progress import log
 from tokenmill.config import Config, EngineConfig
@@ -101,7 +109,7 @@ def describe_or_plan(model: str, options: EngineOptions, config: Config) -> Desc
     profile = read(path)
     plan = None
     if kind in ENGINES:
-        goal = options.goal_for(ENGINES[kind])
+        goal = options.goal_for(dialect_of(options.engine_config(config)))
         plan = plan_engine(model, options, config, files=False).plan if here else make(machine, profile, goal)
     return DescribedModel(path, here, plan.machine if plan else machine, profile, plan)
 
@@ -151,7 +159,7 @@ def plan_engine(
     if options.max_context:
         goal, reasons = _longest(machine, profile, goal, engine)
     point = Overlaid(goal)
-    if options.point and dialect == ENGINES[engine.kind]:
+    if options.point and dialect == dialect_of(engine):
         point = operating_point(goal, machine, profile, Path(path), engine, config.state_path)
     point, made = _placed(machine, profile, goal, point, engine, path)
     found = None
@@ -206,7 +214,8 @@ def engine_to_plan(options: EngineOptions, config: Config, *, started: bool) -> 
     """The engine's configuration and the dialect to plan for; older dialects can be planned but not started."""
     asked = engine_name(options.engine or config.engine.kind)
     if asked in ENGINES:
-        return options.engine_config(config), ENGINES[asked]
+        engine = options.engine_config(config)
+        return engine, dialect_of(engine)
     if "://" in asked:
         raise UsageError(
             f"{asked} is a running server, so there is nothing to plan",

@@ -35,7 +35,7 @@ def build(
     cpu: bool = False,
     cuda_architecture: tuple[str, ...] = (),
     max_sequences: int = DEFAULT_SEQUENCES,
-    source: str | None = None,
+    source: Annotated[str | None, Parameter(metavar="FILE")] = None,
     ik: bool = False,
     jobs: Annotated[int | None, Parameter(name=["--jobs", "-j"])] = None,
     force: bool = False,

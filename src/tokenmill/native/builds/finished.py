@@ -21,6 +21,7 @@ from tokenmill.decode import decode
 from tokenmill.errors import ConfigError, UsageError
 from tokenmill.native.builds.recipe import BuildKind
 from tokenmill.native.builds.toolchain import Processor, architectures_here, this_processor
+from tokenmill.native.llama import ik_llama
 from tokenmill.native.llama.library import LLAMA_VERSION, WHEEL_MAX_SEQUENCES, open_library
 from tokenmill.planner.plan import Decision
 from tokenmill.storage.atomic import replace_file
@@ -181,6 +182,17 @@ def build_of(config: EngineConfig) -> Build | None:
     """The finished build whose library or server a configuration names."""
     used = config.library if config.kind == "native" else config.binary
     return None if used is None else read(Path(used).expanduser().parent.parent)
+
+
+def uses_ik(config: EngineConfig) -> bool:
+    """Whether a native engine with this configuration runs on ik_llama.cpp."""
+    if config.kind != "native" or config.header is None:
+        return False
+    try:
+        text = Path(config.header).expanduser().read_text(encoding="utf-8", errors="replace")
+    except OSError:  # opening the library reports it
+        return False
+    return ik_llama.is_header(text)
 
 
 def library_decisions(config: EngineConfig, engines: Path) -> tuple[Decision, ...]:
