@@ -4,7 +4,7 @@ BIN := .venv/bin
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help venv demo test test-vllm test-build test-dist dist docs check format record bench clean
+.PHONY: help venv demo test test-vllm test-build test-ik test-dist dist docs check format record bench clean
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -36,6 +36,12 @@ test-build: venv ## build llama.cpp for this processor (10 minutes on 2 cores) a
 dist: venv ## build the wheel and the source distribution into dist/
 	@rm -rf dist
 	@$(BIN)/python -m build --outdir dist .
+
+test-ik: venv ## build ik_llama.cpp of the checkout IK=FOLDER (10 minutes on 2 cores) and test the native engine with it
+	@build="$$($(BIN)/tokenmill engines build --ik --source "$(IK)")" && \
+	TOKENMILL_TEST_BUILD="$$build" $(BIN)/python -m pytest tests/integration/native \
+		--ignore=tests/integration/native/test_native_sampling_parity.py \
+		--ignore=tests/integration/native/test_native_constraints.py  # which compare with the wheel's
 
 test-dist: dist ## install the wheel into an empty environment and run a batch and a server with it
 	@$(BIN)/python -m pytest tests/dist

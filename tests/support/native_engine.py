@@ -1,6 +1,7 @@
 """A native engine for tests: the real worker process with a real small model."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -13,7 +14,8 @@ from tokenmill.engine.engine import Chat, Request, Sampling
 from tokenmill.hardware.machine import Machine
 from tokenmill.hardware.probe import probe
 from tokenmill.model.read import read
-from tokenmill.native.builds.finished import with_build
+from tokenmill.native.builds.finished import FROM_IK, with_build
+from tokenmill.native.builds.finished import read as read_build
 from tokenmill.native.client import NativeEngine
 from tokenmill.native.start import start
 from tokenmill.native.worker_config import goal_for
@@ -37,12 +39,19 @@ def plan_for(model: Path, *, context: int = 1024, sequences: int = 4, ubatch: in
     return make(this_machine(), read(str(model)), goal_for(goal))
 
 
+def with_test_build(config: EngineConfig) -> EngineConfig:
+    """A configuration that uses the build in TOKENMILL_TEST_BUILD, if there is one."""
+    build = read_build(Path(os.environ.get("TOKENMILL_TEST_BUILD", "none")))
+    on_ik = build is not None and build.kind == "ik_llama.cpp" and config.library is None
+    return replace(config, library=FROM_IK) if on_ik else config
+
+
 @asynccontextmanager
 async def native(
     model: Path, state: Path, *, plan: Plan | None = None, config: EngineConfig | None = None, name: str = "test"
 ) -> AsyncIterator[NativeEngine]:
     """A started engine that is gone afterwards, whatever happened to it."""
-    used = with_build(config or EngineConfig(), Config().engines_path)  # a build only with TOKENMILL_TEST_BUILD
+    used = with_build(with_test_build(config or EngineConfig()), Config().engines_path)
     engine = await start(plan or plan_for(model), model_path=model, config=used, state=state, name=name)
     try:
         yield engine

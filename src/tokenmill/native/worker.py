@@ -166,7 +166,7 @@ class Worker:
             "native",
             config.name,
             config.model_id,
-            f"llama.cpp {self.library.version} ({self.library.build})",
+            self.library.description,
             settings.context,
             self.slots,
             str(config.socket),

@@ -127,7 +127,7 @@ def list_builds(
         table.add_column(column, overflow="fold")
     for found in builds:
         reason = finished.unsuitable(found, finished.this_host())
-        unused = 'with engine.library = "ik"' if found.kind == "ik_llama.cpp" else "no: a newer build exists"
+        unused = 'with library = "ik"' if found.kind == "ik_llama.cpp" else "no: a newer build exists"
         state = "yes" if found.name == used else f"no: {reason}" if reason else unused
         table.add_row(found.name, f"{found.max_sequences:,}", format_bytes(found.bytes), found.built_at[:10], state)
     show(table)

@@ -130,6 +130,7 @@ class IkLlamaRecipe:
             "BUILD_SHARED_LIBS=ON",
             "GGML_NATIVE=ON",
             "GGML_IQK_FA_ALL_QUANTS=OFF",
+            "CMAKE_BUILD_RPATH=$ORIGIN",  # both libraries are moved to one folder
             *common_options(architectures),
         )
 

@@ -35,6 +35,12 @@ class Library:
     max_sequences: int = WHEEL_MAX_SEQUENCES  # ids that a context can have
     is_ik: bool = False  # ik_llama.cpp, whose functions have llama.cpp's names in `lib`
 
+    @property
+    def description(self) -> str:
+        """The library with its version and build, as an engine reports it."""
+        version = self.version if self.is_ik else f"llama.cpp {self.version}"
+        return f"{version} ({self.build})"
+
     def text(self, pointer: Any) -> str:
         """A C string."""
         return "" if pointer == self.ffi.NULL else bytes(self.ffi.string(pointer)).decode(errors="replace")
