@@ -17,6 +17,7 @@ from tokenmill.errors import EngineError, UsageError
 from tokenmill.launch.binding import host_bytes
 from tokenmill.launch.dialect import offload_floor, visible_gpus
 from tokenmill.model.identity import identity_of
+from tokenmill.model.profile import Profile
 from tokenmill.native.builds.finished import max_sequences
 from tokenmill.native.client import NativeEngine
 from tokenmill.native.llama.settings import ContextSettings, ModelSettings
@@ -27,6 +28,7 @@ from tokenmill.planner.plan import Plan
 from tokenmill.planner.speed.offload import effective_min_batch
 from tokenmill.storage.private import private_folder
 
+_IK_ROWS = 16  # rows that ik_llama.cpp interleaves when it repacks
 _MOST_SOCKET_BYTES = 100  # sun_path holds 108
 
 
@@ -110,7 +112,7 @@ def settings_of(plan: Plan, *, sequences: int | None = None) -> tuple[ModelSetti
         overrides=placed.overrides,
         mmap=settings.mmap,
         mlock=settings.mlock,
-        repack=placed.repack if settings.ik is None else settings.ik.rtr,
+        repack=placed.repack if settings.ik is None else settings.ik.rtr and _can_repack(plan.profile),
     )
     context = ContextSettings(
         cells=settings.cells,
@@ -128,6 +130,11 @@ def settings_of(plan: Plan, *, sequences: int | None = None) -> tuple[ModelSetti
         lockstep=settings.per_slot,
     )
     return model, context
+
+
+def _can_repack(profile: Profile) -> bool:
+    """Whether ik_llama.cpp can repack a model; with other sizes its kernels end the process."""
+    return all(tensor.shape[1] % _IK_ROWS == 0 for tensor in profile.tensors if len(tensor.shape) > 1)
 
 
 def environment_of(plan: Plan) -> dict[str, str]:

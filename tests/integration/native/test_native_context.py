@@ -24,7 +24,7 @@ IDENTITY = {"model": "m1"}
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaModel]:
     path = tmp_path_factory.mktemp("models") / "moe.gguf"
     generate.write(
-        "moe", generate.sizes("moe", {"layers": 2, "embed": 128, "vocab": 600, "heads": 4, "head_dim": 32}), path
+        "moe", generate.sizes("moe", {"layers": 2, "embed": 128, "vocab": 608, "heads": 4, "head_dim": 32}), path
     )
     with loaded(path) as made:
         yield made

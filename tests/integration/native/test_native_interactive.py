@@ -26,7 +26,7 @@ from tokenmill.native.llama.settings import ContextSettings
 from tokenmill.native.scheduler import StepScheduler
 from tokenmill.native.session import Session
 
-UBATCH, SLOTS, VOCAB = 64, 4, 600
+UBATCH, SLOTS, VOCAB = 64, 4, 608
 SETTINGS = ContextSettings(
     cells=4096, context=1024, sequences=24, ubatch=UBATCH, batch=4 * UBATCH, threads=1, threads_batch=1
 )

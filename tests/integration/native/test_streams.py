@@ -32,7 +32,7 @@ CLOSE = 0.1  # of the largest logit: a quantized model rounds by the size of its
 def moe_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models") / "moe.gguf"
     generate.write(
-        "moe", generate.sizes("moe", {"layers": 2, "embed": 128, "vocab": 600, "heads": 4, "head_dim": 32}), path
+        "moe", generate.sizes("moe", {"layers": 2, "embed": 128, "vocab": 608, "heads": 4, "head_dim": 32}), path
     )
     return path
 
