@@ -127,7 +127,7 @@ def _facts(library: Library, pointer: Any) -> ModelMetadata:
     lib.llama_model_desc(pointer, text, 256)
     window = int(lib.llama_model_n_swa(pointer))
     architecture = metadata(library, pointer, "general.architecture") or ""
-    why_not = _why_not_share(lib, pointer, architecture)
+    why_not = _why_not_share(library, pointer, architecture)
     return ModelMetadata(
         description=library.text(text),
         architecture=architecture,
@@ -142,11 +142,14 @@ def _facts(library: Library, pointer: Any) -> ModelMetadata:
     )
 
 
-def _why_not_share(lib: Any, pointer: Any, architecture: str) -> str | None:
+def _why_not_share(library: Library, pointer: Any, architecture: str) -> str | None:
+    lib = library.lib
     if lib.llama_model_has_encoder(pointer):
         return "an encoder's output belongs to one sequence"
     if lib.llama_model_is_diffusion(pointer):
         return "a diffusion model does not decode token by token"
+    if library.is_ik and (lib.llama_model_is_recurrent(pointer) or lib.llama_model_is_hybrid(pointer)):
+        return "ik_llama.cpp keeps one recurrent state per sequence that cannot be shared"
     if architecture in _NO_UNIFIED_CACHE:
         return "its compressed cache belongs to one sequence"
     return None
