@@ -1,6 +1,7 @@
 """`tokenmill plan`: text, JSON, files to run, existing commands, verification and errors."""
 
 import json
+import os
 import subprocess
 from importlib.resources import files
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 
 from support.audited import audited
 from support.run_cli import USUAL_HOME, said
+from tokenmill.model import catalog
+from tokenmill.model.gguf_write import encode
 
 
 def tokenmill(*words: str) -> subprocess.CompletedProcess[str]:
@@ -520,3 +523,17 @@ def test_a_config_is_planned_and_compared_with_llama_cpp(tmp_path: Path) -> None
     wrong = tokenmill("plan", f"{tmp_path}/config.json:Q4_K_XL", *asked)
     assert wrong.returncode == 2
     assert "did you mean Q4_K_" in wrong.stderr
+
+
+def test_an_architecture_that_tokenmill_does_not_know_is_planned_with_what_is_assumed(tmp_path: Path) -> None:
+    header = catalog.header("qwen3-32b:Q8_0", words=False)
+    keys = {f"brandnew.{name}": value for name, value in catalog.entry("qwen3-32b").model.keys.items()}
+    rows = [(tensor.name, tensor.shape, tensor.type) for tensor in header.tensors if ".attn_q" not in tensor.name]
+    rows += [(f"blk.{layer}.attn_memory.weight", (5120, 512), "Q8_0") for layer in range(64)]
+    encoded = encode(keys | {"general.architecture": "brandnew", catalog.GHOST_KEY: True}, rows, "brandnew")
+    (tmp_path / "new.gguf").write_bytes(encoded.raw)
+    os.truncate(tmp_path / "new.gguf", encoded.header.file_bytes)
+    found = plan_json(str(tmp_path / "new.gguf"), "--machine", "epyc-9175f", "--context", "4096", "--sequences", "1")
+    assert found["fits"]
+    assert found["forecast"]["decode_tok_s"]
+    assert any("brandnew" in guess for guess in found["model"]["guesses"])

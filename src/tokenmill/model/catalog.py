@@ -111,11 +111,11 @@ def entry(name: str) -> CatalogEntry:
     """The entry of a model or alias. Raises `UnknownModel`."""
     file = _index().get(name)
     if file is None:
-        near = difflib.get_close_matches(name, _index(), n=1)
-        nearest = f"did you mean {near[0]}? " if near else ""
+        near = difflib.get_close_matches(name, _index(), n=5)
+        hint = f"did you mean {' or '.join(near)}? tokenmill models list lists all" if near else ""
         raise UnknownModel(
             f"no model {name!r} in the catalogue, and no such file",
-            hint=f"{nearest}the catalogue has {', '.join(names())}",
+            hint=hint or f"the catalogue has {', '.join(names())}",
         )
     family = _family(file)
     own = next(key for key, model in family.models.items() if name == key or name in model.aliases)
@@ -156,6 +156,8 @@ def pull_hint(model: str) -> str:
     base, _, quant = model.partition(":")
     if is_url(model):
         return "download the file, or pull the model as hf:OWNER/REPO:QUANT"
+    if not looks_like_name(model) and not model.startswith("hf:"):  # a config.json
+        return "give the model's files; tokenmill models pull hf:OWNER/REPO:QUANT downloads them"
     if known(base):
         return f"tokenmill models pull hf:{_repository(base.lower(), quant)}:{quant or 'QUANT'}"
     return f"tokenmill models pull {model}"

@@ -259,8 +259,8 @@ def command_for(
 ) -> Command:
     """The command that starts a plan's engine: a server's own, or `tokenmill serve --engine-only` for native."""
     if made.config.kind == "native":
-        # serve knows pulled models by name
-        name = model if made.model_path.exists() or model.startswith("hf:") else file_name(model)
+        here = model.startswith("hf:") or made.model_path.exists()  # serve knows pulled models by name
+        name = model if here and not is_derived(model) else file_name(model)
         return _native_command(made.plan, name, options)
     from tokenmill.launch import spell  # noqa: PLC0415  reads the captured flags of every engine
 
@@ -271,7 +271,9 @@ def file_name(model: str) -> str:
     """The model's file in a command; for a model without a file, a placeholder path."""
     if not is_derived(model) and not model.startswith("hf:"):
         return model
-    return f"/path/to/models/{re.sub(r'[^A-Za-z0-9._-]+', '-', model.removeprefix('hf:')).strip('.-')}.gguf"
+    config = derived.reference(model)
+    name = model.removeprefix("hf:") if config is None else f"{config.name}-{config.quant or derived.DEFAULT_QUANT}"
+    return f"/path/to/models/{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}.gguf"
 
 
 def is_derived(path: str) -> bool:
@@ -282,11 +284,15 @@ def is_derived(path: str) -> bool:
 
 
 def smaller_quants(model: str) -> Iterator[tuple[str, Profile]]:
-    """Yield smaller quantizations of a catalogue model, best first."""
-    if Path(model).exists() or not catalog.looks_like_name(model):
+    """Yield smaller quantizations of a model that is described by the catalogue or a local config.json, best first."""
+    config = derived.reference(model)
+    if config is not None and not is_url(config.where):
+        name, size = config.where, derived.read_config(config).bytes
+    elif is_derived(model) and config is None:
+        name, chosen = catalog.resolve(model)
+        size = _weights(f"{name}:{chosen}").bytes
+    else:
         return
-    name, chosen = catalog.resolve(model)
-    size = _weights(f"{name}:{chosen}").bytes
     for quant in _QUANTS:
         profile = _weights(f"{name}:{quant}")
         if profile.bytes < size:
@@ -402,5 +408,7 @@ def _log_point(point: Overlaid) -> None:
 
 
 def _weights(name: str) -> Profile:
-    """The profile of a catalogue model without its vocabulary, which plans do not need."""
+    """The profile of a model without files, without its vocabulary, which plans do not need."""
+    if (config := derived.reference(name)) is not None:
+        return derived.read_config(config)
     return describe((catalog.header(name, words=False),), format="catalog")

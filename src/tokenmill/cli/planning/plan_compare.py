@@ -16,7 +16,7 @@ from tokenmill.config import Config
 from tokenmill.errors import UsageError
 from tokenmill.hardware.catalog import names
 from tokenmill.launch.tensor_patterns import tiers_by_pattern
-from tokenmill.model import catalog
+from tokenmill.model import catalog, derived
 from tokenmill.model.tensor_types import CACHE_TYPES
 from tokenmill.planner.plan import JobTime, Plan
 from tokenmill.planner.speed.job_time import ANSWER_TOKENS
@@ -76,7 +76,9 @@ def _plans(model: str, options: EngineOptions, what: str, config: Config) -> Ite
     if equals and setting.strip() not in (*_NUMBERS, *_NAMES):
         known = ", ".join((*_NUMBERS, *_NAMES))
         raise UsageError(f"--compare cannot vary {setting.strip()!r}", hint=f"use one of {known}")
-    base = locate(model, config, remote=True).partition(":")[0]
+    located = locate(model, config, remote=True)
+    config_json = derived.reference(located)
+    base = located.partition(":")[0] if config_json is None else config_json.where
     for part in parts:
         field = setting.strip() or _recognized(part, base, model)
         yield _planned(field, part, model, base, options, config)
@@ -90,7 +92,7 @@ def _recognized(part: str, base: str, model: str) -> str:
         return "machine"
     if part in CACHE_TYPES:  # quantizations of models are written in capitals
         return "cache-type"
-    if catalog.looks_like_name(base):
+    if catalog.looks_like_name(base) or derived.reference(base) is not None:
         return "quantization"
     raise UsageError(
         f"--compare: {part!r} is not a context length, a machine, a cache type or a quantization of {model}", hint=_HINT

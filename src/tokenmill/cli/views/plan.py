@@ -56,6 +56,7 @@ def render(plan: Plan) -> list[RenderableType]:
         parts.append(Text(f"  would fit with {change.what}: {change.effect}"))
     if plan.shortfalls and not plan.changes:
         parts.append(Text("  no change of quantization, context, cache type, micro-batch or sequences makes it fit"))
+    parts += [Text(f"assumed: {guess}") for guess in plan.profile.guesses]
     parts += [Text(f"warning: {warning}", style="yellow") for warning in plan.warnings]
     return parts
 
@@ -288,6 +289,7 @@ def common_document(profile: Profile, ledger: Ledger, forecast: Forecast) -> dic
             "bytes": profile.bytes,
             "parameters": profile.parameters,
             "active_parameters": profile.active_parameters,
+            "guesses": list(profile.guesses),
         },
         "ledger": jsonable(ledger.full_context),
         "ledger_after_load": jsonable(ledger.after_load),
