@@ -131,9 +131,12 @@ def document(operations: Iterable[Operation]) -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": _without_null_defaults(schemas),
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer", "description": "tokenmill keys add NAME"}},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer", "description": "tokenmill keys add NAME"},
+                "x_api_key": {"type": "apiKey", "in": "header", "name": "x-api-key", "description": "The same key."},
+            },
         },
-        "security": [{"key": []}, {}],
+        "security": [{"key": []}, {"x_api_key": []}, {}],
     }
 
 

@@ -98,10 +98,11 @@ class StoredResponses:
     def delete(self, response: StoredResponse) -> None:
         """Delete a response and, if it runs in the background, cancel it."""
         batch = self.rows.batch(response.id)
-        if batch is not None and not batch.final:
+        if batch is not None:
             self.rows.cancel(batch.id)
-        for file in (response.id, *(() if batch is None else (batch.output_file_id, batch.error_file_id))):
-            self.files.delete(file)
+            for file in (batch.input_file_id, batch.output_file_id, batch.error_file_id):
+                self.files.delete(file)  # the input of an unfinished batch stays until it expires
+        self.files.delete(response.id)
 
     def _state(self, batch: HttpBatch) -> dict[str, Any]:
         """What the batch of a background response adds to the response object."""
