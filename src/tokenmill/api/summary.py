@@ -7,6 +7,7 @@ from typing import Any, Literal
 from tokenmill.api.stores import BatchStore
 from tokenmill.engine.engine import Identity
 from tokenmill.jobs.models import Batch
+from tokenmill.jobs.openai.answers import text_of
 from tokenmill.jobs.store.address import Address
 from tokenmill.jobs.worker.answer_checks import AnswerChecks
 from tokenmill.jobs.worker.pool_summary import consecutive_report
@@ -207,7 +208,4 @@ class WorkSummary:
 
 def _text(line: Mapping[str, Any]) -> str | None:
     response = line.get("response") or {}
-    choices = (response.get("body") or {}).get("choices") or [{}]
-    message = choices[0].get("message")
-    found = message.get("content") if message is not None else choices[0].get("text")
-    return found if isinstance(found, str) else None
+    return text_of(response.get("body") or {})

@@ -3,8 +3,11 @@
 import json
 from math import inf
 
+import pytest
+
 from tokenmill.engine.engine import Answer, TokenLogprob, Usage
-from tokenmill.jobs.openai.answers import answer_body
+from tokenmill.jobs.openai.answers import answer_body, is_cut, text_of
+from tokenmill.jobs.openai.call import Endpoint
 from tokenmill.recipes.runner import Answered, AnswerOrigin, origin_of_answer
 from tokenmill.storage.json_text import encode
 
@@ -90,3 +93,20 @@ def test_bytes_are_one_line_of_utf8() -> None:
     assert b"\n" not in raw
     assert "ü".encode() in raw
     assert json.loads(raw)["choices"][0]["message"]["content"] == "ü\n\u2028?"
+
+
+@pytest.mark.parametrize("endpoint", ["chat", "completion", "responses"])
+def test_text_and_cut_of_a_stored_answer(endpoint: Endpoint) -> None:
+    whole, cut = (
+        answer_body(endpoint, Answer("So.", reason, USAGE), id="x", model="m", created_s=1)
+        for reason in ("stop", "length")
+    )
+    assert (text_of(whole), is_cut(whole)) == ("So.", False)
+    assert (text_of(cut), is_cut(cut)) == ("So.", True)
+
+
+def test_a_stored_call_has_no_text() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    answer = Answer("", "tool_calls", USAGE, message={"content": None, "tool_calls": [call]})
+    for endpoint in ("chat", "responses"):
+        assert text_of(answer_body(endpoint, answer, id="x", model="m", created_s=1)) is None

@@ -11,6 +11,7 @@ from tokenmill.api.stores import find_batch, store_address
 from tokenmill.cli.output import Common, say, show_json
 from tokenmill.errors import UsageError
 from tokenmill.jobs.models import Batch, Result, State
+from tokenmill.jobs.openai.answers import is_cut
 from tokenmill.jobs.output import output_line
 from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.storage.atomic import new_file
@@ -89,9 +90,4 @@ def _write(file: BinaryIO, reader: StoreReader, batch: Batch, *, failed: bool, c
 def _selected(result: Result, *, failed: bool, cut: bool) -> bool:
     if not result.state.final or (failed and result.state is State.DONE):
         return False
-    return not cut or _is_cut(result)
-
-
-def _is_cut(result: Result) -> bool:
-    choices = json.loads(result.body).get("choices") if result.body is not None else None
-    return choices is not None and any(choice.get("finish_reason") == "length" for choice in choices)
+    return not cut or (result.body is not None and is_cut(json.loads(result.body)))

@@ -149,6 +149,23 @@ def usage_body(usage: Usage) -> CompletionUsage:
     return body
 
 
+def text_of(body: Mapping[str, Any]) -> str | None:
+    """The text of a stored answer of any endpoint; None if it has none, such as a tool call."""
+    if body.get("object") == "response":
+        contents = [part for item in body["output"] if item["type"] == "message" for part in item["content"]]
+        return "".join(part["text"] for part in contents) if contents else None
+    first = (body.get("choices") or [{}])[0]
+    found = first["message"].get("content") if "message" in first else first.get("text")
+    return found if isinstance(found, str) else None
+
+
+def is_cut(body: Mapping[str, Any]) -> bool:
+    """Whether a stored answer was cut off at max_tokens."""
+    if body.get("object") == "response":
+        return bool(body["status"] == "incomplete")
+    return any(choice.get("finish_reason") == "length" for choice in body.get("choices") or ())
+
+
 def _message(answer: Answer) -> ResponseMessage:
     if answer.message is None:
         return {"role": "assistant", "content": answer.text}
