@@ -20,6 +20,7 @@ class Cpu:
     threads_per_core: int | None = None
     isa: tuple[str, ...] = ()  # supported ones of ISA_THAT_MATTERS
     l3_bytes: Bytes | None = None  # all instances together
+    all_core_ghz: float | None = None  # sustained clock with all cores busy; stated by people, never read
 
 
 ISA_THAT_MATTERS = (

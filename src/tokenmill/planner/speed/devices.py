@@ -10,9 +10,11 @@ from tokenmill.hardware.machine import Gpu, Machine
 from tokenmill.planner.compute_graph.engines import TRAITS
 from tokenmill.planner.plan import Settings
 from tokenmill.planner.speed.calibration import Calibration
+from tokenmill.planner.speed.cores import core_kind, core_value, is_shared_guest, is_xeon, relative_clock
 from tokenmill.planner.speed.memory_rates import MemoryRate, memory_rate
 from tokenmill.planner.speed.rates import RateConstants, card_tflops
 
+BARRIER_THREADS = 16  # number of threads that `cpu_op_s` is the cost of one operation with
 DATACENTER = ("8.0", "9.0")  # A100, H100, H200: llama.cpp's kernels reach only a small part of their peak
 
 
@@ -80,12 +82,11 @@ def devices(
             memories[tier.name] = memory
     sides = []
     for threads in (settings.threads, settings.threads_batch):
-        cores = _core_share(machine, threads, rates)
-        alone = rates.core_stream_xeon_gb_s if "Xeon" in (machine.cpu.model or "") else rates.core_stream_gb_s
+        alone = rates.core_stream_xeon_gb_s if is_xeon(machine.cpu) else rates.core_stream_gb_s
         stream = alone * min(1.0, (machine.cpu.cores or threads) / max(threads, 1))
         all_cores = _all_cores_factor(machine, threads, rates)
         tiers = {name: memory.at(threads, stream) * all_cores for name, memory in memories.items()}
-        sides.append(_processors(machine, settings, rates, cores * all_cores * _clock(machine, rates), tiers, threads))
+        sides.append(_processors(machine, settings, rates, tiers, threads))
     cards: dict[str, CardRates] = {}
     for gpu in machine.gpus:
         name = f"gpu{gpu.index}"
@@ -95,8 +96,8 @@ def devices(
         else:
             cards[name] = replace(card, gb_s=known.get(name, card.gb_s))
     measured = {tier.name for tier in machine.tiers() if tier.measured_gb_s is not None} | set(known)
-    # a virtual machine's CPU feeds its GPU more slowly than bare metal
-    slow = 1 / rates.virtual_host if machine.virtual else 1.0
+    # the processor of a cloud guest feeds its GPU more slowly than bare metal
+    slow = 1 / rates.virtual_host if is_shared_guest(machine) else 1.0
     step_s = rates.vllm_step_s if settings.engine == "vllm" else rates.step_s
     return Devices(
         decode=sides[0],
@@ -119,39 +120,37 @@ def _core_share(machine: Machine, threads: int, rates: RateConstants) -> float:
     Work is split evenly, so a core with two threads delays all others: 1.3 threads per core are slower than 1.
     """
     cores = machine.cpu.cores or threads
-    share = threads if threads <= cores else threads * rates.shared_core
-    return share * (rates.virtual_core if machine.virtual else 1.0)
-
-
-def _clock(machine: Machine, rates: RateConstants) -> float:
-    """Relative clock per core (1 at 16 cores): CPUs with many cores clock lower."""
-    cores = machine.cpu.cores
-    return 1.0 if cores is None else (16 / (cores / (machine.cpu.sockets or 1))) ** rates.crowding
+    return threads if threads <= cores else threads * rates.shared_core
 
 
 def _all_cores_factor(machine: Machine, threads: int, rates: RateConstants) -> float:
     """Slowdown if the threads leave no core to the system, the driver or the hypervisor; 1 otherwise."""
     if threads < (machine.cpu.cores or threads + 1):
         return 1.0
-    return rates.all_cores_virtual if machine.virtual else rates.all_cores
+    return rates.all_cores_virtual if is_shared_guest(machine) else rates.all_cores
 
 
 def _processors(
-    machine: Machine, settings: Settings, rates: RateConstants, cores: float, tiers: dict[str, float], threads: int
+    machine: Machine, settings: Settings, rates: RateConstants, tiers: dict[str, float], threads: int
 ) -> Processors:
-    isa = machine.cpu.isa
-    wide = "avx512f" in isa
+    cores = (
+        _core_share(machine, threads, rates)
+        * _all_cores_factor(machine, threads, rates)
+        * core_value(machine, rates)
+        * relative_clock(machine.cpu, rates)
+    )
     ik = TRAITS[settings.engine].ik is not None
-    unpack = rates.unpack_avx512 if wide else rates.unpack_vnni if "avx_vnni" in isa else rates.unpack_avx2
-    matmul = rates.cpu_matmul_avx512_gflops if wide else rates.cpu_matmul_avx2_gflops
+    kind = core_kind(machine.cpu)
+    unpack = {"baseline": 1.0, "vnni": rates.unpack_vnni, "wide": rates.unpack_wide}[kind]
+    matmul = {"baseline": 1.0, "vnni": rates.cpu_matmul_vnni, "wide": rates.cpu_matmul_wide}[kind]
     attending = cores / (1 + threads / rates.cpu_attention_threads)
     return Processors(
         tier_gb_s=tiers,
-        gweights_s=cores * unpack * (rates.unpack_ik if ik else 1.0),
-        matmul_gflops=cores * matmul * (rates.cpu_matmul_ik if ik else 1.0),
+        gweights_s=cores * rates.unpack_core * unpack * (rates.unpack_ik if ik else 1.0),
+        matmul_gflops=cores * rates.cpu_matmul_gflops * matmul * (rates.cpu_matmul_ik if ik else 1.0),
         attention_pairs_s=attending / rates.cpu_attention_ns * 1e9 * (rates.cpu_attention_ik if ik else 1.0),
         attention_batch=rates.cpu_attention_ik_prefill if ik else rates.cpu_attention_prefill,
-        op_s=rates.cpu_op_s + rates.cpu_op_thread_s * threads,
+        op_s=rates.cpu_op_s * (threads / BARRIER_THREADS) ** rates.cpu_op_growth,
     )
 
 

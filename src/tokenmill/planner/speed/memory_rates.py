@@ -8,6 +8,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 
 from tokenmill.hardware.machine import Machine, Rate
+from tokenmill.planner.speed.cores import is_zen5
 from tokenmill.planner.speed.rates import RateConstants
 from tokenmill.units import MIB
 
@@ -67,7 +68,7 @@ def memory_rate(
         return _cached(machine, resident_bytes, rates, notes)
     measured = _measured(machine, tier)
     if measured is not None:
-        return _scaled(measured, rates.measured_fraction)
+        return _scaled(measured, rates.measured_fraction * _sockets_share(machine, rates, notes))
     if found.nominal_gb_s is None:
         return None
     if found.kind == "dram":
@@ -81,13 +82,18 @@ def _dram_peak(machine: Machine, nominal_gb_s: float, rates: RateConstants, note
     if links is not None and links < peak:
         notes.append(f"the links between the CPU's chiplets and memory limit reads to {links:.0f} of {peak:.0f} GB/s")
         peak = links
-    if (machine.cpu.sockets or 1) > 1:
-        notes.append(
-            "two sockets: the forecast assumes threads and memory spread over both; start with --numa distribute and "
-            "an empty page cache, or expect a third of the speed of one socket"
-        )
-        peak *= rates.numa_fraction
-    return peak
+    return peak * _sockets_share(machine, rates, notes)
+
+
+def _sockets_share(machine: Machine, rates: RateConstants, notes: list[str]) -> float:
+    """Share of all sockets' rate that one pool of threads reads: most of its reads cross to another socket."""
+    if (machine.cpu.sockets or 1) == 1:
+        return 1.0
+    notes.append(
+        "two sockets: the forecast assumes one pool of threads with memory interleaved over both; one engine per socket, "
+        "each with its own copy of the model, decodes a batch faster"
+    )
+    return rates.numa_fraction
 
 
 def _chiplet_gb_s(machine: Machine, rates: RateConstants) -> float | None:
@@ -102,8 +108,7 @@ def _chiplet_gb_s(machine: Machine, rates: RateConstants) -> float | None:
     if _is_ddr4(machine):
         clock_ghz = min(dram.mts / 2000, FABRIC_DDR4_GHZ)
     else:
-        zen5 = re.search(r"EPYC 9\d{2}5|Ryzen 9 9\d{3}|Threadripper( PRO)? 9", model)
-        clock_ghz = rates.chiplet_clock_zen5_ghz if zen5 else rates.chiplet_clock_zen4_ghz
+        clock_ghz = rates.chiplet_clock_zen5_ghz if is_zen5(cpu) else rates.chiplet_clock_zen4_ghz
     # EPYC 9004 and 9005 give each chiplet two links if there are four or fewer
     links = 2 if re.search(r"EPYC 9\d{2}[45]", model) and count <= FEW_CHIPLETS * (cpu.sockets or 1) else 1
     return count * links * rates.chiplet_bytes_per_clock * clock_ghz

@@ -64,9 +64,9 @@ class RateConstants:
     memory_mode_mts: float
     cache_reuse: float
     # CPU arithmetic
-    unpack_avx512: float
+    unpack_core: float
     unpack_vnni: float
-    unpack_avx2: float
+    unpack_wide: float
     unpack_ik: float
     unpack_float: float
     unpack_q8: float
@@ -76,8 +76,9 @@ class RateConstants:
     unpack_trellis: float
     overlap: float
     cpu_op_s: float
-    cpu_op_thread_s: float
+    cpu_op_growth: float
     virtual_core: float
+    shared_virtual_core: float
     virtual_host: float
     shared_core: float
     all_cores: float
@@ -88,8 +89,9 @@ class RateConstants:
     cpu_attention_prefill: float
     cpu_attention_ik_prefill: float
     cpu_attention_threads: float
-    cpu_matmul_avx512_gflops: float
-    cpu_matmul_avx2_gflops: float
+    cpu_matmul_gflops: float
+    cpu_matmul_vnni: float
+    cpu_matmul_wide: float
     cpu_matmul_ik: float
     cpu_matmul_rows: float
     # GPUs
@@ -97,6 +99,8 @@ class RateConstants:
     gpu_copy_fraction: float
     gpu_expert_gb_s: float
     gpu_cache_fraction: float
+    gpu_latent_fraction: float
+    gpu_unpack_grid: float
     gpu_op_s: float
     gpu_graph_op_s: float
     gpu_dense_fraction: float

@@ -137,11 +137,12 @@ def _card_seconds(
     group: WeightGroup, step: ForecastStep, work: StepWork, card: CardRates, name: str, rates: RateConstants
 ) -> float:
     """Seconds of products with weights on a GPU, or copied there."""
+    gb_s = card.gb_s / (rates.gpu_unpack_grid if group.family in ("grid", "trellis") else 1.0)
     if group.routed:
         touched = work.touched_share(step.tokens)
         used = work.used_share() * step.tokens
         # with few tokens, each reads its own experts, in pieces too small for the full rate
-        singly = group.bytes * used * (1 / card.gb_s + 1 / rates.gpu_expert_gb_s) / GIGA
+        singly = group.bytes * used * (1 / gb_s + 1 / rates.gpu_expert_gb_s) / GIGA
         if card.expert_tflops is None:
             if step.tokens > BANDWIDTH_BOUND_TOKENS:
                 raise Missing(f"the compute rate of {name}")
@@ -150,11 +151,11 @@ def _card_seconds(
         if card.tiled:  # llama.cpp uses smaller tiles for batches with fewer rows
             tiles *= step.tokens / (step.tokens + rates.gpu_matmul_half)
         padded = group.elements * (used + tiles * touched)
-        grouped = max(group.bytes * touched / card.gb_s / GIGA, 2 * padded / card.expert_tflops / GIGA / 1000)
+        grouped = max(group.bytes * touched / gb_s / GIGA, 2 * padded / card.expert_tflops / GIGA / 1000)
         if card.tiled:
             return singly if step.tokens <= BANDWIDTH_BOUND_TOKENS else grouped
         return min(singly, grouped)
-    reading = group.bytes / card.gb_s / GIGA
+    reading = group.bytes / gb_s / GIGA
     if step.tokens <= BANDWIDTH_BOUND_TOKENS:
         return reading
     if card.dense_tflops is None:
@@ -192,7 +193,8 @@ def _attention(
         batch = processors.attention_batch if step.prefill else 1.0
         return "processors attention", max(reading, pairs / processors.attention_pairs_s / batch), count
     card = _card(devices, group.device)
-    reading = count / (card.gb_s * rates.gpu_cache_fraction) / GIGA
+    share = rates.gpu_latent_fraction if cache.kind == "latent" else rates.gpu_cache_fraction
+    reading = count / (card.gb_s * share) / GIGA
     if card.attention_tflops is None:
         return f"{group.device} attention", reading, count
     most = math.inf if step.prefill else rates.gpu_attention_row_tflops * step.tokens
