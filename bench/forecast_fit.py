@@ -17,9 +17,9 @@ from forecast_score import Point, predict, weights
 from tokenmill.planner.speed.rates import RateConstants, standard, table
 
 HUGE = 0.2
-PRIOR = 0.3  # of one machine, for a constant at the end of its bounds
+PRIOR = 0.2  # of one machine, for a constant at the end of its bounds
 PREFILL_WEIGHT = 0.4
-SEED_WEIGHT = 4.0  # our own promise about the runs that the product was made for
+OWN_WEIGHT = 4.0  # of the runs that tests promise an accuracy for: the seeds, and our own machine
 STEP = 0.01
 
 
@@ -66,7 +66,7 @@ def _weights(chosen: Sequence[Point]) -> list[float]:
     for kind, factor in (("decode", 1.0), ("prefill", PREFILL_WEIGHT)):
         indices = [index for index, point in enumerate(chosen) if point.figure.kind == kind]
         for index, weight in zip(indices, weights([chosen[index] for index in indices]), strict=True):
-            own = SEED_WEIGHT if chosen[index].figure.tier == "seed" else 1.0
+            own = OWN_WEIGHT if chosen[index].figure.tier in ("seed", "h200") else 1.0
             found[index] = weight * factor * own
     return found
 

@@ -68,12 +68,12 @@ def is_held_out(group: str) -> bool:
 
 def points(figures: Iterable[Figure]) -> list[Point]:
     """Figures with their work, which does not depend on any constant."""
-    kept: dict[tuple[int, int], StepWork] = {}
+    kept: dict[tuple[int, int, object], StepWork] = {}
     made = []
     for figure in figures:
-        key = (id(figure.profile), hash(figure.placement))
+        key = (id(figure.profile), hash(figure.placement), figure.settings.ik)
         if key not in kept:
-            kept[key] = work(figure.profile, figure.placement)
+            kept[key] = work(figure.profile, figure.placement, figure.settings)
         made.append(Point(figure, kept[key]))
     return made
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tokenmill.hardware.machine import Cpu, Dram, Gpu, Machine, Measurements, PcieLink, Rate
+from tokenmill.hardware.machine import Cpu, Dram, Gpu, Machine, Measurements, NumaNode, PcieLink, Rate
 from tokenmill.units import GIB, MIB
 
 _AVX2 = ("avx2", "fma", "f16c")
@@ -28,6 +28,13 @@ class _Processor:
     isa: tuple[str, ...]
     l3_mib_per_core: float  # of a specimen with the usual number of cores; only AMD's matters
     cores: int | None = None  # of one socket, where the name determines it
+
+    @property
+    def pcie(self) -> int:
+        """Generation of its PCIe links."""
+        if self.isa == _AVX2:
+            return 4 if re.search("EPYC|WX|Ryzen", self.pattern) else 3
+        return 3 if self.isa in (_SKYLAKE, _CASCADE) else 4 if "avx_vnni" not in self.isa else 5
 
 
 _PROCESSORS = (
@@ -66,6 +73,7 @@ class _Card:
     gib: float
     generation: int
     capability: str | None
+    width: int = 16
 
 
 _CARDS = (
@@ -76,14 +84,14 @@ _CARDS = (
     _Card(r"5080", "RTX 5080", 960, 15.9, 5, "12.0"),
     _Card(r"5070 Ti", "RTX 5070 Ti", 896, 15.9, 5, "12.0"),
     _Card(r"5070", "RTX 5070", 672, 11.9, 5, "12.0"),
-    _Card(r"5060 Ti", "RTX 5060 Ti", 448, 15.9, 5, "12.0"),
+    _Card(r"5060 Ti", "RTX 5060 Ti", 448, 15.9, 5, "12.0", 8),
     _Card(r"6000 Ada", "RTX 6000 Ada", 960, 47.9, 4, "8.9"),
     _Card(r"4090", "RTX 4090", 1008, 24, 4, "8.9"),
     _Card(r"4080", "RTX 4080", 717, 16, 4, "8.9"),
     _Card(r"4070 Ti Super|4070 TiS", "RTX 4070 Ti Super", 672, 16, 4, "8.9"),
     _Card(r"4070", "RTX 4070", 504, 12, 4, "8.9"),
-    _Card(r"4060 Ti", "RTX 4060 Ti", 288, 16, 4, "8.9"),
-    _Card(r"4060", "RTX 4060", 272, 8, 4, "8.9"),
+    _Card(r"4060 Ti", "RTX 4060 Ti", 288, 16, 4, "8.9", 8),
+    _Card(r"4060", "RTX 4060", 272, 8, 4, "8.9", 8),
     _Card(r"L40S", "L40S", 864, 48, 4, "8.9"),
     _Card(r"\bL4\b", "L4", 300, 24, 4, "8.9"),
     _Card(r"A6000", "RTX A6000", 768, 48, 4, "8.6"),
@@ -123,11 +131,11 @@ def machine_of(run: Mapping[str, Any]) -> Machine | None:
     """The machine of a record; None if it does not even name the processor's memory or a card."""
     facts = run["machine"]
     text = facts["cpu"] or ""
-    gpus = _gpus(facts["gpus"])
+    known = next(item for item in _PROCESSORS if re.search(item.pattern, text or "none", re.IGNORECASE))
+    gpus = _gpus(facts["gpus"], known.pcie if text else 4)
     if gpus is None or not (text or gpus):
         return None
     sockets = facts["sockets"] or 1
-    known = next(item for item in _PROCESSORS if re.search(item.pattern, text or "none", re.IGNORECASE))
     cores = facts["cores_physical_total"] or (known.cores and known.cores * sockets) or _threads(facts)
     nominal = facts["mem_bw_theoretical_gbs"]
     if nominal is None and facts["channels_total"] and facts["mem_mts"]:
@@ -139,12 +147,13 @@ def machine_of(run: Mapping[str, Any]) -> Machine | None:
     return Machine(
         run["machine_group"],
         Cpu(
-            re.sub(r"\s*\(.*", "", text) or None,
+            _name(text),
             sockets,
             cores,
             2 if cores and "no SMT" not in note else 1,
             known.isa if text else (),
             round(known.l3_mib_per_core * cores * MIB) if cores and text else None,
+            _overclock(text),
         ),
         dram=Dram(
             total_bytes=facts["ram_gb"] and round(facts["ram_gb"] * GIB),
@@ -153,10 +162,23 @@ def machine_of(run: Mapping[str, Any]) -> Machine | None:
             mts=facts["mem_mts"],
             nominal_gb_s=nominal,
         ),
+        numa=(NumaNode(0),) if "node interleaving" in note else (),
         gpus=gpus,
         virtual="KVM" if re.search(r"\bVM\b|virtual|guest|KVM|Proxmox", note) else None,
         measured=Measurements(run["source"]["date"], (Rate("dram", measured),)) if is_read else None,
     )
+
+
+def _name(text: str) -> str | None:
+    """The processor as lscpu names it: Intel's server parts with their base clock."""
+    clock = re.search(r"(\d\.\d+) GHz", text)
+    name = re.sub(r"\s*\(.*", "", text)
+    return (f"{name} CPU @ {clock[1]}GHz" if clock and "Xeon" in text else name) or None
+
+
+def _overclock(text: str) -> float | None:
+    clock = re.search(r"(\d\.\d+) GHz", text)
+    return float(clock[1]) if clock and "Xeon" not in text else None
 
 
 def _threads(facts: Mapping[str, Any]) -> int | None:
@@ -164,7 +186,7 @@ def _threads(facts: Mapping[str, Any]) -> int | None:
     return threads if isinstance(threads, int) else None
 
 
-def _gpus(stated: list[Mapping[str, Any]]) -> tuple[Gpu, ...] | None:
+def _gpus(stated: list[Mapping[str, Any]], host_generation: int) -> tuple[Gpu, ...] | None:
     found: list[Gpu] = []
     for row in stated:
         card = next((item for item in _CARDS if re.search(item.pattern, row["model"], re.IGNORECASE)), None)
@@ -172,7 +194,8 @@ def _gpus(stated: list[Mapping[str, Any]]) -> tuple[Gpu, ...] | None:
             return None
         link = re.search(r"(?:PCIe|Gen)\s*(\d)(?:\.0)?\s*x(\d+)", row["model"], re.IGNORECASE)
         pcie = PcieLink(
-            max_generation=int(link[1]) if link else card.generation, max_width=int(link[2]) if link else 16
+            max_generation=int(link[1]) if link else min(card.generation, host_generation),
+            max_width=int(link[2]) if link else card.width,
         )
         for _ in range(row["count"] or 1):
             found.append(

@@ -6,6 +6,7 @@ state has the engine's default. Rows whose note describes a placement that the r
 
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -13,7 +14,9 @@ from support.published_machines import machine_of
 from support.published_models import model_of
 from support.runs import CASES, Figure, all_on_cards, on_cards, on_processors, settings
 from tokenmill.hardware.machine import Machine
+from tokenmill.launch import read_command, to_placement
 from tokenmill.model.profile import Profile, TensorClass
+from tokenmill.planner.compute_graph.ik_options import IkOptions
 from tokenmill.planner.plan import Placement, Settings
 
 _SKIPPED = {
@@ -92,9 +95,9 @@ def _settings(run: Mapping[str, Any], note: str, machine: Machine, placement: Pl
         context=_number(flags.get("ctx")) or 8192,
         cache_type_k=type_k if type_k in ("f16", "q8_0", "q4_0", "bf16", "q6_0", "q5_0", "q5_1", "q4_1") else "f16",
         cache_type_v=type_v if type_v in ("f16", "q8_0", "q4_0", "bf16", "q6_0", "q5_0", "q5_1", "q4_1") else "f16",
-        # engines map files by default, but only host weights that are copied to a GPU notice
-        mmap=False if flags.get("mmap") == 0 or repack else bool(placement.gpus) and flags.get("mmap") == 1,
+        mmap=flags.get("mmap") != 0 and not (ik and repack),  # mapped by default; ik_llama.cpp's -rtr reads the file
         repack=repack,
+        ik=IkOptions(experts_used=_number(flags.get("ser"))) if ik else None,
     )
 
 
@@ -103,6 +106,17 @@ def _number(value: Any) -> int | None:
         return value
     found = re.match(r"\d+", str(value or ""))
     return int(found[0]) if found else None
+
+
+def _by_command(run: Mapping[str, Any], profile: Profile, cards: int) -> Placement:
+    """The placement of a record that states its --override-tensor clauses, as the engine reads them."""
+    flags = run["flags"]
+    words = ["llama-server", "-ngl", str(flags.get("ngl") or 99)]
+    for clause in flags["ot"]:
+        words += ["-ot", clause]
+    if flags.get("ts"):
+        words += ["-ts", str(flags["ts"])]
+    return to_placement(read_command(shlex.join(words)), profile, cards)
 
 
 def _placement(run: Mapping[str, Any], machine: Machine, profile: Profile, note: str) -> Placement | None:
@@ -114,6 +128,8 @@ def _placement(run: Mapping[str, Any], machine: Machine, profile: Profile, note:
     cards = min(len(machine.gpus), int(counted[1])) if counted else len(machine.gpus)
     if re.search(r"^CPU[- ]?only", text, re.IGNORECASE) or (ngl == 0):
         return on_processors(profile)
+    if run["flags"].get("ot") and "layers" not in note:
+        return _by_command(run, profile, cards)
     routed = [
         layer
         for layer in range(profile.layers)

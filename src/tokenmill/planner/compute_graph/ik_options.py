@@ -20,6 +20,7 @@ class IkOptions:
     fused_sum: bool = True  # experts are weighted and summed in one operation
     half_mask: bool = True  # the mask is created in 16 bits; False: in 32, and the first GPU converts it
     by_groups: bool = True  # attention finishes one group of attention heads before the next is expanded
+    experts_used: int | None = None  # -ser: experts per token, fewer than the model's
     nccl: bool = True  # built with NCCL, whose communicators take memory on every GPU from the start
     fit_counts_compute: bool = False  # --fit subtracts the compute buffer and the margin from free memory
     fit_margin_each: bool = True  # one margin per GPU; older builds read only 12000 of "12000,12550"

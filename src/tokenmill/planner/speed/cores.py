@@ -18,6 +18,7 @@ CoreKind = Literal["baseline", "vnni", "wide"]
 _ZEN5 = re.compile(r"EPYC \d{3}5|EPYC 9\d{2}5|Ryzen (?:AI|[3579] 9\d{3})|Threadripper(?: PRO)? 9")
 _REFERENCE_CORES = 16  # a socket with as many cores runs them at about the reference clock
 _REFERENCE_GHZ = 4.0
+_TURBO = 1.2  # clock of all cores in vector code over the base clock that Intel's older server parts have in their name
 
 
 def core_kind(cpu: Cpu) -> CoreKind:
@@ -44,6 +45,9 @@ def relative_clock(cpu: Cpu, rates: RateConstants) -> float:
     """The clock with all cores busy, where 1 is 4 GHz: CPUs with many cores clock lower."""
     if cpu.all_core_ghz is not None:
         return cpu.all_core_ghz / _REFERENCE_GHZ
+    base = re.search(r"@ (\d\.\d+)\s?GHz", cpu.model or "")
+    if base is not None:
+        return min(1.0, float(base[1]) * _TURBO / _REFERENCE_GHZ)
     if cpu.cores is None:
         return 1.0
     per_socket = cpu.cores / (cpu.sockets or 1)

@@ -120,7 +120,7 @@ def _core_share(machine: Machine, threads: int, rates: RateConstants) -> float:
     Work is split evenly, so a core with two threads delays all others: 1.3 threads per core are slower than 1.
     """
     cores = machine.cpu.cores or threads
-    return threads if threads <= cores else threads * rates.shared_core
+    return threads if threads <= cores else min(cores, threads * rates.shared_core)
 
 
 def _all_cores_factor(machine: Machine, threads: int, rates: RateConstants) -> float:

@@ -141,7 +141,7 @@ def _given(
     calibration: Calibration | None,
     min_batch: int | None,
 ) -> _Given:
-    step = work(profile, placement)
+    step = work(profile, placement, settings)
     rates = standard()
     found = devices(machine, settings, rates, step.resident_bytes(), calibration)
     return _Given(step, found, settings, rates, calibration, min_batch)

@@ -68,7 +68,7 @@ def memory_rate(
         return _cached(machine, resident_bytes, rates, notes)
     measured = _measured(machine, tier)
     if measured is not None:
-        return _scaled(measured, rates.measured_fraction * _sockets_share(machine, rates, notes))
+        return _scaled(measured, rates.measured_fraction * _measured_share(machine, rates, notes))
     if found.nominal_gb_s is None:
         return None
     if found.kind == "dram":
@@ -94,6 +94,11 @@ def _sockets_share(machine: Machine, rates: RateConstants, notes: list[str]) -> 
         "each with its own copy of the model, decodes a batch faster"
     )
     return rates.numa_fraction
+
+
+def _measured_share(machine: Machine, rates: RateConstants, notes: list[str]) -> float:
+    """The same for a measured rate, which one NUMA node over both sockets already reduces."""
+    return 1.0 if len(machine.numa) == 1 else _sockets_share(machine, rates, notes)
 
 
 def _chiplet_gb_s(machine: Machine, rates: RateConstants) -> float | None:

@@ -77,6 +77,7 @@ class RateConstants:
     overlap: float
     cpu_op_s: float
     cpu_op_growth: float
+    ik_operations: float
     virtual_core: float
     shared_virtual_core: float
     virtual_host: float
@@ -177,3 +178,13 @@ def family(type_name: str) -> QuantFamily:
     """The family of a quantization type, which determines its unpacking cost; the first matching pattern wins."""
     name = type_name.upper()
     return next((found for found, pattern in _FAMILIES if re.match(pattern, name)), "linear")
+
+
+_CUDA_ROWS = re.compile(r"IQ([2-5]_K|[45]_KS|1_[SM])_R4")
+
+
+@cache
+def is_cpu_only(type_name: str) -> bool:
+    """Whether only the CPU reads a type: rows interleaved for it, except those that ik_llama.cpp's GPU kernels know."""
+    name = type_name.upper()
+    return re.search(r"_R\d+$", name) is not None and _CUDA_ROWS.fullmatch(name) is None

@@ -50,7 +50,7 @@ def offload_threshold(work: StepWork, settings: Settings, min_batch: int | None 
     if traits.ik is None:
         return rows
     # only the CPU can use weights that were repacked while loading
-    return None if settings.repack else round(rows / work.used_share())
+    return None if settings.repack else round(rows / work.routed_share())
 
 
 def step_terms(
@@ -76,7 +76,7 @@ def step_terms(
         if group.tier.startswith("gpu"):
             seconds = _card_seconds(group, step, work, _card(devices, group.tier), group.tier, rates)
             add(f"{group.tier} {kind}", seconds * share, count)
-        elif step.streams:
+        elif step.streams and not group.cpu_only:
             for name, part in work.streams_to.items():
                 split = part / sum(work.streams_to.values())
                 card = _card(devices, name)
@@ -91,7 +91,7 @@ def step_terms(
             add("processors unpacking" if step.tokens == 1 else "processors arithmetic", whole - memory)
     for cache_group in work.caches:
         add(*_attention(cache_group, step, devices, processors, settings, rates))
-    for device, count in _operations(work, step, settings).items():
+    for device, count in _operations(work, step, settings, rates).items():
         if device == PROCESSORS:
             add("processors operations", count * processors.op_s)
         else:
@@ -201,8 +201,9 @@ def _attention(
     return f"{group.device} attention", max(reading, flops / min(card.attention_tflops, most) / GIGA / 1000), count
 
 
-def _operations(work: StepWork, step: ForecastStep, settings: Settings) -> Counter[str]:
-    counts = Counter(work.operations)
+def _operations(work: StepWork, step: ForecastStep, settings: Settings, rates: RateConstants) -> Counter[str]:
+    fused = 1.0 if TRAITS[settings.engine].ik is None else rates.ik_operations
+    counts = Counter({device: count * fused for device, count in work.operations.items()})
     if settings.cache_type_k not in ("f16", "bf16", "f32"):
         for group in work.caches:
             counts[group.device] += QUANTIZED_CACHE_OPS * group.layers

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from tokenmill.model.profile import TOKEN_EMBEDDINGS, Experts, LayerCache, Profile, Tensor, TensorClass
-from tokenmill.planner.plan import Placement
-from tokenmill.planner.speed.rates import QuantFamily, family
+from tokenmill.planner.plan import Placement, Settings
+from tokenmill.planner.speed.rates import QuantFamily, family, is_cpu_only
 
 PROCESSORS = "dram"
 """The device that computes with weights in host memory, as `Placement.layers` names it."""
@@ -34,6 +34,7 @@ class WeightGroup:
     family: QuantFamily
     bytes: float
     elements: float
+    cpu_only: bool = False  # in a layout that no GPU kernel reads, so it is never copied to one
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ class StepWork:
     embedding: int
     streams_to: dict[str, float]  # bytes of host weights by the GPU that would compute them in large batches
     vocabulary: int = 0  # size of the vocabulary
+    experts_used: int | None = None  # fewer experts per token than the model's (-ser); None: the model's number
 
     def resident_bytes(self) -> dict[str, float]:
         """Bytes of weights in each tier."""
@@ -71,10 +73,14 @@ class StepWork:
 
     def touched_share(self, tokens: int) -> float:
         """Share of the routed experts that `tokens` tokens touch."""
-        return self.experts.distinct(tokens) / self.experts.count if self.experts else 1.0
+        return 1.0 - (1.0 - self.used_share()) ** tokens if self.experts else 1.0
 
     def used_share(self) -> float:
         """Share of the routed experts that one token uses."""
+        return (self.experts_used or self.experts.used) / self.experts.count if self.experts else 1.0
+
+    def routed_share(self) -> float:
+        """The same by the model's own number, which the engines' thresholds use."""
         return self.experts.used / self.experts.count if self.experts else 1.0
 
 
@@ -83,12 +89,12 @@ def device_of(tier: str) -> str:
     return tier if tier.startswith("gpu") else PROCESSORS
 
 
-def work(profile: Profile, placement: Placement) -> StepWork:
-    """Sum up the work of one step."""
+def work(profile: Profile, placement: Placement, settings: Settings | None = None) -> StepWork:
+    """Sum up the work of one step; of `settings`, only the number of experts per token counts."""
     # The CPU computes from any host memory: pmem, if DRAM is only its cache.
     devices = tuple(device_of(tier) for tier in placement.layers)
     placement = replace(placement, layers=devices, head=device_of(placement.head))
-    sums: dict[tuple[str, bool, QuantFamily], list[float]] = {}
+    sums: dict[tuple[str, bool, QuantFamily, bool], list[float]] = {}
     streams: Counter[str] = Counter()
     homes: list[dict[TensorClass, str]] = [{} for _ in placement.layers]
     cards = placement.gpus
@@ -100,16 +106,20 @@ def work(profile: Profile, placement: Placement) -> StepWork:
         if tier is None:
             continue
         routed = tensor.cls is TensorClass.ROUTED_EXPERTS
-        total = sums.setdefault((tier, routed, family(tensor.type)), [0.0, 0.0])
+        cpu_only = is_cpu_only(tensor.type)
+        total = sums.setdefault((tier, routed, family(tensor.type), cpu_only), [0.0, 0.0])
         total[0] += tensor.bytes
         total[1] += tensor.elements
-        if device_of(tier) == PROCESSORS and cards:
+        if device_of(tier) == PROCESSORS and cards and not cpu_only:
             card = placement.device_of(tensor)
             streams[card if card.startswith("gpu") else cards[0]] += tensor.bytes
     operations, host_hops, card_hops = _path(profile, placement, homes)
     caches = Counter(zip(placement.layers, profile.cache, strict=False))
     return StepWork(
-        weights=tuple(WeightGroup(*key, bytes=total[0], elements=total[1]) for key, total in sums.items()),
+        weights=tuple(
+            WeightGroup(tier, routed, kind, total[0], total[1], cpu_only)
+            for (tier, routed, kind, cpu_only), total in sums.items()
+        ),
         caches=tuple(_caches(profile, device, cache, count) for (device, cache), count in caches.items()),
         operations=operations,
         host_hops=host_hops,
@@ -118,6 +128,7 @@ def work(profile: Profile, placement: Placement) -> StepWork:
         embedding=profile.embedding_length or 0,
         streams_to=dict(streams),
         vocabulary=profile.vocabulary or 0,
+        experts_used=settings.ik.experts_used if settings is not None and settings.ik is not None else None,
     )
 
 
