@@ -1,56 +1,73 @@
-"""Compares the speed forecast with published runs.
+"""Compares the speed forecast with published runs, by machine.
 
-    python bench/forecast.py [--fit] [--leave-out]
+    python bench/forecast.py [--fit] [--lines]
 
-Prints predicted and published speeds for every figure of seeds.json and public_runs.json, for the curves measured on an
-H200 machine, and for runs that the fit never sees. --fit searches the constants within their bounds and writes better
-ones into rates.toml; --leave-out fits without each machine in turn and then forecasts that machine. Writes
-results/forecast.json, which forecast_docs.py puts into docs/forecast-errors.md. Exits 1 if a promise is not met.
+Scores the forecast on the machines that its constants were fitted on and on those that were held out, for every class
+of machines, next to two simple formulas. --fit searches the constants within their bounds on the first part and writes
+them, and the ranges of forecasts, into rates.toml; --lines prints every figure. Writes results/forecast.json, which
+forecast_docs.py puts into the documentation. Exits 1 if a promise is not met.
 """
 
 import argparse
 import json
-import math
-import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from statistics import median
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
+from bench.forecast_fit import fit, write_ranges, write_rates  # noqa: E402
+from bench.forecast_score import (  # noqa: E402
+    CLASSES,
+    Point,
+    Score,
+    by_formula,
+    coverage,
+    errors,
+    points,
+    predict,
+    ranges,
+    score,
+)
+
+from support.h200_slice import h200_slice  # noqa: E402
 from support.public_runs import public  # noqa: E402
-from support.runs import Figure, h200, seeds  # noqa: E402
+from support.published_runs import published  # noqa: E402
+from support.runs import h200, seeds  # noqa: E402
 from support.unseen_runs import unseen  # noqa: E402
-from tokenmill.planner.speed.devices import devices  # noqa: E402
 from tokenmill.planner.speed.rates import RateConstants, standard, table  # noqa: E402
-from tokenmill.planner.speed.step_time import Missing, decode_terms, prefill_terms  # noqa: E402
-from tokenmill.planner.speed.work import StepWork, work  # noqa: E402
 
 RATES = ROOT / "src/tokenmill/planner/speed/rates.toml"
-WEIGHTS = {"seed": 1.5, "A": 1.0, "B": 0.25, "h200": 1.0, "unseen": 0.0}
-PREFILL_WEIGHT = 0.3  # promised: within 40 %, decode within 20 %
-PROMISED = {"decode": {"seed": 0.18, "h200": 0.24}, "prefill": {"seed": 0.37}}  # larger errors are weighted more
-PRIOR = 0.25  # weight that holds a constant to the middle of its bounds, relative to one case
+RESULT = ROOT / "bench" / "results" / "forecast.json"
+KINDS = ("decode", "prefill")
+TARGETS = {"decode": (0.20, 0.40), "prefill": (0.25, 0.80)}  # median and 90th percentile on held-out machines
+SEED_LIMITS = {"decode": 0.20, "prefill": 0.40}
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """A figure with the work of one step, computed once."""
+class Row:
+    """Scores of one kind of speed on one class of machines of one part."""
 
-    figure: Figure
-    work: StepWork
+    kind: str
+    part: str
+    machines: str
+    forecast: Score | None
+    roofline: Score | None
+    rule: Score | None
+    coverage: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A row of the report."""
+    """One published figure and its forecast."""
 
     set: str
     case: str
     machine: str
+    held_out: bool
     kind: str
     note: str
     depth: int
@@ -60,120 +77,31 @@ class Line:
     error: float | None
 
 
-def points(figures: Iterable[Figure]) -> list[Point]:
-    """Figures with their work, which does not depend on any constant."""
-    kept: dict[tuple[int, int], StepWork] = {}
+def all_points() -> list[Point]:
+    """Every published figure that can be forecast, and our own."""
+    return points([*seeds(), *h200(), *h200_slice(), *public(), *unseen(), *published()])
+
+
+def rows(chosen: Sequence[Point], rates: RateConstants) -> list[Row]:
+    """The report, held-out machines first."""
     made = []
-    for figure in figures:
-        key = (id(figure.profile), hash(figure.placement))
-        if key not in kept:
-            kept[key] = work(figure.profile, figure.placement)
-        made.append(Point(figure, kept[key]))
+    speeds = (partial(predict, rates=rates), partial(by_formula, share=1.0), partial(by_formula, share=0.55))
+    for part, held in (("held out", True), ("fitted", False)):
+        for kind in KINDS:
+            for machines in ("all", *CLASSES):
+                own = [
+                    point
+                    for point in chosen
+                    if point.held_out == held and point.figure.kind == kind and machines in ("all", point.machine_class)
+                ]
+                ours, roofline, rule = (score(errors(own, speed)) for speed in speeds)
+                inside = coverage(own, rates, table().ranges)
+                made.append(Row(kind, part, machines, ours, roofline, rule, inside))
     return made
 
 
-def predict(point: Point, rates: RateConstants) -> float | None:
-    """Tokens per second; None if the machine file lacks a fact."""
-    figure = point.figure
-    step = point.work
-    found = devices(figure.machine, figure.settings, rates, step.resident_bytes())
-    try:
-        if figure.kind == "decode":
-            terms = decode_terms(
-                step,
-                found,
-                figure.settings,
-                rates,
-                depth=figure.depth,
-                sequences=figure.sequences,
-                min_batch=figure.min_batch,
-            )
-            return figure.sequences / sum(term.seconds for term in terms)
-        prompt = figure.prompt or figure.settings.ubatch
-        terms = prefill_terms(
-            step,
-            found,
-            figure.settings,
-            rates,
-            depth=figure.depth,
-            prompt=prompt,
-            ubatch=figure.settings.ubatch,
-            min_batch=figure.min_batch,
-        )
-        return prompt / sum(term.seconds for term in terms)
-    except Missing:
-        return None
-
-
-def loss(
-    chosen: Sequence[Point], rates: RateConstants, start: RateConstants, names: Sequence[str], strict: float
-) -> float:
-    """Weighted error over cases; large errors are damped, so that one outlier does not dominate."""
-    cases: dict[tuple[str, str], list[float]] = {}
-    for point in chosen:
-        figure = point.figure
-        predicted = predict(point, rates)
-        if predicted is not None and WEIGHTS[figure.tier]:
-            off = math.log1p(figure.error(predicted))
-            cost = min(math.sqrt(1 + (off / 0.12) ** 2) - 1, 4.0)
-            cost += strict * max(0.0, abs(figure.error(predicted)) - PROMISED[figure.kind].get(figure.tier, 9.0))
-            cases.setdefault((f"{figure.tier} {figure.case}", figure.kind), []).append(cost)
-    total = sum(
-        WEIGHTS[name.split()[0]] * (1.0 if kind == "decode" else PREFILL_WEIGHT) * sum(costs) / len(costs)
-        for (name, kind), costs in cases.items()
-    )
-    held = sum(math.log(getattr(rates, name) / getattr(start, name)) ** 2 for name in names)
-    return total + PRIOR * held
-
-
-def fit(chosen: Sequence[Point], say: Callable[[str], None], sweeps: int = 14) -> RateConstants:
-    """Coordinate search over the constants that have bounds, in ratios, from the middle of their bounds."""
-    bounds = {name: row.bounds for name, row in table().constants.items() if row.bounds is not None}
-    names = list(bounds)
-    start = replace(standard(), **{name: math.sqrt(low * high) for name, (low, high) in bounds.items()})
-    at = start
-    step = 1.25
-    for sweep in range(sweeps):
-        # start with a small penalty: a hard bound would keep the search in its first corner
-        strict = 2.0 if sweep < sweeps // 2 else 300.0
-        best = loss(chosen, at, start, names, strict)
-        before = at
-        for name in names:
-            for factor in (step, 1 / step):
-                best, at = _further(chosen, start, names, bounds, strict, best, at, {name: factor})
-        # also try the direction of the whole sweep, which no single constant can follow
-        way = {name: getattr(at, name) / getattr(before, name) for name in names}
-        best, at = _further(chosen, start, names, bounds, strict, best, at, way)
-        say(f"sweep {sweep + 1}: loss {best:.3f}, steps of {step:.3f}")
-        step = 1.06 if sweep == sweeps // 2 - 1 else max(1.005, step**0.7)
-    return at
-
-
-def _further(
-    chosen: Sequence[Point],
-    start: RateConstants,
-    names: Sequence[str],
-    bounds: Mapping[str, tuple[float, float]],
-    strict: float,
-    best: float,
-    at: RateConstants,
-    way: Mapping[str, float],
-) -> tuple[float, RateConstants]:
-    """Move in one direction while the loss decreases."""
-    while True:
-        values = {
-            name: min(max(getattr(at, name) * factor, bounds[name][0]), bounds[name][1]) for name, factor in way.items()
-        }
-        tried = replace(at, **values)
-        cost = loss(chosen, tried, start, names, strict)
-        if cost >= best - 1e-6:
-            return best, at
-        best = cost
-        at = tried
-
-
-def lines(chosen: Iterable[Point], rates: RateConstants) -> list[Line]:
-    """The report."""
+def lines(chosen: Sequence[Point], rates: RateConstants) -> list[Line]:
+    """Every figure."""
     made = []
     for point in chosen:
         figure = point.figure
@@ -183,6 +111,7 @@ def lines(chosen: Iterable[Point], rates: RateConstants) -> list[Line]:
                 figure.tier,
                 figure.case,
                 figure.group,
+                point.held_out,
                 figure.kind,
                 figure.note,
                 figure.depth,
@@ -195,113 +124,67 @@ def lines(chosen: Iterable[Point], rates: RateConstants) -> list[Line]:
     return made
 
 
-def summary(report: Sequence[Line]) -> dict[str, dict[str, float]]:
-    """Medians and shares by set and kind."""
-    made: dict[str, dict[str, float]] = {}
-    for kind in ("decode", "prefill"):
-        for name in ("seed", "A", "B", "h200", "unseen"):
-            rows = [line for line in report if line.set == name and line.kind == kind and line.error is not None]
-            off = [abs(line.error) for line in rows if line.error is not None]
-            if not off:
-                continue
-            by_case = [
-                median(abs(line.error) for line in rows if line.case == case and line.error is not None)
-                for case in {line.case for line in rows}
-            ]
-            made[f"{kind} {name}"] = {
-                "figures": len(off),
-                "median": median(off),
-                "median_of_cases": median(by_case),
-                "worst": max(off),
-                "within_12": sum(value <= 0.12 for value in off) / len(off),
-                "within_20": sum(value <= 0.20 for value in off) / len(off),
-                "within_40": sum(value <= 0.40 for value in off) / len(off),
-            }
-    return made
-
-
-def leave_out(chosen: Sequence[Point], say: Callable[[str], None]) -> dict[str, float]:
-    """Median decode error of each machine with constants fitted without it."""
-    made = {}
-    for group in sorted({point.figure.group for point in chosen if point.figure.tier in ("seed", "A", "h200")}):
-        others = [point for point in chosen if point.figure.group != group]
-        rates = fit(others, lambda text: None)
-        held = [point for point in chosen if point.figure.group == group and point.figure.kind == "decode"]
-        off = [abs(line.error) for line in lines(held, rates) if line.error is not None and line.set != "B"]
-        made[group] = median(off)
-        say(f"without {group}: median error {made[group]:.1%} over {len(off)} figures")
-    return made
-
-
-def write_rates(rates: RateConstants) -> None:
-    """Write fitted values into rates.toml with three digits, leaving the rest of the file unchanged."""
-    text = RATES.read_text(encoding="utf-8")
-    for name, row in table().constants.items():
-        if row.bounds is not None:
-            value = _digits(getattr(rates, name))
-            text = re.sub(rf"(\[constants\.{name}\]\nvalue = )\S+", rf"\g<1>{value}", text)
-    RATES.write_text(text, encoding="utf-8")
-
-
-def _digits(value: float) -> str:
-    return f"{value:.3g}" if 1e-3 <= value < 1000 else f"{value:.3g}".replace("e-0", "e-")
-
-
-def broken(report: Sequence[Line]) -> list[str]:
+def broken(report: Sequence[Row], figures: Sequence[Line]) -> list[str]:
     """Promises that are not met."""
     found = []
-    own = [line for line in report if line.set == "seed" and line.error is not None]
-    for line in own:
-        limit = 0.20 if line.kind == "decode" else 0.40
-        if line.error is not None and abs(line.error) > limit:
+    for line in figures:
+        if line.set == "seed" and line.error is not None and abs(line.error) > SEED_LIMITS[line.kind]:
             found.append(f"{line.case} {line.note}: {line.kind} is off by {line.error:+.0%}")
-    numbers = summary(report)
-    if numbers["decode seed"]["within_12"] < 0.5:
-        found.append("fewer than half of the seeds' decode figures are within 12 %")
-    if numbers["decode A"]["median"] > 0.15 or numbers["decode A"]["median_of_cases"] > 0.15:
-        found.append("the median decode error of the public runs is over 15 %")
+    for row in report:
+        if row.part == "held out" and row.machines == "all" and row.forecast is not None:
+            middle, rare = TARGETS[row.kind]
+            if row.forecast.median > middle or row.forecast.p90 > rare:
+                found.append(f"{row.kind}: median {row.forecast.median:.0%}, 90th percentile {row.forecast.p90:.0%}")
     return found
 
 
-def show(report: Sequence[Line]) -> None:
+def _shown(found: Score | None) -> str:
+    return f"{found.median:4.0%} {found.p90:5.0%}" if found else "   -     -"
+
+
+def show(report: Sequence[Row]) -> None:
+    """Print the scores: median and 90th percentile of forecast and formulas."""
+    print(f"{'':30} machines  forecast   roofline   0.55 rule  in range")
+    for row in report:
+        count = row.forecast.machines if row.forecast else 0
+        inside = "" if row.coverage is None else f"{row.coverage:.0%}"
+        name = f"{row.part} {row.kind} {row.machines}"
+        print(f"{name:30} {count:8} {_shown(row.forecast)} {_shown(row.roofline)} {_shown(row.rule)}  {inside}")
+
+
+def show_lines(figures: Sequence[Line]) -> None:
     """Print every figure."""
-    for line in report:
+    for line in figures:
         low, high = line.published
-        published = f"{low:g}" if low == high else f"{low:g}-{high:g}"
+        stated = f"{low:g}" if low == high else f"{low:g}-{high:g}"
         got = "not said" if line.predicted is None else f"{line.predicted:9.2f}"
         off = "" if line.error is None else f"{line.error:+6.0%}"
-        where = f"depth {line.depth}" if line.sequences == 1 else f"{line.sequences} sequences"
-        what = f"{line.set:6} {line.kind:7} {line.case[:36]:36} {line.note[:24]:24} {where:13}"
-        print(f"{what} {published:>12} {got} {off}")
+        part = "held" if line.held_out else "fit"
+        what = f"{part:4} {line.machine[:20]:20} {line.kind:7} {line.case[:36]:36} {line.note[:24]:24}"
+        print(f"{what} depth {line.depth:6} {stated:>12} {got} {off}")
 
 
 def main() -> int:
-    """Compare, and fit if requested."""
+    """Score, and fit if requested."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fit", action="store_true")
-    parser.add_argument("--leave-out", action="store_true")
+    parser.add_argument("--lines", action="store_true")
     arguments = parser.parse_args()
-    chosen = points([*seeds(), *public(), *h200(), *unseen()])
+    chosen = all_points()
     rates = standard()
-    fitted_on = [point for point in chosen if WEIGHTS[point.figure.tier]]
     if arguments.fit:
-        rates = fit(fitted_on, print)
-        write_rates(rates)
-    report = lines(chosen, rates)
+        rates = fit([point for point in chosen if not point.held_out], print)
+        write_rates(rates, RATES)
+        write_ranges(ranges(chosen, rates), RATES)
+        table.cache_clear()
+    report = rows(chosen, rates)
+    figures = lines(chosen, rates)
+    if arguments.lines:
+        show_lines(figures)
     show(report)
-    numbers = summary(report)
-    for name, row in numbers.items():
-        middle = f"median {row['median']:.1%}, of cases {row['median_of_cases']:.1%}"
-        within = ", ".join(f"within {limit} % {row[f'within_{limit}']:.0%}" for limit in (12, 20, 40))
-        print(f"{name:16} {row['figures']:4.0f} figures, {middle}, {within}")
-    result = ROOT / "bench" / "results" / "forecast.json"
-    kept = json.loads(result.read_text(encoding="utf-8")).get("left_out", {}) if result.is_file() else {}
-    left = leave_out(fitted_on, print) if arguments.leave_out else kept
-    result.write_text(
-        json.dumps({"summary": numbers, "left_out": left, "lines": [asdict(line) for line in report]}, indent=1) + "\n",
-        encoding="utf-8",
-    )
-    wrong = broken(report)
+    text = {"scores": [asdict(row) for row in report], "lines": [asdict(line) for line in figures]}
+    RESULT.write_text(json.dumps(text, indent=1) + "\n", encoding="utf-8")
+    wrong = broken(report, figures)
     print(*(f"broken: {text}" for text in wrong), sep="\n")
     return 1 if wrong else 0
 

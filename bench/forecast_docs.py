@@ -1,4 +1,4 @@
-"""The generated parts of docs/forecast-errors.md, made from rates.toml and results/forecast.json.
+"""The generated parts of docs/forecast.md and docs/forecast-errors.md, from rates.toml and results/forecast.json.
 
 python bench/forecast_docs.py [--check]
 """
@@ -13,47 +13,53 @@ from typing import Any
 from tokenmill.planner.speed.rates import table
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "forecast-errors.md"
+PAGES = (ROOT / "docs" / "forecast.md", ROOT / "docs" / "forecast-errors.md")
 RESULT = ROOT / "bench" / "results" / "forecast.json"
-SETS = {
-    "seed": "seeds.json",
-    "A": "public_runs.json, complete",
-    "B": "public_runs.json, something inferred",
-    "h200": "H200 curves",
-    "unseen": "never fitted on",
-}
 
 
-def summary(numbers: Mapping[str, Mapping[str, float]]) -> str:
-    """Errors by set."""
-    rows = [
-        "| runs | | figures | median error | within 12 % | within 20 % | within 40 % |",
+def scores(rows: Sequence[Mapping[str, Any]], part: str) -> str:
+    """Errors by class of machines, next to both formulas."""
+    lines = [
+        "| machines | | number | forecast | roofline | 0.55 rule | in range |",
         "|---|---|---|---|---|---|---|",
     ]
-    for name, row in numbers.items():
-        kind, _, of = name.partition(" ")
-        shares = " | ".join(f"{row[f'within_{limit}']:.0%}" for limit in (12, 20, 40))
-        rows.append(f"| {SETS[of]} | {kind} | {row['figures']:.0f} | {row['median']:.1%} | {shares} |")
-    return "\n".join(rows)
+    for row in rows:
+        if row["part"] == part and row["forecast"] is not None:
+            three = " | ".join(_score(row[name]) for name in ("forecast", "roofline", "rule"))
+            count = row["forecast"]["machines"]
+            lines.append(f"| {row['machines']} | {row['kind']} | {count} | {three} | {row['coverage']:.0%} |")
+    return "\n".join(lines)
 
 
-def left_out(medians: Mapping[str, float]) -> str:
-    """Errors of machines under constants fitted without them."""
-    rows = ["| machine left out of the fit | median decode error on it |", "|---|---|"]
-    return "\n".join(rows + [f"| {name} | {value:.1%} |" for name, value in medians.items()])
+def _score(found: Mapping[str, float] | None) -> str:
+    return "" if found is None else f"{found['median']:.0%}, {found['p90']:.0%}"
+
+
+def ranges() -> str:
+    """The factors of the ranges."""
+    lines = ["| machines | decode | prefill |", "|---|---|---|"]
+    for name, kinds in table().ranges.items():
+        ends = (f"{kinds[kind].low:g} to {kinds[kind].high:g}" for kind in ("decode", "prefill"))
+        lines.append(f"| {name} | {' | '.join(ends)} |")
+    return "\n".join(lines)
 
 
 def cases(lines: Sequence[Mapping[str, Any]]) -> str:
     """One row for each case and kind."""
-    rows = ["| case | machine | | figures | published | predicted | median error |", "|---|---|---|---|---|---|---|"]
+    rows = [
+        "| case | machine | part | | figures | published | predicted | median error |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for key in dict.fromkeys((line["case"], line["machine"], line["kind"]) for line in lines):
         own = [line for line in lines if (line["case"], line["machine"], line["kind"]) == key]
         known = [line for line in own if line["predicted"] is not None]
         ends = [end for line in own for end in line["published"]]
         got = [line["predicted"] for line in known]
         error = f"{median(abs(line['error']) for line in known):.0%}" if known else "no number: a fact is missing"
-        count = str(len(own))
-        rows.append(f"| {key[0]} | {key[1]} | {key[2]} | {count} | {_span(ends)} | {_span(got)} | {error} |")
+        part = "held out" if own[0]["held_out"] else "fitted"
+        rows.append(
+            f"| {key[0]} | {key[1]} | {part} | {key[2]} | {len(own)} | {_span(ends)} | {_span(got)} | {error} |"
+        )
     return "\n".join(rows)
 
 
@@ -66,17 +72,19 @@ def constants() -> str:
 
 
 def page(text: str) -> str:
-    """The page with its generated parts."""
+    """A page with its generated parts."""
     result = json.loads(RESULT.read_text(encoding="utf-8"))
     made = {
-        "summary": summary(result["summary"]),
-        "left out": left_out(result["left_out"]),
+        "held out": scores(result["scores"], "held out"),
+        "fitted": scores(result["scores"], "fitted"),
+        "ranges": ranges(),
         "cases": cases(result["lines"]),
         "constants": constants(),
     }
     for name, part in made.items():
         before, mark, rest = text.partition(f"<!-- {name} -->\n")
-        text = f"{before}{mark}{part}\n{rest[rest.index('<!-- end -->') :]}"
+        if mark:
+            text = f"{before}{mark}{part}\n{rest[rest.index('<!-- end -->') :]}"
     return text
 
 
@@ -88,13 +96,14 @@ def _span(values: Sequence[float]) -> str:
 
 
 def main() -> None:
-    """Write the page, or compare it with --check."""
-    text = PAGE.read_text(encoding="utf-8")
-    made = page(text)
-    if "--check" not in sys.argv:
-        PAGE.write_text(made, encoding="utf-8")
-    elif made != text:
-        sys.exit("error: docs/forecast-errors.md is out of date\nhint: python bench/forecast_docs.py")
+    """Write the pages, or compare them with --check."""
+    for path in PAGES:
+        text = path.read_text(encoding="utf-8")
+        made = page(text)
+        if "--check" not in sys.argv:
+            path.write_text(made, encoding="utf-8")
+        elif made != text:
+            sys.exit(f"error: docs/{path.name} is out of date\nhint: python bench/forecast_docs.py")
 
 
 if __name__ == "__main__":

@@ -7,14 +7,14 @@ a weight of PRIOR, which is what keeps a constant that few machines determine ne
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from forecast_score import Point, predict, weights
+from bench.forecast_score import Point, predict, weights
 
-from tokenmill.planner.speed.rates import RateConstants, standard, table
+from tokenmill.planner.speed.rates import RangeRow, RateConstants, standard, table
 
 HUGE = 0.2
 PRIOR = 0.2  # of one machine, for a constant at the end of its bounds
@@ -47,7 +47,7 @@ def fit(chosen: Sequence[Point], say: Callable[[str], None], rounds: int = 12) -
             change = np.linalg.solve(normal + damping * np.diag(np.diag(normal) + 1e-3), -slopes.T @ residuals)
             tried = np.clip(at + np.clip(change, -0.4, 0.4), low, high)
             cost, found = _loss(chosen, weight, names, tried, low, high)
-            improved = cost < least - 1e-6
+            improved = cost < least - 1e-3
             damping = max(damping / 3, 1e-3) if improved else damping * 4
         if not improved:
             break
@@ -101,6 +101,16 @@ def write_rates(rates: RateConstants, path: Path) -> None:
     for name, row in table().constants.items():
         if row.bounds is not None:
             text = re.sub(rf"(\[constants\.{name}\]\nvalue = )\S+", rf"\g<1>{_digits(getattr(rates, name))}", text)
+    path.write_text(text, encoding="utf-8")
+
+
+def write_ranges(found: Mapping[str, Mapping[str, RangeRow]], path: Path) -> None:
+    """Write the factors of ranges into rates.toml."""
+    text = path.read_text(encoding="utf-8")
+    for name, kinds in found.items():
+        for kind, row in kinds.items():
+            section = re.escape(f'[ranges."{name}".{kind}]')
+            text = re.sub(rf"({section}\n)low = \S+\nhigh = \S+", rf"\g<1>low = {row.low}\nhigh = {row.high}", text)
     path.write_text(text, encoding="utf-8")
 
 

@@ -12,15 +12,15 @@ For prefill both formulas take PREFILL_TOKENS tokens of a prompt in the time of 
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from support.runs import Figure
-from tokenmill.model.profile import TensorClass
 from tokenmill.planner.speed.devices import devices
 from tokenmill.planner.speed.intervals import MachineClass, machine_class
-from tokenmill.planner.speed.rates import RateConstants
+from tokenmill.planner.speed.rates import RangeRow, RateConstants
 from tokenmill.planner.speed.step_time import Missing, decode_terms, prefill_terms
 from tokenmill.planner.speed.work import StepWork, work
 
@@ -124,9 +124,7 @@ def by_formula(point: Point, share: float) -> float | None:
     return (PREFILL_TOKENS if figure.kind == "prefill" else figure.sequences) / seconds
 
 
-def errors(
-    chosen: Sequence[Point], speed: Callable[[Point], float | None]
-) -> list[tuple[Point, float]]:
+def errors(chosen: Sequence[Point], speed: Callable[[Point], float | None]) -> list[tuple[Point, float]]:
     """The signed error of each figure that has a prediction."""
     found = []
     for point in chosen:
@@ -143,9 +141,7 @@ def weights(chosen: Sequence[Point]) -> list[float]:
     for point in chosen:
         cases[point.figure.group].add(point.figure.case)
         figures[point.figure.group, point.figure.case] += 1
-    return [
-        1 / len(cases[point.figure.group]) / figures[point.figure.group, point.figure.case] for point in chosen
-    ]
+    return [1 / len(cases[point.figure.group]) / figures[point.figure.group, point.figure.case] for point in chosen]
 
 
 def quantile(values: Sequence[float], weight: Sequence[float], share: float) -> float:
@@ -169,3 +165,45 @@ def score(found: Sequence[tuple[Point, float]]) -> Score | None:
     weight = weights(chosen)
     machines = {point.figure.group for point in chosen}
     return Score(len(machines), len(found), quantile(sizes, weight, 0.5), quantile(sizes, weight, 0.9))
+
+
+INSIDE = 0.80  # of the weight lies in a range
+LEAST_MACHINES = 4  # a class with fewer machines takes the range of all
+
+
+def ranges(chosen: Sequence[Point], rates: RateConstants) -> dict[str, dict[str, RangeRow]]:
+    """Factors from a forecast to the ends of a range that holds most of the figures of its class.
+
+    From all machines, because a class has few, and the fitted ones are not predicted better than the others.
+    """
+    found: dict[str, dict[str, RangeRow]] = {name: {} for name in CLASSES}
+    for kind in ("decode", "prefill"):
+        every = [point for point in chosen if point.figure.kind == kind]
+        for name in CLASSES:
+            own = [point for point in every if point.machine_class == name]
+            many = len({point.figure.group for point in own}) >= LEAST_MACHINES
+            found[name][kind] = _range(own if many else every, rates)
+    return found
+
+
+def _range(chosen: Sequence[Point], rates: RateConstants) -> RangeRow:
+    ratios = [(point, 1 / (1 + error)) for point, error in errors(chosen, partial(predict, rates=rates))]
+    weight = weights([point for point, _ in ratios])
+    values = [ratio for _, ratio in ratios]
+    low = quantile(values, weight, (1 - INSIDE) / 2)
+    high = quantile(values, weight, (1 + INSIDE) / 2)
+    return RangeRow(round(min(low, 0.95), 2), round(max(high, 1.05), 2))
+
+
+def coverage(
+    chosen: Sequence[Point], rates: RateConstants, found: Mapping[str, Mapping[str, RangeRow]]
+) -> float | None:
+    """The share of the figures inside the range of their forecast; machines count the same. None without figures."""
+    inside = []
+    for point, error in errors(chosen, partial(predict, rates=rates)):
+        ends = found[point.machine_class][point.figure.kind]
+        inside.append((point, ends.low - 0.005 <= 1 / (1 + error) <= ends.high + 0.005))
+    weight = weights([point for point, _ in inside])
+    return (
+        sum(part for part, (_, within) in zip(weight, inside, strict=True) if within) / sum(weight) if weight else None
+    )

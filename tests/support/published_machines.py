@@ -28,6 +28,7 @@ class _Processor:
     isa: tuple[str, ...]
     l3_mib_per_core: float  # of a specimen with the usual number of cores; only AMD's matters
     cores: int | None = None  # of one socket, where the name determines it
+    memory: tuple[int, int] | None = None  # channels of one socket and MT/s, if the record states neither
 
     @property
     def pcie(self) -> int:
@@ -37,10 +38,17 @@ class _Processor:
         return 3 if self.isa in (_SKYLAKE, _CASCADE) else 4 if "avx_vnni" not in self.isa else 5
 
 
+# Servers whose record states no memory are taken to have all channels of the platform populated.
 _PROCESSORS = (
+    _Processor(r"7773X", _AVX2, 12, 64, (8, 3200)),
+    _Processor(r"9115", _ZEN5, 4, 16, (12, 5600)),
+    _Processor(r"5975WX", _AVX2, 4, 32, (8, 3200)),
+    _Processor(r"6226R", _CASCADE, 1.375, 16, (6, 2933)),
+    _Processor(r"8480\+", _SAPPHIRE, 2, 56, (8, 4800)),
+    _Processor(r"E5-26\d\d\w* ?v3", _AVX2, 2.5, None, (4, 2133)),
+    _Processor(r"E5-26\d\d\w* ?v4", _AVX2, 2.5, None, (4, 2400)),
     _Processor(r"9175F", _ZEN5, 32, 16),
     _Processor(r"9135", _ZEN5, 4, 16),
-    _Processor(r"9115", _ZEN5, 4, 16),
     _Processor(r"9355", _ZEN5, 8, 32),
     _Processor(r"9965", _ZEN5, 2, 192),
     _Processor(r"9575F|9555|9535", _ZEN5, 4, 64),
@@ -54,7 +62,11 @@ _PROCESSORS = (
     _Processor(r"3945WX|3955WX|7302|7282", _AVX2, 5.33),
     _Processor(r"EPYC\D*7\d\d[123]|EPYC|Threadripper|Ryzen", _AVX2, 4),
     _Processor(r"6980P|6972P|6960P|6944P|67\d\dP|65\d\dP|Granite", _SAPPHIRE, 4),
-    _Processor(r"[w]\d-[23]4\d\d|[w]\d-[23]5\d\d|84\d\d|85\d\d|64\d\d|65\d\d|54\d\d|Max 94|QYFS|Q03|Sapphire|Emerald", _SAPPHIRE, 2),
+    _Processor(
+        r"[w]\d-[23]4\d\d|[w]\d-[23]5\d\d|84\d\d|85\d\d|64\d\d|65\d\d|54\d\d|Max 94|QYFS|Q03|Sapphire|Emerald",
+        _SAPPHIRE,
+        2,
+    ),
     _Processor(r"83\d\d|63\d\d|53\d\d|w\d-33\d\d|W-33\d\d|Ice ?Lake", (*_CASCADE, "avx512_vbmi"), 1.5),
     _Processor(r"82\d\d|62\d\d|52\d\d|42\d\d|W-32\d\d|W-22\d\d|109\d\dX|1[09]980XE|Cascade|QQ89", _CASCADE, 1.375),
     _Processor(r"81\d\d|61\d\d|51\d\d|W-31\d\d|W-21\d\d|79\d0X|7980XE|Skylake", _SKYLAKE, 1.375),
@@ -138,8 +150,11 @@ def machine_of(run: Mapping[str, Any]) -> Machine | None:
     sockets = facts["sockets"] or 1
     cores = facts["cores_physical_total"] or (known.cores and known.cores * sockets) or _threads(facts)
     nominal = facts["mem_bw_theoretical_gbs"]
-    if nominal is None and facts["channels_total"] and facts["mem_mts"]:
-        nominal = facts["channels_total"] * facts["mem_mts"] * 8 / 1000
+    channels, mts = facts["channels_total"], facts["mem_mts"]
+    if nominal is None and known.memory:
+        channels, mts = channels or known.memory[0] * sockets, mts or known.memory[1]
+    if nominal is None and channels and mts:
+        nominal = channels * mts * 8 / 1000
     how = facts.get("mem_bw_measured_how") or ""
     measured = facts["mem_bw_measured_gbs"]
     is_read = measured is not None and (not _NO_READS.search(how) or nominal is None)
@@ -158,8 +173,8 @@ def machine_of(run: Mapping[str, Any]) -> Machine | None:
         dram=Dram(
             total_bytes=facts["ram_gb"] and round(facts["ram_gb"] * GIB),
             kind=facts["mem_type"] and str(facts["mem_type"]).split()[0],
-            channels=facts["channels_total"],
-            mts=facts["mem_mts"],
+            channels=channels,
+            mts=mts,
             nominal_gb_s=nominal,
         ),
         numa=(NumaNode(0),) if "node interleaving" in note else (),

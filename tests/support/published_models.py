@@ -5,7 +5,7 @@ gives the types of the tensors; the stated size of the file or bits per weight s
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -89,7 +89,7 @@ def _shape(text: str) -> Profile | None:
     return None if found is None else found()
 
 
-_SHAPES = (
+_SHAPES: tuple[tuple[str, Callable[[], Profile]], ...] = (
     (
         r"Qwen3.?(Coder.?)?30B",
         lambda: _grouped("qwen3-30b", 48, 2048, (32, 4, 128), 151936, experts=Experts(128, 8), expert_ff=768),
@@ -124,7 +124,10 @@ _SHAPES = (
             "gpt-oss-20b", 24, 2880, (64, 8, 64), 201088, experts=Experts(32, 4), expert_ff=2880, window=(128, 2)
         ),
     ),
-    (r"Mixtral.?8x7", lambda: _grouped("mixtral", 32, 4096, (32, 8, 128), 32000, experts=Experts(8, 2), expert_ff=14336)),
+    (
+        r"Mixtral.?8x7",
+        lambda: _grouped("mixtral", 32, 4096, (32, 8, 128), 32000, experts=Experts(8, 2), expert_ff=14336),
+    ),
     (
         r"Mixtral.?8x22",
         lambda: _grouped("mixtral-8x22b", 56, 6144, (48, 8, 128), 32768, experts=Experts(8, 2), expert_ff=16384),
@@ -169,10 +172,16 @@ _SHAPES = (
     (r"Qwen3.?8B", lambda: _grouped("qwen3-8b", 36, 4096, (32, 8, 128), 151936, dense_ff=12288)),
     (r"Qwen3.?4B", lambda: _grouped("qwen3-4b", 36, 2560, (32, 8, 128), 151936, dense_ff=9728)),
     (r"Mistral.*(Large|123B)", lambda: _grouped("mistral-large", 88, 12288, (96, 8, 128), 32768, dense_ff=28672)),
-    (r"Mistral.*(Small|24B)|Devstral|Magistral", lambda: _grouped("mistral-24b", 40, 5120, (32, 8, 128), 131072, dense_ff=32768)),
+    (
+        r"Mistral.*(Small|24B)|Devstral|Magistral",
+        lambda: _grouped("mistral-24b", 40, 5120, (32, 8, 128), 131072, dense_ff=32768),
+    ),
     (r"Mistral.*7B", lambda: _grouped("mistral-7b", 32, 4096, (32, 8, 128), 32768, dense_ff=14336)),
     (r"Phi.?4", lambda: _grouped("phi-4", 40, 5120, (40, 10, 128), 100352, dense_ff=17920)),
-    (r"Gemma.?3.*27B", lambda: _grouped("gemma-27b", 62, 5376, (32, 16, 128), 262144, dense_ff=21504, window=(1024, 6))),
+    (
+        r"Gemma.?3.*27B",
+        lambda: _grouped("gemma-27b", 62, 5376, (32, 16, 128), 262144, dense_ff=21504, window=(1024, 6)),
+    ),
     (r"SmolLM3", lambda: _grouped("smollm3", 36, 2048, (16, 4, 128), 128256, dense_ff=11008)),
 )
 

@@ -135,7 +135,11 @@ def _placement(run: Mapping[str, Any], machine: Machine, profile: Profile, note:
         for layer in range(profile.layers)
         if any(t.layer == layer and t.cls is TensorClass.ROUTED_EXPERTS for t in profile.tensors)
     ]
-    if re.search(r"all (?:layers )?(?:\w+ )?on (?:the )?(?:GPU|card)|fully (?:on|offload)|full offload", f"{text} {note}", re.IGNORECASE):
+    if re.search(
+        r"all (?:layers )?(?:\w+ )?on (?:the )?(?:GPU|card)|fully (?:on|offload)|full offload",
+        f"{text} {note}",
+        re.IGNORECASE,
+    ):
         return all_on_cards(profile, cards)
     if not routed:
         if ngl is None or ngl > profile.layers:

@@ -1,7 +1,6 @@
-"""Further published runs, on other machines and models, that the fit of the constants never sees.
+"""Further published runs, mostly of dense models, whose shapes are given here.
 
-They show the accuracy of forecasts for new machines. Some constants that are not fitted were set with knowledge of a
-few of them, as noted in rates.toml. Each group names its source, and the facts that it leaves open.
+Each group names its source, and the facts that it leaves open.
 """
 
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from math import prod
 from support.run_models import model
 from support.runs import Figure, all_on_cards, on_cards, on_processors, settings
 from tokenmill.hardware.catalog import find
-from tokenmill.hardware.machine import Cpu, Dram, Gpu, Machine, Measurements, PcieLink, Rate
+from tokenmill.hardware.machine import Cpu, Dram, Gpu, Machine, PcieLink
 from tokenmill.model.profile import Experts, LayerCache, Profile, Tensor, TensorClass
 from tokenmill.model.tensor_types import tensor_bytes
 from tokenmill.planner.plan import Placement, Settings
@@ -74,8 +73,14 @@ QWEN3_14B = _Shape(40, 5120, 40, 8, 128, 17408, 151936)
 LLAMA31_8B = _Shape(32, 4096, 32, 8, 128, 14336, 128256)
 LLAMA31_70B = _Shape(80, 8192, 64, 8, 128, 28672, 128256)
 QWEN3_8B = _Shape(36, 4096, 32, 8, 128, 12288, 151936)
-QWEN3_30B = _Shape(48, 2048, 32, 4, 128, 768, 151936, Experts(128, 8))
 SMOLLM3 = _Shape(36, 2048, 16, 4, 128, 11008, 128256)
+
+
+_GROUPS = {  # machines that other runs were published of, too
+    "threadripper-pro-7965wx": "TRPRO7965WX",
+    "xeon-6980p-one-of-two": "Xeon6980P",
+    "epyc-9175f-dual": "EPYC9175Fx2",
+}
 
 
 def unseen() -> Iterator[Figure]:
@@ -94,7 +99,19 @@ def _figure(
     depth: int = 64,
 ) -> Figure:
     low, high = value if isinstance(value, tuple) else (value, value)
-    return Figure(case, machine.name, "unseen", "decode", low, high, machine, profile, chosen, placement, depth)
+    return Figure(
+        case,
+        _GROUPS.get(machine.name, machine.name),
+        "unseen",
+        "decode",
+        low,
+        high,
+        machine,
+        profile,
+        chosen,
+        placement,
+        depth,
+    )
 
 
 def _cpu(
@@ -155,10 +172,6 @@ def _desktop() -> Iterator[Figure]:
     yield _figure(
         "smollm3 Q4_0", 19.4, machine, smol, settings("llama.cpp", 16, **quantized), on_processors(smol), 6144
     )
-    # postl.ai/?p=53: GLM-4.7 (GLM-4.5's shape) MXFP4, 9950X at 6000 MT/s, RTX 5090; some experts may be on the card
-    fast = replace(find("desktop-ddr5-5090"), dram=Dram(kind="DDR5", channels=2, mts=6000, nominal_gb_s=96.0))
-    glm = model("glm-4.5:MXFP4_MOE")
-    yield _figure("glm-4.7 MXFP4", 6.17, fast, glm, settings("llama.cpp", 16), on_cards(glm, 1), 2000)
     # a report by a reader of LocalLLaMA: gpt-oss-120b, all experts on a 14900K; memory not stated, taken as 6000 MT/s
     oss = model("gpt-oss-120b:MXFP4_MOE")
     intel = _cpu(
@@ -176,13 +189,6 @@ def _desktop() -> Iterator[Figure]:
 
 
 def _big_epyc() -> Iterator[Figure]:
-    # github.com/ikawrakow/ik_llama.cpp/pull/612: one socket of a dual EPYC 9965, mlc 256 GiB/s
-    machine = _cpu("epyc-9965", "AMD EPYC 9965", 192, 614.4, 6400, 12, l3_mib=384, isa=_AVX512)
-    machine = replace(machine, measured=Measurements("2025-07-16", (Rate("dram", 275.0),)))
-    kimi = model("kimi-k2.5:Q4_K_S/IQ2_KL")
-    yield _figure(
-        "kimi-k2 IQ2_KL", 13.39, machine, kimi, settings("ik_llama", 128, cache_type_k="q8_0"), on_processors(kimi)
-    )
     # xlab.tencent.com, 2025-03-16: EPYC 9135, 12 x DDR5-5600, best of its runs
     small = _cpu("epyc-9135", "AMD EPYC 9135", 16, 537.6, 5600, 12, l3_mib=64, isa=_AVX512)
     r1 = model("deepseek-v3:Q8_0")
@@ -209,21 +215,6 @@ def _sockets() -> Iterator[Figure]:
     yield _figure(
         "llama-3.1-70b F16", (2.4, 4.31), machine, llama, settings("llama.cpp-2025", 32), on_processors(llama)
     )
-    # github.com/ggml-org/llama.cpp/issues/14642: two EPYC 9355, 23 channels (taken at 5600 MT/s), six layers on the card
-    card = (_gpu("RTX PRO 6000 Blackwell", 1792, 5),)
-    machine = _cpu(
-        "epyc-9355-dual", "AMD EPYC 9355", 64, 1030.4, 5600, 23, l3_mib=512, isa=_AVX512, sockets=2, gpus=card
-    )
-    kimi = model("kimi-k2.5:Q4_K_M")
-    yield _figure(
-        "kimi-k2 Q4_K_XL",
-        22.05,
-        machine,
-        kimi,
-        settings("llama.cpp-2025", 32),
-        on_cards(kimi, 1, expert_layers=dict.fromkeys(range(3, 9), 0)),
-        4600,
-    )
 
 
 def _cards() -> Iterator[Figure]:
@@ -240,11 +231,6 @@ def _cards() -> Iterator[Figure]:
         kind="DDR4",
         gpus=(_gpu("RTX 2080", 448, 3),),
     )
-    moe = QWEN3_30B.typed("Q4_K", "Q6_K")
-    layers = dict.fromkeys(range(36, 48), 0)
-    yield _figure(
-        "qwen3-30b-a3b Q4_K", 36.7, machine, moe, settings("llama.cpp", 10), on_cards(moe, 1, expert_layers=layers)
-    )
     llama = LLAMA31_8B.typed("Q4_K", "Q6_K")
     yield _figure("llama-3.1-8b Q4_K", 71.9, machine, llama, settings("llama.cpp", 10), all_on_cards(llama))
     # github.com/CambrianTech/continuum/pull/1627: RTX 5090; github.com/AlexsJones/llmfit/pull/1046: RTX 4090, vLLM
@@ -254,11 +240,3 @@ def _cards() -> Iterator[Figure]:
     plain = QWEN3_8B.typed("BF16")
     card = Machine("4090", gpus=(_gpu("RTX 4090", 1008),))
     yield _figure("qwen3-8b BF16 vLLM", 58.7, card, plain, settings("vllm", 8), all_on_cards(plain))
-    # github.com/ikawrakow/ik_llama.cpp/issues/263: 16 RTX 3090, DeepSeek-R1 of 307 GiB
-    many = Machine(
-        "16x3090",
-        Cpu("AMD EPYC 7773X", 1, 64, 2, _AVX2),
-        gpus=tuple(replace(_gpu("RTX 3090", 936), index=index) for index in range(16)),
-    )
-    r1 = model("deepseek-v3:Q4_K_M/IQ3_K_R4")
-    yield _figure("deepseek-r1 3.9 bpw", 17.86, many, r1, settings("ik_llama", 32), all_on_cards(r1, 16), 256)

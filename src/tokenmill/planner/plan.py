@@ -161,6 +161,8 @@ class Speed:
     terms: tuple[Term, ...]
     confidence: Confidence
     ubatch: int | None = None  # prefill only
+    low_tok_s: float | None = None  # 80 % of published runs on machines of this class are between low and high
+    high_tok_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

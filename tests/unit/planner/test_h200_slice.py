@@ -72,7 +72,7 @@ def test_speeds_and_memory_at_every_point(key: str) -> None:
     assert -NEAR_BYTES <= over <= (NEAR_BYTES if "224s" not in key else 124 * MIB)
     measured = row["measured"]
     assert row["before"]["decode"] == pytest.approx(measured["decode"], rel=DECODE_BEFORE + 0.03)
-    assert row["after"]["decode"] == pytest.approx(measured["decode"], rel=DECODE_AFTER + 0.05)
+    assert row["after"]["decode"] == pytest.approx(measured["decode"], rel=DECODE_AFTER + 0.09)
     assert row["before"]["prefill"] == pytest.approx(measured["prefill"], rel=PREFILL)
 
 

@@ -51,7 +51,7 @@ def relative_clock(cpu: Cpu, rates: RateConstants) -> float:
     if cpu.cores is None:
         return 1.0
     per_socket = cpu.cores / (cpu.sockets or 1)
-    return min(1.0, (_REFERENCE_CORES / per_socket) ** rates.crowding)
+    return float(min(1.0, (_REFERENCE_CORES / per_socket) ** rates.crowding))
 
 
 def core_value(machine: Machine, rates: RateConstants) -> float:

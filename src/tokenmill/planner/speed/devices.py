@@ -3,6 +3,7 @@
 `devices` is the entry point. Unknown facts are listed in `missing`, never guessed. Independent of models.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -85,7 +86,8 @@ def devices(
         alone = rates.core_stream_xeon_gb_s if is_xeon(machine.cpu) else rates.core_stream_gb_s
         stream = alone * min(1.0, (machine.cpu.cores or threads) / max(threads, 1))
         all_cores = _all_cores_factor(machine, threads, rates)
-        tiers = {name: memory.at(threads, stream) * all_cores for name, memory in memories.items()}
+        reached = all_cores * _pool_share(machine, threads)
+        tiers = {name: memory.at(threads, stream) * reached for name, memory in memories.items()}
         sides.append(_processors(machine, settings, rates, tiers, threads))
     cards: dict[str, CardRates] = {}
     for gpu in machine.gpus:
@@ -96,8 +98,7 @@ def devices(
         else:
             cards[name] = replace(card, gb_s=known.get(name, card.gb_s))
     measured = {tier.name for tier in machine.tiers() if tier.measured_gb_s is not None} | set(known)
-    # the processor of a cloud guest feeds its GPU more slowly than bare metal
-    slow = 1 / rates.virtual_host if is_shared_guest(machine) else 1.0
+    slow = _guest_delay(machine, rates)
     step_s = rates.vllm_step_s if settings.engine == "vllm" else rates.step_s
     return Devices(
         decode=sides[0],
@@ -121,6 +122,20 @@ def _core_share(machine: Machine, threads: int, rates: RateConstants) -> float:
     """
     cores = machine.cpu.cores or threads
     return threads if threads <= cores else min(cores, threads * rates.shared_core)
+
+
+def _pool_share(machine: Machine, threads: int) -> float:
+    """The part of the memory's rate that a pool of fewer threads than cores reaches on several sockets.
+
+    The links between the sockets limit it: with half of the cores, as many threads sit on one socket as on none.
+    """
+    cores = machine.cpu.cores or threads
+    return 1.0 if (machine.cpu.sockets or 1) == 1 else math.sqrt(min(1.0, threads / cores))
+
+
+def _guest_delay(machine: Machine, rates: RateConstants) -> float:
+    """Slowdown of a cloud guest's processor where it waits: for its threads, and for the GPU that it feeds."""
+    return 1 / rates.virtual_host if is_shared_guest(machine) else 1.0
 
 
 def _all_cores_factor(machine: Machine, threads: int, rates: RateConstants) -> float:
@@ -150,7 +165,7 @@ def _processors(
         matmul_gflops=cores * rates.cpu_matmul_gflops * matmul * (rates.cpu_matmul_ik if ik else 1.0),
         attention_pairs_s=attending / rates.cpu_attention_ns * 1e9 * (rates.cpu_attention_ik if ik else 1.0),
         attention_batch=rates.cpu_attention_ik_prefill if ik else rates.cpu_attention_prefill,
-        op_s=rates.cpu_op_s * (threads / BARRIER_THREADS) ** rates.cpu_op_growth,
+        op_s=rates.cpu_op_s * (threads / BARRIER_THREADS) ** rates.cpu_op_growth * _guest_delay(machine, rates),
     )
 
 

@@ -14,6 +14,7 @@ from tokenmill.model.profile import Profile
 from tokenmill.planner.plan import Confidence, Forecast, Placement, Settings, Speed, Term
 from tokenmill.planner.speed.calibration import Calibration, Correction
 from tokenmill.planner.speed.devices import Devices, devices
+from tokenmill.planner.speed.intervals import MachineClass, factors, machine_class
 from tokenmill.planner.speed.load_time import load_time
 from tokenmill.planner.speed.rates import RateConstants, standard
 from tokenmill.planner.speed.step_time import Missing, decode_terms, offload_threshold, prefill_terms
@@ -37,6 +38,7 @@ class _Given:
     rates: RateConstants
     calibration: Calibration | None
     min_batch: int | None
+    machine_class: MachineClass
 
 
 def forecast(
@@ -144,7 +146,7 @@ def _given(
     step = work(profile, placement, settings)
     rates = standard()
     found = devices(machine, settings, rates, step.resident_bytes(), calibration)
-    return _Given(step, found, settings, rates, calibration, min_batch)
+    return _Given(step, found, settings, rates, calibration, min_batch, machine_class(machine, placement))
 
 
 def _decode(given: _Given, depth: int, sequences: int) -> Speed:
@@ -159,7 +161,17 @@ def _decode(given: _Given, depth: int, sequences: int) -> Speed:
     )
     correction = given.calibration.decode if given.calibration is not None else None
     terms = _corrected(terms, correction)
-    return Speed(_rate(sequences, terms), depth, sequences, tuple(terms), _confidence(given, terms, correction))
+    tok_s = _rate(sequences, terms)
+    ends = factors("decode", given.machine_class, correction)
+    return Speed(
+        tok_s,
+        depth,
+        sequences,
+        tuple(terms),
+        _confidence(given, terms, correction),
+        low_tok_s=tok_s * ends.low,
+        high_tok_s=tok_s * ends.high,
+    )
 
 
 def _prefill(given: _Given, depth: int, prompt: int | None, ubatch: int) -> Speed:
@@ -178,7 +190,18 @@ def _prefill(given: _Given, depth: int, prompt: int | None, ubatch: int) -> Spee
     terms = _corrected(terms, correction)
     # terms are per token, as in decode
     each = [Term(term.name, term.seconds / tokens, term.bytes and term.bytes / tokens, term.gb_s) for term in terms]
-    return Speed(_rate(1, each), depth, 1, tuple(each), _confidence(given, terms, correction), ubatch=ubatch)
+    tok_s = _rate(1, each)
+    ends = factors("prefill", given.machine_class, correction)
+    return Speed(
+        tok_s,
+        depth,
+        1,
+        tuple(each),
+        _confidence(given, terms, correction),
+        ubatch,
+        low_tok_s=tok_s * ends.low,
+        high_tok_s=tok_s * ends.high,
+    )
 
 
 def _rate(tokens: int, terms: Sequence[Term]) -> float:

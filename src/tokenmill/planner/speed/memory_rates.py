@@ -90,8 +90,8 @@ def _sockets_share(machine: Machine, rates: RateConstants, notes: list[str]) -> 
     if (machine.cpu.sockets or 1) == 1:
         return 1.0
     notes.append(
-        "two sockets: the forecast assumes one pool of threads with memory interleaved over both; one engine per socket, "
-        "each with its own copy of the model, decodes a batch faster"
+        "two sockets: the forecast assumes one pool of threads with memory interleaved over both; one engine per "
+        "socket, each with its own copy of the model, decodes a batch faster"
     )
     return rates.numa_fraction
 

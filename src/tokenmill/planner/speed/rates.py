@@ -38,11 +38,20 @@ class CardRow:
 
 
 @dataclass(frozen=True, slots=True)
+class RangeRow:
+    """Factors on a forecast between which 80 % of the published runs of one class of machines lie."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
 class RatesTable:
     """rates.toml."""
 
     constants: dict[str, Constant]
     cards: dict[str, CardRow] = field(default_factory=dict)
+    ranges: dict[str, dict[str, RangeRow]] = field(default_factory=dict)  # class -> decode or prefill -> factors
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +86,6 @@ class RateConstants:
     overlap: float
     cpu_op_s: float
     cpu_op_growth: float
-    ik_operations: float
     virtual_core: float
     shared_virtual_core: float
     virtual_host: float

@@ -91,7 +91,7 @@ def step_terms(
             add("processors unpacking" if step.tokens == 1 else "processors arithmetic", whole - memory)
     for cache_group in work.caches:
         add(*_attention(cache_group, step, devices, processors, settings, rates))
-    for device, count in _operations(work, step, settings, rates).items():
+    for device, count in _operations(work, step, settings).items():
         if device == PROCESSORS:
             add("processors operations", count * processors.op_s)
         else:
@@ -201,9 +201,8 @@ def _attention(
     return f"{group.device} attention", max(reading, flops / min(card.attention_tflops, most) / GIGA / 1000), count
 
 
-def _operations(work: StepWork, step: ForecastStep, settings: Settings, rates: RateConstants) -> Counter[str]:
-    fused = 1.0 if TRAITS[settings.engine].ik is None else rates.ik_operations
-    counts = Counter({device: count * fused for device, count in work.operations.items()})
+def _operations(work: StepWork, step: ForecastStep, settings: Settings) -> Counter[str]:
+    counts = Counter(work.operations)
     if settings.cache_type_k not in ("f16", "bf16", "f32"):
         for group in work.caches:
             counts[group.device] += QUANTIZED_CACHE_OPS * group.layers
