@@ -215,7 +215,7 @@ def speeds_of(forecast: Forecast, settings: Settings) -> list[RenderableType]:
             table = Table(f"{name} tok/s at depth", box=None, pad_edge=False)
             for speed in alone:
                 table.add_column(f"{speed.depth:,}", justify="right")
-            table.add_row(alone[0].confidence, *(_rate(speed) for speed in alone))
+            table.add_row(alone[0].confidence, *(_with_range(speed) for speed in alone))
             parts.append(table)
     if forecast.jobs:
         parts.append(_jobs(forecast.jobs))
@@ -225,6 +225,9 @@ def speeds_of(forecast: Forecast, settings: Settings) -> list[RenderableType]:
         for speed in together:
             table.add_column(str(speed.sequences), justify="right")
         table.add_row("decode tok/s, total", *(_rate(speed) for speed in together))
+        if all(speed.low_tok_s is not None for speed in together):
+            table.add_row("lowest likely", *(_figure(speed.low_tok_s or 0) for speed in together))
+            table.add_row("highest likely", *(_figure(speed.high_tok_s or 0) for speed in together))
         parts.append(table)
     if forecast.load_cold_s is not None:
         warm = f", {format_seconds(forecast.load_warm_s)} with a warm page cache" if forecast.load_warm_s else ""
@@ -247,6 +250,13 @@ def _jobs(jobs: Sequence[JobTime]) -> Table:
 
 def _rate(speed: Speed) -> str:
     return _figure(speed.tok_s)
+
+
+def _with_range(speed: Speed) -> str:
+    """The speed and its range: 12.7 (10.9-14.1)."""
+    if speed.low_tok_s is None or speed.high_tok_s is None:
+        return _rate(speed)
+    return f"{_rate(speed)} ({_figure(speed.low_tok_s)}-{_figure(speed.high_tok_s)})"
 
 
 def _figure(tok_s: float) -> str:
