@@ -212,10 +212,11 @@ def speeds_of(forecast: Forecast, settings: Settings) -> list[RenderableType]:
     for name, speeds in shown:
         alone = [speed for speed in speeds if speed.sequences == 1 and speed.ubatch in (None, settings.ubatch)]
         if alone:
-            table = Table(f"{name} tok/s at depth", box=None, pad_edge=False)
+            title = f"{name} tok/s at depth ({alone[0].confidence}), with the likely range"
+            table = Table(title=title, title_justify="left", title_style="", box=None, pad_edge=False)
             for speed in alone:
                 table.add_column(f"{speed.depth:,}", justify="right")
-            table.add_row(alone[0].confidence, *(_with_range(speed) for speed in alone))
+            table.add_row(*(_with_range(speed) for speed in alone))
             parts.append(table)
     if forecast.jobs:
         parts.append(_jobs(forecast.jobs))
