@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import get_args
@@ -168,6 +169,20 @@ def test_a_plan_is_verified(name: str, tmp_path: Path) -> None:
     assert [(row.tier, row.item, row.agrees) for row in away.rows] == [("all", "weights", True), ("all", "kv", True)]
     (note,) = away.notes
     assert "2" in note
+
+
+PREDICTING = ["qwen3.5-35b-a3b:Q4_K_M", "glm-4.5:Q4_K_M", "deepseek-v3.2:Q4_K_M", "nemotron-3-super-120b-a12b:Q4_K_M"]
+
+
+@pytest.mark.parametrize("name", PREDICTING)
+def test_prediction_layers_are_loaded_and_cached_as_planned(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "ghost.gguf"
+    ghost.write(name, path)
+    profile = read(path)
+    drafting = replace(settings(8192, 2), mtp=True, draft_tokens=3)
+    found = verify(placed(profile, drafting), path)
+    differences = {row.item: row.difference for row in found.rows}
+    assert differences == pytest.approx({"weights": 0, "kv": 0, "compute": 0, "repack": 0, "draft": 0}, abs=0.001)
 
 
 @pytest.mark.parametrize("kind", get_args(SyntheticKind))

@@ -2,7 +2,7 @@
 
 from tokenmill.hardware.machine import Dram, Gpu, Machine
 from tokenmill.model.profile import Profile
-from tokenmill.planner.goal import Goal
+from tokenmill.planner.goal import Goal, Speculation
 from tokenmill.planner.memory.costs import MemoryCosts
 from tokenmill.planner.memory.ledger import ledger
 from tokenmill.planner.placement import assemble
@@ -39,7 +39,8 @@ def placed(profile: Profile, wanted: Settings, cards: int = 0, first: int = 0, r
         f"gpu{(layer - first) * cards // (count - first)}" if cards and layer >= first else "dram"
         for layer in range(count)
     ]
-    placement = assemble(profile, "dram", layers, layers[-1], frozenset(resident))
-    goal = Goal(context=wanted.context)
+    placement = assemble(profile, "dram", layers, layers[-1], frozenset(resident), predicts=wanted.mtp)
+    drafts = Speculation(wanted.draft_tokens or 0) if wanted.mtp else None
+    goal = Goal(context=wanted.context, speculation=drafts)
     accounted = ledger(machine, MemoryCosts(profile, wanted), placement, goal)
     return Plan(machine, profile, goal, wanted, placement, accounted, Forecast((), (), None, None, None), ())

@@ -13,7 +13,8 @@ from typing import Any, Self, TypedDict, get_args, get_type_hints
 
 from tokenmill.config import MAX_THREADS, Config, EngineConfig, EngineEntry, ReserveConfig
 from tokenmill.errors import UsageError
-from tokenmill.planner.goal import DialectName, Goal
+from tokenmill.model.read import read
+from tokenmill.planner.goal import DialectName, Goal, Speculation
 from tokenmill.units import MIB, parse_bytes
 
 ENGINES: dict[str, DialectName] = {
@@ -42,6 +43,16 @@ _ENTRY_KEYS = (
     "port",
 )
 """Keys of `[[engines]]` that are options of the same name."""
+_AT_LEAST_ONE = (
+    "context",
+    "sequences",
+    "ubatch",
+    "batch",
+    "threads",
+    "threads_batch",
+    "tensor_parallel",
+    "draft_tokens",
+)
 _SIZES = ("reserve_ram", "margin", "cache_ram", "moe_cache")
 
 
@@ -129,6 +140,15 @@ class PlanOptions:
     allow_disk: bool = False
     """Leave experts that do not fit in memory on disk."""
 
+    mtp: bool = False
+    """Draft tokens with the model's layers for multi-token prediction (llama-server and ik_llama)."""
+
+    draft_model: str | None = None
+    """A small model of the same vocabulary that drafts tokens (llama-server and ik_llama)."""
+
+    draft_tokens: int | None = None
+    """Tokens drafted per step with --mtp or --draft-model. [default: 3]"""
+
     own_fit: bool = False
     """Let the engine place layers by its own rule (ik_llama.cpp's --fit)."""
 
@@ -174,6 +194,7 @@ class PlanOptions:
             mlock=self.mlock,
             repack=self.repack,
             allow_disk=self.allow_disk,
+            speculation=self._speculation(),
             own_fit=self.own_fit,
             fit_margin_bytes=tuple(size * MIB for size in margins),
             gpu_memory_utilization=self.gpu_memory_utilization,
@@ -192,8 +213,30 @@ class PlanOptions:
             )
         return replace(read, reserve_ram_bytes=self.reserve_ram or 0, gpu_margin_bytes=self.margin)
 
+    def _speculation(self) -> Speculation | None:
+        """What drafts tokens; the draft model's header is read."""
+        if not self.mtp and self.draft_model is None:
+            if self.draft_tokens is not None:
+                raise UsageError("draft_tokens needs mtp or draft_model", hint="set one of them as well")
+            return None
+        if self.mtp and self.draft_model is not None:
+            raise UsageError("mtp and draft_model contradict each other", hint="set only one of them")
+        tokens = Speculation().tokens if self.draft_tokens is None else self.draft_tokens
+        if self.draft_model is None:
+            return Speculation(tokens)
+        return Speculation(tokens, read(self.draft_model), self.draft_model)
+
     def _check(self) -> None:
-        for name in ("context", "sequences", "ubatch", "batch", "threads", "threads_batch", "tensor_parallel"):
+        for name in (
+            "context",
+            "sequences",
+            "ubatch",
+            "batch",
+            "threads",
+            "threads_batch",
+            "tensor_parallel",
+            "draft_tokens",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name} must be at least 1 (got {value})")
@@ -302,6 +345,9 @@ class EngineArguments(TypedDict, total=False):
     repack: bool | None
     mlock: bool
     allow_disk: bool
+    mtp: bool
+    draft_model: str | Path | None
+    draft_tokens: int | None
     own_fit: bool
     fit_margin: str | None
     gpu_memory_utilization: float

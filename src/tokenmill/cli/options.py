@@ -73,7 +73,7 @@ _PANELS = {
     SETTINGS: "context max_context sequences ubatch batch cache_type cache_type_k cache_type_v point",
     HARDWARE: "threads threads_batch cpu_only gpus reserve_ram reserve_cores margin cache_ram moe_cache "
     "mmap repack mlock allow_disk",
-    SERVERS: "own_fit fit_margin gpu_memory_utilization tensor_parallel",
+    SERVERS: "mtp draft_model draft_tokens own_fit fit_margin gpu_memory_utilization tensor_parallel",
 }
 
 

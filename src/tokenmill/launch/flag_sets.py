@@ -38,7 +38,9 @@ NEWER: dict[DialectName, set[str]] = {
 """Flags in the captured list that a dialect does not have yet."""
 
 REMOVED: dict[DialectName, dict[str, int]] = {
-    name: {"-fmoe": 0, "--fused-moe": 0} for name in ("ik_llama-2026-04", "ik_llama-2026-03", "ik_llama-2025")
+    "ik_llama-2026-04": {"-fmoe": 0, "--fused-moe": 0, "-mtp": 0},
+    "ik_llama-2026-03": {"-fmoe": 0, "--fused-moe": 0, "-mtp": 0},
+    "ik_llama-2025": {"-fmoe": 0, "--fused-moe": 0},
 }
 """Flags of a dialect that were removed before the captured build, with the number of their values."""
 

@@ -11,6 +11,7 @@ from tokenmill.launch.dialect import (
 )
 from tokenmill.launch.flag_sets import FlagSet
 from tokenmill.launch.layers import ALL_LAYERS
+from tokenmill.launch.speculation import add_speculation
 from tokenmill.planner.compute_graph.engines import TRAITS
 from tokenmill.planner.compute_graph.ik_options import IkOptions
 from tokenmill.planner.plan import Command, Plan
@@ -36,6 +37,7 @@ def spell(plan: Plan, *, model: str, host: str, port: int, binary: str | None, f
     if plan.profile.experts is not None:
         _experts(line, options)
     _place(line, plan)
+    add_speculation(line, plan)
     add_numa_flags(line, plan)
     line.add_if_known("--jinja")
     line.add_if_known("--metrics")

@@ -11,6 +11,7 @@ from tokenmill.launch.dialect import (
     visible_gpus,
 )
 from tokenmill.launch.flag_sets import FlagSet
+from tokenmill.launch.speculation import add_speculation
 from tokenmill.planner.plan import Command, Plan
 from tokenmill.units import MIB
 
@@ -29,6 +30,7 @@ def spell(plan: Plan, *, model: str, host: str, port: int, binary: str | None, f
     if plan.settings.moe_cache_bytes:
         line.add("--moe-cache-mib", plan.settings.moe_cache_bytes // MIB)
     _place(line, plan)
+    add_speculation(line, plan)
     add_numa_flags(line, plan)
     line.add_if_known("--jinja")
     line.add_if_known("--metrics")

@@ -74,6 +74,7 @@ def describe(headers: Sequence[GgufHeader], *, format: ModelFormat = "gguf") -> 
     layers, guesses = _layers(numbers, names, first.source)
     experts, expert_guesses = _experts(numbers, [(entry.name, entry.shape) for _, _, entry in entries], first.source)
     cache = layout(first.keys, architecture, layers)
+    predicts = any(name.endswith("nextn.eh_proj.weight") for name in names)
     return Profile(
         name=_short(first.text("general.name")) or Path(first.source).stem,
         format=format,
@@ -95,6 +96,7 @@ def describe(headers: Sequence[GgufHeader], *, format: ModelFormat = "gguf") -> 
         files=tuple(ModelFile(header.source, header.file_bytes) for header in headers),
         layers=layers,
         cache=cache.layers,
+        prediction=cache.prediction if predicts else (),
         experts=experts,
         embedding_length=numbers.largest("embedding_length"),
         heads=numbers.largest("attention.head_count"),

@@ -5,7 +5,7 @@ interpretation of the keys. Unknown architectures are treated as ordinary attent
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tokenmill.model.gguf import MetadataValue
 from tokenmill.model.profile import LayerCache
@@ -100,6 +100,7 @@ class CacheLayout:
 
     layers: tuple[LayerCache, ...]
     guesses: tuple[str, ...] = ()
+    prediction: tuple[LayerCache, ...] = ()  # of the layers for multi-token prediction
 
 
 class _Keys:
@@ -136,7 +137,13 @@ def layout(keys: Mapping[str, MetadataValue], architecture: str, layers: int) ->
     found = tuple(_layer(values, architecture, index) for index in range(layers))
     if any(layer is None for layer in found):
         guesses.append("the keys do not determine the size of the KV cache, so it counts as 0")
-    return CacheLayout(tuple(layer or LayerCache("none") for layer in found), tuple(guesses))
+    predicting = range(layers, layers + (values.number("nextn_predict_layers") or 0))
+    # they do not use sparse attention
+    prediction = tuple(
+        replace(_attention(values, architecture, index) or LayerCache("none"), indexer_elements=0, indexer_top_k=0)
+        for index in predicting
+    )
+    return CacheLayout(tuple(layer or LayerCache("none") for layer in found), tuple(guesses), prediction)
 
 
 def _layer(keys: _Keys, architecture: str, index: int) -> LayerCache | None:
@@ -147,6 +154,11 @@ def _layer(keys: _Keys, architecture: str, index: int) -> LayerCache | None:
         return LayerCache("none")
     if architecture == "deepseek4":
         return _compressed(keys, index)
+    return _attention(keys, architecture, index)
+
+
+def _attention(keys: _Keys, architecture: str, index: int) -> LayerCache | None:
+    """Latent, windowed or ordinary attention; None if the keys do not determine its size."""
     lora = keys.number("attention.kv_lora_rank", index)
     rope = keys.number("rope.dimension_count", index)
     if lora and keys.number("attention.key_length_mla") and rope:

@@ -127,6 +127,7 @@ class Profile:
     files: tuple[ModelFile, ...]
     layers: int
     cache: tuple[LayerCache, ...]  # one per decoding layer, without multi-token-prediction layers
+    prediction: tuple[LayerCache, ...] = ()  # one per multi-token-prediction layer
     experts: Experts | None = None
     embedding_length: int | None = None
     heads: int | None = None

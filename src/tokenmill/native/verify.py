@@ -6,7 +6,7 @@ over all tiers, and compute buffers are not compared.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -15,11 +15,12 @@ from tokenmill.engine.fit_params import Buffer, run_dry, run_fit_params
 from tokenmill.errors import UsageError
 from tokenmill.model.profile import Profile, TensorClass
 from tokenmill.native.llama.dry_run import ContextProjection, DryRun, project
+from tokenmill.planner.memory.drafting import draft_context
 from tokenmill.planner.memory.kv_cells import context_of
 from tokenmill.planner.plan import Item, Placement, Plan
 from tokenmill.units import MIB
 
-ComparedItem = Literal["weights", "kv", "compute", "repack"]
+ComparedItem = Literal["weights", "kv", "compute", "repack", "draft"]
 ITEMS: tuple[ComparedItem, ...] = ("weights", "kv", "compute", "repack")
 # What must hold: (share of the projection, or bytes, whichever is more).
 TOLERANCE: dict[ComparedItem, tuple[float, int]] = {
@@ -27,6 +28,7 @@ TOLERANCE: dict[ComparedItem, tuple[float, int]] = {
     "kv": (0.001, 0),
     "compute": (0.1, 64 * MIB),
     "repack": (0.001, 0),
+    "draft": (0.1, 64 * MIB),
 }
 # The engine's words for what the ledger counts in finer items.
 _LEDGER_ITEMS: dict[ComparedItem, tuple[Item, ...]] = {
@@ -34,6 +36,7 @@ _LEDGER_ITEMS: dict[ComparedItem, tuple[Item, ...]] = {
     "kv": ("kv",),
     "compute": ("compute", "staging"),
     "repack": ("repack",),
+    "draft": ("draft",),
 }
 HOST = "host"
 ALL = "all"
@@ -110,7 +113,7 @@ def verify(
                 f"this llama.cpp sees {there or 'no'} GPU{'s' * (there != 1)}, the plan uses {len(gpus)}:"
                 " sums over all memories are compared, and no compute buffers"
             )
-            wanted = DryRun(wanted.contexts, repack=wanted.repack)
+            wanted = DryRun(wanted.contexts, repack=wanted.repack, mtp=wanted.mtp)
             summed = True
     answer = project(model, wanted, library=library, header=header)
     found = answer.contexts[0]
@@ -118,6 +121,8 @@ def verify(
         notes.append("sizes are from the log, to a hundredth of a MiB; weights are one sum")
         summed = True
     rows = compare(plan, found, summed=summed)
+    if len(answer.contexts) > 1 and not summed:
+        rows = (*rows, *_compare_draft(plan, answer.contexts[1]))
     return Verification(rows, answer.library, answer.version, found.source, tuple(notes))
 
 
@@ -158,8 +163,10 @@ def request(plan: Plan, *, outputs: int | None = None, unified: bool = True) -> 
     profile = plan.profile
     gpus = placement.gpus
     context = context_of(plan.settings, outputs=outputs, unified=unified)
+    mtp = plan.settings.mtp
+    contexts = (context, draft_context(plan.settings, prediction=True)) if mtp else (context,)
     if not gpus:
-        return DryRun((context,), repack=plan.settings.repack)
+        return DryRun(contexts, repack=plan.settings.repack, mtp=mtp)
     # Multi-token-prediction layers are numbered between the last layer and the output.
     idle = 1 + max((tensor.layer for tensor in profile.tensors if tensor.layer is not None), default=-1)
     idle = max(0, idle - len(placement.layers))
@@ -167,16 +174,17 @@ def request(plan: Plan, *, outputs: int | None = None, unified: bool = True) -> 
     last = gpus.index(placement.head) if placement.head in gpus else len(gpus) - 1
     counts[last] += idle + 1
     return DryRun(
-        (context,),
+        contexts,
         repack=plan.settings.repack,
+        mtp=mtp,
         gpus=tuple(int(gpu[3:]) for gpu in gpus),
         gpu_layers=sum(counts),
         tensor_split=tuple(float(count) for count in counts),
-        overrides=overrides(profile, placement),
+        overrides=overrides(profile, placement, mtp=mtp),
     )
 
 
-def overrides(profile: Profile, placement: Placement) -> tuple[tuple[str, str], ...]:
+def overrides(profile: Profile, placement: Placement, *, mtp: bool = False) -> tuple[tuple[str, str], ...]:
     """Patterns for tensors that are not stored on the device that computes with them."""
     names = {gpu: f"GPU{index}" for index, gpu in enumerate(placement.gpus)}
     elsewhere: dict[tuple[str, str], list[int]] = {}  # (short name, device) -> layers
@@ -184,7 +192,8 @@ def overrides(profile: Profile, placement: Placement) -> tuple[tuple[str, str], 
     for tensor, home in zip(profile.tensors, placement.homes, strict=True):
         computed = names.get(placement.device_of(tensor), "CPU")
         device = names.get(home, "CPU")
-        if device == computed or tensor.cls in (TensorClass.EMBEDDING, TensorClass.MTP):
+        idle = tensor.cls is TensorClass.MTP and not mtp
+        if device == computed or tensor.cls is TensorClass.EMBEDDING or idle:
             continue  # llama.cpp keeps embeddings on the host and skips prediction layers itself
         if tensor.layer is None:
             patterns.append((f"^{re.escape(tensor.name)}$", device))
@@ -213,6 +222,14 @@ def compare(plan: Plan, found: ContextProjection, *, summed: bool = False) -> tu
             if predicted or (projected and item != "repack"):
                 rows.append(Comparison(tier, item, predicted, projected))
     return tuple(rows)
+
+
+def _compare_draft(plan: Plan, found: ContextProjection) -> Iterator[Comparison]:
+    """Compare the cache and the buffer of the context that drafts tokens, where its layers are."""
+    for position, tier in ((None, HOST), *enumerate(plan.placement.gpus)):
+        if predicted := _predicted(plan, tier, "draft"):
+            mine = [buffer for buffer in found.buffers if buffer.gpu == position]
+            yield Comparison(tier, "draft", predicted, _projected(mine, "kv") + _projected(mine, "compute"))
 
 
 def _predicted(plan: Plan, tier: str | None, item: ComparedItem) -> int:

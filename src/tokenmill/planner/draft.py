@@ -11,6 +11,7 @@ from tokenmill.planner import vllm
 from tokenmill.planner.compute_graph.ik_memory import fit_sizes, free_at_start, own_fit
 from tokenmill.planner.goal import Goal
 from tokenmill.planner.memory.costs import IkCosts, MemoryCosts, costs_of
+from tokenmill.planner.memory.drafting import check_speculation, draft_bytes
 from tokenmill.planner.memory.ledger import ledger
 from tokenmill.planner.placement import assemble, host_tier, spill, usable_gpus
 from tokenmill.planner.plan import Decision, Ledger, Placement, Settings, Shortfall
@@ -39,10 +40,12 @@ def make_draft(
     A given `placement` is kept and only its bytes are counted. With `even=False` the search for a placement is faster
     but fills the GPUs less evenly.
     """
+    check_speculation(profile, goal)
     gpus = usable_gpus(machine, goal)
     settings, decisions = choose_settings(machine, profile, goal, with_gpu=bool(gpus))
     if goal.engine == "vllm":
         return _vllm_draft(machine, profile, goal, settings, decisions)
+    decisions = (*decisions, *_speculation_decision(goal))
     costs = costs_of(profile, settings)
     given = placement is not None
     if placement is None:
@@ -58,6 +61,18 @@ def make_draft(
         settings = replace(settings, offload_min_batch=rows)
         decisions = (*decisions, *_offload_decision(machine, profile, settings, placement))
     return PlanDraft(settings, placement, found, decisions, tuple(_shortfalls(machine, found)))
+
+
+def _speculation_decision(goal: Goal) -> Iterator[Decision]:
+    """What drafts tokens, if anything does."""
+    wanted = goal.speculation
+    if wanted is not None:
+        source = "layers for multi-token prediction" if wanted.model is None else wanted.model.name
+        yield Decision(
+            "speculative decoding",
+            f"{wanted.tokens} tokens per step, drafted by {source}",
+            "the forecast does not count them, because their gain depends on how many the model accepts",
+        )
 
 
 def _offload_decision(
@@ -109,18 +124,19 @@ def _place(
     count = profile.layers
     if not gpus:
         why = "--cpu-only" if goal.cpu_only else "the goal allows no GPU" if machine.gpus else "the machine has no GPU"
-        return assemble(profile, host, [host] * count, host, frozenset()), (
+        return assemble(profile, host, [host] * count, host, frozenset(), predicts=costs.settings.mtp), (
             Decision("placement", f"all in {host}", why),
         )
     if goal.own_fit:
         return _own_fit(machine, goal, costs, gpus)
     layers = [Layer(costs.base(index), costs.experts(index)) for index in range(count)]
     every = range(count)
+    drafting = costs.prediction + draft_bytes(profile, costs.settings, goal.speculation)
     overhead = {
         (head, staged): max(costs.runtime(len(gpus), machine.capability(gpu)) for gpu in gpus)
         + costs.growth(every)
         + costs.compute(every, head=head)
-        + (costs.head if head else 0)
+        + (costs.head + drafting if head else 0)
         + (costs.staging(every, head=head, staged=every) if staged else 0)
         for head in (False, True)
         for staged in (False, True)
@@ -139,7 +155,7 @@ def _place(
         devices += [gpu] * (share.stop - share.start)
         resident.update(share.experts)
     head = devices[-1]
-    placement = assemble(profile, host, devices, head, frozenset(resident))
+    placement = assemble(profile, host, devices, head, frozenset(resident), predicts=costs.settings.mtp)
     return placement, (_placement_reason(profile, found.first, found.expert_layers, host),)
 
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from tokenmill.model.profile import Profile
 from tokenmill.planner.compute_graph.ik_options import IkOptions
 from tokenmill.units import GIB, MIB
 
@@ -13,6 +14,15 @@ DialectName = Literal[
 llama.cpp-2025 stored K and V of a latent cache separately; ik_llama.cpp added `--fit` in March 2026, and since April it
 no longer counts the compute buffer.
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """Speculative decoding: what drafts tokens, and how many per step."""
+
+    tokens: int = 3
+    model: Profile | None = None  # None: the model's own layers for multi-token prediction
+    source: str | None = None  # where the draft model's file is
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +60,7 @@ class Goal:
     state_ids: int | None = None  # sequences and kept prefixes with a recurrent state each; None: sequences only
     gpu_memory_utilization: float = 0.9  # vLLM
     tensor_parallel: int = 1  # vLLM
+    speculation: Speculation | None = None
     total_cells: int | None = None  # KV cells of all sequences; None: the full context for each
     shared_tokens: int = 0  # beginning that all sequences share, with `total_cells`
 

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tokenmill.hardware.machine import Machine
+from tokenmill.model.architectures import classify
 from tokenmill.model.profile import Profile, Tensor, TensorClass
 from tokenmill.planner.goal import OS_RESERVE_BYTES, OS_RESERVE_SHARE, Goal
 from tokenmill.planner.plan import Placement
@@ -34,9 +35,25 @@ def usable_gpus(machine: Machine, goal: Goal) -> tuple[str, ...]:
     return () if goal.cpu_only else tuple(f"gpu{index}" for index in allowed)
 
 
-def assemble(profile: Profile, host: str, layers: Sequence[str], head: str, resident: frozenset[int]) -> Placement:
-    """Build a placement from the device of every layer and the layers whose experts live with them."""
-    homes = tuple(_home(tensor, host, layers, head, resident) for tensor in profile.tensors)
+def assemble(
+    profile: Profile,
+    host: str,
+    layers: Sequence[str],
+    head: str,
+    resident: frozenset[int],
+    *,
+    predicts: bool = False,
+) -> Placement:
+    """Build a placement from the device of every layer and the layers whose experts live with them.
+
+    `predicts`: layers for multi-token prediction are used; engines put them on the last layer's device.
+    """
+    used = [*layers]
+    if predicts and layers:
+        first = len(layers)
+        used += [layers[-1]] * len(profile.prediction)
+        resident |= frozenset(range(first, len(used))) if first - 1 in resident else frozenset()
+    homes = tuple(_home(tensor, host, used, head, resident) for tensor in profile.tensors)
     return Placement(homes, tuple(layers), head)
 
 
@@ -47,9 +64,14 @@ def _home(tensor: Tensor, host: str, layers: Sequence[str], head: str, resident:
         return head
     if tensor.layer >= len(layers):
         return host  # multi-token prediction layers are not used
-    if tensor.cls is EXPERTS and tensor.layer not in resident:
+    # experts of prediction layers are told by their shape
+    if (tensor.cls is EXPERTS or _is_predicting_expert(tensor)) and tensor.layer not in resident:
         return host
     return layers[tensor.layer]
+
+
+def _is_predicting_expert(tensor: Tensor) -> bool:
+    return tensor.cls is TensorClass.MTP and classify(tensor.name, tensor.shape) is EXPERTS
 
 
 def spill(

@@ -18,8 +18,18 @@ from tokenmill.planner.compute_graph.ik_options import IkOptions
 from tokenmill.planner.goal import DialectName, Goal
 from tokenmill.planner.speed.calibration import Calibration
 
-Item = Literal["weights", "kv", "compute", "staging", "repack", "prompt_cache", "runtime", "reserve"]
-ITEMS: tuple[Item, ...] = ("weights", "kv", "compute", "staging", "repack", "prompt_cache", "runtime", "reserve")
+Item = Literal["weights", "kv", "compute", "draft", "staging", "repack", "prompt_cache", "runtime", "reserve"]
+ITEMS: tuple[Item, ...] = (
+    "weights",
+    "kv",
+    "compute",
+    "draft",
+    "staging",
+    "repack",
+    "prompt_cache",
+    "runtime",
+    "reserve",
+)
 Confidence = Literal["measured", "calibrated", "estimated"]
 
 
@@ -50,6 +60,9 @@ class Settings:
     state_ids: int | None = None  # recurrent states in memory; None: one per sequence
     gpu_memory_utilization: float = 0.9
     tensor_parallel: int = 1
+    mtp: bool = False  # layers for multi-token prediction draft tokens
+    draft_model: str | None = None  # the file of a model that drafts tokens
+    draft_tokens: int | None = None  # drafted per step; None: no speculative decoding
     total_cells: int | None = None  # KV cells of all sequences; None: the full context for each
     shared_tokens: int = 0  # beginning that all sequences share, with `total_cells`
 

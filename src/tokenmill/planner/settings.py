@@ -54,6 +54,9 @@ def choose_settings(
         state_ids=goal.state_ids if any(layer.kind == "recurrent" for layer in profile.cache) else None,
         gpu_memory_utilization=goal.gpu_memory_utilization,
         tensor_parallel=goal.tensor_parallel,
+        mtp=goal.speculation is not None and goal.speculation.model is None,
+        draft_model=None if goal.speculation is None else goal.speculation.source,
+        draft_tokens=None if goal.speculation is None else goal.speculation.tokens,
         total_cells=goal.total_cells,
         shared_tokens=goal.shared_tokens,
     )

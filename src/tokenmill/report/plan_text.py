@@ -24,6 +24,7 @@ NAMES = {
     "weights": "weights",
     "kv": "KV cache",
     "compute": "compute",
+    "draft": "draft",
     "staging": "staging",
     "repack": "repack",
     "prompt_cache": "prompt cache",

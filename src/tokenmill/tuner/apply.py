@@ -34,6 +34,7 @@ _OTHER = (
     "mlock",
     "allow_disk",
     "own_fit",
+    "speculation",
     "moe_cache_bytes",
     "tensor_parallel",
     "gpu_memory_utilization",

@@ -152,6 +152,12 @@ def plan_engine(
     if named == THIS or named not in machines.names():
         options = options.reserving(config.reserve)
     goal = options.goal_for(dialect)
+    if goal.speculation is not None and engine.kind == "native":
+        raise UsageError(
+            "the native engine does not draft tokens",
+            hint="use --engine llama-server, or omit --mtp and --draft-model",
+            code="no_speculation",
+        )
     unused = None
     if files or has_this_library(machine, named):
         goal, unused = usable_goal(machine, goal, engine)

@@ -36,6 +36,7 @@ SHADES: dict[str, tuple[str, str]] = {
     "kv": ("▓", "green"),
     "prompt_cache": ("▓", "cyan"),
     "compute": ("▒", "yellow"),
+    "draft": ("▒", "yellow"),
     "staging": ("▒", "yellow"),
     "runtime": ("░", "bright_black"),
     "reserve": ("·", "bright_black"),
@@ -181,7 +182,7 @@ def columns_of(ledger: Ledger, tier: Tier) -> tuple[str, ...]:
     columns = (
         sizes["weights"] + sizes["repack"],
         sizes["kv"] + sizes["prompt_cache"],
-        sizes["compute"] + sizes["staging"],
+        sizes["compute"] + sizes["draft"] + sizes["staging"],
         sizes["runtime"],
         capacity - ledger.needed(tier.name) + sizes["reserve"],
         capacity,

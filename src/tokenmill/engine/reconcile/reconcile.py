@@ -22,6 +22,7 @@ from tokenmill.launch.binding import HOST_TIERS
 from tokenmill.launch.dialect import device_names
 from tokenmill.model.profile import TensorClass
 from tokenmill.planner.compute_graph.engines import TRAITS
+from tokenmill.planner.memory.drafting import loads_prediction
 from tokenmill.planner.memory.kv_cells import context_of, output_bytes
 from tokenmill.planner.memory.weights import WHEEL_ISA, is_repacked
 from tokenmill.planner.plan import Item, Plan
@@ -204,9 +205,13 @@ def spanned_bytes(plan: Plan) -> int | None:
     if len({(tensor.file, tensor.offset) for tensor in plan.profile.tensors}) < len(plan.profile.tensors):
         return None
     for tensor, home in zip(plan.profile.tensors, plan.placement.homes, strict=True):
-        if home not in HOST_TIERS or (tensor.cls is TensorClass.MTP and not TRAITS[plan.settings.engine].loads_mtp):
+        if home not in HOST_TIERS or (tensor.cls is TensorClass.MTP and not loads_prediction(plan.settings)):
             continue
-        if repacks and plan.placement.device_of(tensor) in HOST_TIERS and is_repacked(tensor, isa):
+        if (
+            repacks
+            and plan.placement.device_of(tensor) in HOST_TIERS
+            and is_repacked(tensor, isa, mtp=plan.settings.mtp)
+        ):
             continue
         first[tensor.file] = min(tensor.offset, first.get(tensor.file, tensor.offset))
         last[tensor.file] = max(tensor.offset + tensor.bytes, last.get(tensor.file, 0))

@@ -13,6 +13,7 @@ from tokenmill.launch.layers import ALL_LAYERS
 from tokenmill.launch.parse.findings import findings_in
 from tokenmill.launch.parse.parsed import Program, ProgramOptions, ReadCommand, is_flag, parse
 from tokenmill.launch.parse.shell_words import Unwrapped, unwrap
+from tokenmill.launch.speculation import read_speculation
 from tokenmill.launch.tensor_patterns import layers_regex
 from tokenmill.planner.compute_graph.engines import TRAITS
 from tokenmill.planner.compute_graph.ik_options import IkOptions
@@ -146,6 +147,7 @@ def _read_llama(found: Unwrapped, program: Program, engine: DialectName, options
         ik=_ik_options(options, engine) if fork else None,
         moe_cache_bytes=(options.number("--moe-cache-mib") or 0) * MIB,
         unified=unified or shared == 1,
+        speculation=read_speculation(options),
         offload_min_batch=_offload_rows(found),
     )
     return ReadCommand(

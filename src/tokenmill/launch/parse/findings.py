@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 
 from tokenmill.launch.flag_sets import FlagSet
 from tokenmill.launch.parse.parsed import Finding, ReadCommand
+from tokenmill.launch.speculation import draft_model
 from tokenmill.units import format_bytes
 
 SMALL_UBATCH = 512
@@ -39,6 +40,17 @@ def _all(read: ReadCommand, flags: FlagSet, unset: tuple[str, ...]) -> Iterator[
     yield from _slots(read)
     yield from _cache(read)
     yield from _loading(read)
+    yield from _drafts(read)
+
+
+def _drafts(read: ReadCommand) -> Iterator[Finding]:
+    model = draft_model(read.options)
+    if model is not None:
+        yield Finding(
+            "warning",
+            f"the memory of the draft model {model} is not counted",
+            "plan it with tokenmill plan MODEL --draft-model FILE",
+        )
 
 
 def _words(read: ReadCommand, flags: FlagSet, unset: tuple[str, ...]) -> Iterator[Finding]:

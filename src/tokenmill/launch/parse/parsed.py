@@ -58,6 +58,10 @@ ALIASES = {
     "-tp": "--tensor-parallel-size",
     "--device-memory-utilization": "--gpu-memory-utilization",
     "-dio": "--direct-io",
+    "-md": "--model-draft",
+    "-hfd": "--hf-repo-draft",
+    "--draft": "--draft-max",
+    "--draft-n": "--draft-max",
 }
 _SWITCH_WORDS = {"on", "off", "auto", "0", "1", "true", "false", "enabled", "disabled"}
 _OPTIONAL = {"--flash-attn", "--fit"}  # no value in some versions, a value in others

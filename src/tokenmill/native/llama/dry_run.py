@@ -40,6 +40,7 @@ class DryRun:
     gpus: tuple[int, ...] = ()  # cards to use, which llama.cpp then counts from 0
     gpu_layers: int = 0  # counted from the last, with the output as one more
     tensor_split: tuple[float, ...] = ()  # share of each GPU
+    mtp: bool = False  # load the layers for multi-token prediction
     overrides: tuple[tuple[str, str], ...] = ()  # tensor name pattern -> what holds it: CPU, GPU0, ...
 
 
@@ -160,6 +161,7 @@ class _Llama:
         params.load_mode = LOAD_MODE_NONE
         params.no_alloc = True
         params.use_extra_bufts = run.repack
+        params.load_mtp = run.mtp
         _kept = place(  # the parameters point to these objects until the model is loaded
             self.library,
             params,
@@ -183,6 +185,8 @@ class _Llama:
         params.flash_attn_type = int(wanted.flash_attention)
         params.kv_unified = wanted.unified
         params.swa_full = wanted.full_windows
+        params.ctx_type = int(wanted.drafts)  # LLAMA_CONTEXT_TYPE_MTP
+        params.n_rs_seq = wanted.snapshots
         self.log.clear()
         context = self.lib.llama_init_from_model(model, params)
         log = "".join(self.log)

@@ -12,8 +12,9 @@ llama_experts     dense and routed feed-forward networks
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
-from tokenmill.model.profile import Profile, Tensor
+from tokenmill.model.profile import LayerCache, Profile, Tensor
 from tokenmill.planner.compute_graph.builder import F32, I32, I64, GraphBuilder, MicroBatch
 from tokenmill.planner.compute_graph.layer_tensors import by_layer
 from tokenmill.planner.compute_graph.llama_attention import attention, cache_inputs, latent, positions
@@ -43,7 +44,8 @@ def build_graph(
     wanted = range(profile.layers) if layers is None else layers
     hidden = _embedded(graph, profile.embedding_length or 0, looked_up=embed, used=0 in wanted)
     for layer in wanted:
-        hidden = _layer(graph, profile, layer, table.get(layer, {}), hidden, stage=layer in staged)
+        parts = LayerParts(table.get(layer, {}), profile.cache[layer], layer == profile.layers - 1, layer in staged)
+        hidden = add_layer(graph, profile, parts, hidden)
     if not wanted:
         _all_inputs(graph, profile)
     if head:
@@ -103,17 +105,27 @@ def _outputs(batch: MicroBatch) -> int:
     return batch.tokens if batch.outputs is None else min(batch.tokens, batch.outputs)
 
 
-def _layer(
-    graph: GraphBuilder, profile: Profile, index: int, tensors: Mapping[str, Tensor], hidden: int, *, stage: bool
-) -> int:
+@dataclass(frozen=True, slots=True)
+class LayerParts:
+    """One layer of a graph."""
+
+    tensors: Mapping[str, Tensor]
+    cache: LayerCache
+    last: bool  # only the rows with logits are computed further
+    stage: bool  # the experts are copied from host memory
+
+
+def add_layer(graph: GraphBuilder, profile: Profile, parts: LayerParts, hidden: int) -> int:
+    """Add all operations of a layer; returns the new hidden state."""
     embed = profile.embedding_length or 0
-    if profile.cache[index].kind == "none" and FEED_FORWARD & tensors.keys():
-        out, tensors = _feed_forward(graph, profile, tensors, graph.norm(hidden, embed), stage=stage), {}
+    tensors = parts.tensors
+    if parts.cache.kind == "none" and FEED_FORWARD & tensors.keys():
+        out, tensors = _feed_forward(graph, profile, parts, graph.norm(hidden, embed)), {}
     else:
-        out = graph.add("attn_out", embed, _attended(graph, profile, index, tensors, hidden))
+        out = graph.add("attn_out", embed, _attended(graph, profile, parts, hidden))
     if "attn_output.bias" in tensors:
         out = graph.add("attn_out", embed, out, in_place=True)
-    if index == profile.layers - 1:
+    if parts.last:
         chosen = _chosen(graph)
         graph.tokens = _outputs(graph.batch)
         out = graph.add("attn_out", embed, out, chosen)
@@ -121,31 +133,59 @@ def _layer(
     added = graph.add("ffn_inp", embed, out, hidden, in_place=True)
     if not FEED_FORWARD & tensors.keys():
         return added
-    result = _feed_forward(graph, profile, tensors, graph.norm(added, embed), stage=stage)
+    result = _feed_forward(graph, profile, parts, graph.norm(added, embed))
     return graph.add("l_out", embed, result, added, in_place=True)
 
 
 FEED_FORWARD = frozenset({"ffn_down_exps", "ffn_down"})
 
 
-def _feed_forward(
-    graph: GraphBuilder, profile: Profile, tensors: Mapping[str, Tensor], normed: int, *, stage: bool
-) -> int:
-    if "ffn_down_exps" in tensors:
-        return experts(graph, profile, tensors, normed, stage=stage)
-    return dense(graph, tensors, normed)
+def _feed_forward(graph: GraphBuilder, profile: Profile, parts: LayerParts, normed: int) -> int:
+    if "ffn_down_exps" in parts.tensors:
+        return experts(graph, profile, parts.tensors, normed, stage=parts.stage)
+    return dense(graph, parts.tensors, normed)
 
 
-def _attended(graph: GraphBuilder, profile: Profile, index: int, tensors: Mapping[str, Tensor], hidden: int) -> int:
+def _attended(graph: GraphBuilder, profile: Profile, parts: LayerParts, hidden: int) -> int:
     """Everything from the hidden state to the input of the output projection."""
     embed = profile.embedding_length or 0
-    cache = profile.cache[index]
+    cache = parts.cache
     if cache.kind in ("recurrent", "none"):
-        return recurrent(graph, tensors, cache, hidden, embed)
+        return recurrent(graph, parts.tensors, cache, hidden, embed)
     normed = graph.norm(hidden, embed)
-    if cache.kind == "latent" and "attn_k_b" in tensors:
-        return latent(graph, profile, tensors, cache, normed)
-    return attention(graph, profile, tensors, cache, normed)
+    if cache.kind == "latent" and "attn_k_b" in parts.tensors:
+        return latent(graph, profile, parts.tensors, cache, normed)
+    return attention(graph, profile, parts.tensors, cache, normed)
+
+
+_CROPPED_EARLY = frozenset({"nemotron_h_moe"})  # drop rows without logits before the feed-forward network
+
+
+def build_prediction_graph(profile: Profile, batch: MicroBatch) -> GraphBuilder:
+    """Build the graph that drafts a token with a layer for multi-token prediction.
+
+    The layer reads the hidden state that the model computed for a token, and the token after it.
+    """
+    graph = GraphBuilder(batch, batch.tokens)
+    embed = profile.embedding_length or 0
+    tensors = {
+        name: tensor
+        for name, tensor in by_layer(profile).get(profile.layers, {}).items()
+        if not name.startswith("indexer.")
+    }
+    token = graph.add("embd", embed, graph.input("tokens", batch.tokens * I32))
+    hidden = graph.norm(graph.input("hidden", batch.tokens * embed * F32), embed)
+    both = graph.add("joined", 2 * embed, graph.norm(token, embed), hidden)
+    early = profile.architecture in _CROPPED_EARLY
+    parts = LayerParts(tensors, profile.prediction[0], last=early, stage=False)
+    hidden = add_layer(graph, profile, parts, graph.add("eh_proj", embed, both))
+    if not early:
+        hidden = graph.norm(hidden, embed)
+        chosen = _chosen(graph)
+        graph.tokens = _outputs(graph.batch)
+        hidden = graph.add("rows", embed, hidden, chosen)
+    _head(graph, profile, hidden)
+    return graph
 
 
 def _head(graph: GraphBuilder, profile: Profile, hidden: int) -> int:

@@ -75,6 +75,11 @@ class MemoryCosts:
         return sum(t.bytes for t in outside if t.cls is not TensorClass.EMBEDDING or tied)
 
     @property
+    def prediction(self) -> int:
+        """Bytes of the layers for multi-token prediction, if they draft tokens."""
+        return sum(tensor.bytes for tensor in self.profile.of(TensorClass.MTP)) if self.settings.mtp else 0
+
+    @property
     def moves_to_gpu(self) -> bool:
         """Whether a full micro-batch's products with host weights are computed on the GPU."""
         rows = self.traits.offload_rows

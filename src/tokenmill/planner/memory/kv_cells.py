@@ -8,7 +8,7 @@
 Valid for llama.cpp since late 2025, which pads windows to 256 cells and stores only K of latent caches.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tokenmill.model.profile import LayerCache, Profile
 from tokenmill.model.tensor_types import BY_NAME
@@ -18,6 +18,24 @@ from tokenmill.planner.plan import Settings
 PAD = 256  # cells
 CELL_TABLE_BYTES = 512  # 4096 sequences, a bit each
 STREAM_TABLE_BYTES = 192 * 1024  # measured on a build for 4096 sequences
+
+# keep snapshots of recurrent states; others compute rejected tokens again: llm_arch_supports_rs_rollback
+_ROLLS_BACK = frozenset(
+    {
+        "bailingmoe3",
+        "deepseek4",
+        "glm5-next",
+        "kimi-k3",
+        "lfm2",
+        "lfm2moe",
+        "nemotron_h",
+        "nemotron_h_moe",
+        "qwen35",
+        "qwen35moe",
+        "qwen4exp",
+    }
+)
+_CACHES_PREDICTION = frozenset({"bailingmoe3"})  # cache prediction layers in the main context, too, without using them
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +54,7 @@ class KvContext:
     total: int | None = None  # tokens of all sequences together; None: the full number for each
     outputs: int | None = None  # tokens of a batch with logits; None: all; llama-server: one per sequence
     state_ids: int | None = None  # sequence ids, each with a recurrent state, if there are more ids than sequences
+    drafts: bool = False  # the context of the layers for multi-token prediction
     snapshots: int = 0  # recurrent states kept per sequence, in addition to the last, to take back drafted tokens
 
     @property
@@ -79,6 +98,7 @@ def context_of(settings: Settings, *, unified: bool = True, outputs: int | None 
         total=settings.total_cells,
         outputs=settings.output_rows if outputs is None else outputs,
         state_ids=settings.state_ids,
+        snapshots=(settings.draft_tokens or 0) if settings.mtp else 0,
     )
 
 
@@ -98,7 +118,17 @@ def kv_bytes(profile: Profile, context: KvContext) -> tuple[int, ...]:
     """Bytes of each layer's cache over all streams, including recurrent state."""
     # without flash attention V is stored transposed, with the same width in every layer
     widest = 0 if context.flash_attention else max((layer.v_elements for layer in profile.cache), default=0)
-    return tuple(_layer_bytes(layer, context, widest) for layer in profile.cache)
+    if context.drafts:
+        return tuple(_layer_bytes(layer, context, widest) for layer in profile.prediction)
+    context = replace(context, snapshots=_snapshots(profile, context))
+    sizes = [_layer_bytes(layer, context, widest) for layer in profile.cache]
+    if profile.architecture in _CACHES_PREDICTION:
+        sizes[-1] += sum(_layer_bytes(layer, context, widest) for layer in profile.prediction)
+    return tuple(sizes)
+
+
+def _snapshots(profile: Profile, context: KvContext) -> int:
+    return context.snapshots if profile.architecture in _ROLLS_BACK else 0
 
 
 def output_bytes(profile: Profile, context: KvContext) -> int:
@@ -125,7 +155,7 @@ def largest_batch(profile: Profile, context: KvContext) -> MicroBatch:
         window_cells=_layer_cells(LayerCache("window", span_tokens=max(spans)), context) if spans else None,
         outputs=min(tokens, wanted),
         sequences=context.ids,
-        snapshots=context.snapshots,
+        snapshots=_snapshots(profile, context),
         flash_attention=context.flash_attention,
         cache_type_k=context.type_k,
         cache_type_v=context.type_v,

@@ -8,6 +8,7 @@ from tokenmill.hardware.machine import Machine
 from tokenmill.model.profile import TensorClass
 from tokenmill.planner.goal import Goal
 from tokenmill.planner.memory.costs import MemoryCosts
+from tokenmill.planner.memory.drafting import draft_bytes, drafter, loads_prediction
 from tokenmill.planner.memory.weights import WHEEL_ISA, is_repacked
 from tokenmill.planner.placement import host_tier, os_reserve
 from tokenmill.planner.plan import Item, Ledger, LedgerRow, Placement
@@ -29,6 +30,7 @@ def ledger(machine: Machine, costs: MemoryCosts, placement: Placement, goal: Goa
         layers = _layers_on(placement, gpu)
         rows.append((gpu, "compute", costs.growth(layers, FIRST_PROMPT_TOKENS)))
         growth.append((gpu, "compute", costs.growth(layers) - costs.growth(layers, FIRST_PROMPT_TOKENS)))
+    rows.append((drafter(placement, host), "draft", draft_bytes(costs.profile, costs.settings, goal.speculation)))
     repack = _repacked(machine, costs, placement, host)
     rows += _host(costs, placement, host, os_reserve(machine) + goal.reserve_ram_bytes, repack)
     loaded = _joined(rows)
@@ -41,7 +43,7 @@ def ledger(machine: Machine, costs: MemoryCosts, placement: Placement, goal: Goa
 def _weights(costs: MemoryCosts, placement: Placement) -> LedgerRows:
     rows: LedgerRows = []
     for tensor, home in zip(costs.profile.tensors, placement.homes, strict=True):
-        if tensor.cls is not TensorClass.MTP or costs.traits.loads_mtp:
+        if tensor.cls is not TensorClass.MTP or loads_prediction(costs.settings):
             rows.append((home, "weights", tensor.bytes))
     if costs.profile.tied_output and placement.head.startswith("gpu"):
         table = sum(t.bytes for t in costs.profile.of(TensorClass.EMBEDDING))
@@ -111,7 +113,7 @@ def _repacked(machine: Machine, costs: MemoryCosts, placement: Placement, host: 
         tensor.bytes
         for tensor, home in zip(costs.profile.tensors, placement.homes, strict=True)
         # experts of a GPU's layer that an override keeps on the host are not repacked
-        if home == host and placement.device_of(tensor) == host and is_repacked(tensor, isa)
+        if home == host and placement.device_of(tensor) == host and is_repacked(tensor, isa, mtp=settings.mtp)
     )
 
 

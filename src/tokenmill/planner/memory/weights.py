@@ -7,6 +7,7 @@ Source: ggml/src/ggml-cpu/repack.cpp of b11549. AMX builds use a separate buffer
 
 from collections.abc import Collection
 
+from tokenmill.model.architectures import classify
 from tokenmill.model.profile import Profile, Tensor, TensorClass
 from tokenmill.planner.memory.kv_cells import KvContext
 from tokenmill.units import MIB
@@ -39,13 +40,17 @@ def repacked(tensor_type: str, shape: tuple[int, ...], isa: Collection[str] = WH
     return any(needs <= frozenset(isa) and shape[1] % rows == 0 for needs, rows in kernels)
 
 
-def is_repacked(tensor: Tensor, isa: Collection[str] = WHEEL_ISA) -> bool:
+def is_repacked(tensor: Tensor, isa: Collection[str] = WHEEL_ISA, *, mtp: bool = False) -> bool:
     """Whether this tensor is repacked, which applies to matrices of products and stacks of experts.
 
-    Multi-token prediction layers are not repacked, because llama.cpp leaves them on disk by default.
+    Multi-token prediction layers are repacked only with `mtp`, because llama.cpp leaves them on disk by default.
     """
-    unused = tensor.cls in (TensorClass.EMBEDDING, TensorClass.NORM, TensorClass.MTP)
-    stacked = len(tensor.shape) == 3 and tensor.cls is not TensorClass.ROUTED_EXPERTS
+    cls = tensor.cls
+    if mtp and cls is TensorClass.MTP and not tensor.name.endswith("nextn.embed_tokens.weight"):
+        cls = classify(tensor.name, tensor.shape)
+        cls = TensorClass.DENSE_FFN if cls is TensorClass.MTP else cls
+    unused = cls in (TensorClass.EMBEDDING, TensorClass.NORM, TensorClass.MTP)
+    stacked = len(tensor.shape) == 3 and cls is not TensorClass.ROUTED_EXPERTS
     return not unused and not stacked and repacked(tensor.type, tensor.shape, isa)
 
 
