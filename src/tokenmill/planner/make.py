@@ -11,6 +11,7 @@ from tokenmill.errors import UsageError
 from tokenmill.hardware.machine import Machine
 from tokenmill.model.profile import Profile
 from tokenmill.planner.alternatives import Alternatives, changes_that_fit, longest_context
+from tokenmill.planner.compute_graph.llama_cpp import EXACT, undrawn
 from tokenmill.planner.draft import PlanDraft, make_draft
 from tokenmill.planner.goal import Goal
 from tokenmill.planner.placement import host_tier
@@ -189,9 +190,9 @@ def _finished(
         placement=draft.placement,
         ledger=draft.ledger,
         forecast=replace(speed, jobs=jobs),
-        decisions=(*draft.decisions, *_corrections(calibration)),
+        decisions=(*draft.decisions, *_corrections(calibration), *_exactness(profile, draft)),
         shortfalls=draft.shortfalls,
-        warnings=tuple(_warnings(machine, draft)),
+        warnings=tuple(_warnings(machine, profile, draft)),
         calibration=calibration,
     )
 
@@ -209,7 +210,19 @@ def _corrections(calibration: Calibration | None) -> Iterator[Decision]:
             yield Decision(f"{kind} forecast", f"times {1 / correction.factor:.2f}", correction.grounds)
 
 
-def _warnings(machine: Machine, draft: PlanDraft) -> Iterator[str]:
+def _exactness(profile: Profile, draft: PlanDraft) -> Iterator[Decision]:
+    """The decision that compute buffers are approximate, where they were not compared with llama.cpp."""
+    if draft.settings.engine == "llama.cpp" and profile.architecture not in EXACT:
+        reason = f"the graph of {profile.architecture!r} was not compared with llama.cpp; plan --verify compares it"
+        yield Decision("compute buffers", "approximate", reason)
+
+
+def _warnings(machine: Machine, profile: Profile, draft: PlanDraft) -> Iterator[str]:
+    if draft.settings.engine == "llama.cpp" and undrawn(profile):
+        yield (
+            f"the compute buffers of {profile.architecture!r} are approximate and probably too low:"
+            " some of its layers are of a kind that is not drawn exactly"
+        )
     for row in draft.ledger.page_cache:
         tier = next(tier for tier in machine.tiers() if tier.name == row.tier)
         if draft.ledger.total(row.tier) > (tier.capacity_bytes or 0):

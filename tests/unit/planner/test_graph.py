@@ -9,7 +9,7 @@ from tokenmill.model.describe import describe
 from tokenmill.model.profile import LayerCache, Profile, Tensor, TensorClass
 from tokenmill.planner.compute_graph.allocator import buffer_bytes
 from tokenmill.planner.compute_graph.builder import MicroBatch
-from tokenmill.planner.compute_graph.llama_cpp import build_graph
+from tokenmill.planner.compute_graph.llama_cpp import build_graph, undrawn
 from tokenmill.units import MIB
 
 
@@ -97,3 +97,11 @@ def odd(tensors: dict[str, tuple[int, ...]], cache: LayerCache) -> Profile:
 def test_unlisted_architectures_get_a_graph(tensors: dict[str, tuple[int, ...]], cache: LayerCache) -> None:
     size = buffer_bytes(build_graph(odd(tensors, cache), MicroBatch(32, 256)).steps)
     assert size >= 32 * 4 * max(shape[1] for name, shape in tensors.items() if len(shape) == 2 and name != "ffn_up")
+
+
+def test_layers_that_are_only_approximated_are_known() -> None:
+    exact, approximate = (
+        describe((catalog.header(name, words=False),), format="catalog")
+        for name in ("qwen3.5-35b-a3b:Q4_K_M", "deepseek-v4-flash:MXFP4")
+    )
+    assert (undrawn(exact), undrawn(approximate)) == (False, True)

@@ -19,8 +19,42 @@ from tokenmill.planner.compute_graph.builder import F32, I32, I64, GraphBuilder,
 from tokenmill.planner.compute_graph.layer_tensors import by_layer
 from tokenmill.planner.compute_graph.llama_attention import attention, cache_inputs, latent, positions
 from tokenmill.planner.compute_graph.llama_experts import dense, experts
-from tokenmill.planner.compute_graph.llama_recurrent import recurrent, sequence_index
+from tokenmill.planner.compute_graph.llama_recurrent import is_drawn, recurrent, sequence_index
 from tokenmill.planner.compute_graph.llama_sparse import index_inputs
+
+EXACT = frozenset(
+    {
+        "bailingmoe2",
+        "bailingmoe3",
+        "deepseek2",
+        "deepseek32",
+        "ernie4_5-moe",
+        "glm-dsa",
+        "glm4moe",
+        "gpt-oss",
+        "hunyuan-moe",
+        "kimi-linear",
+        "llama",
+        "llama4",
+        "minimax-m2",
+        "mistral4",
+        "nemotron_h_moe",
+        "qwen3",
+        "qwen35moe",
+        "qwen3moe",
+        "qwen3next",
+    }
+)
+"""Architectures whose buffers were compared with llama.cpp's own projection; those of others are close."""
+
+
+def undrawn(profile: Profile) -> bool:
+    """Whether some layers are of a kind that is only approximated."""
+    table = by_layer(profile)
+    return any(
+        cache.kind == "compressed" or (cache.kind == "recurrent" and not is_drawn(table.get(layer, {})))
+        for layer, cache in enumerate(profile.cache)
+    )
 
 
 def build_graph(
