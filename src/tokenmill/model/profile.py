@@ -127,7 +127,6 @@ class Profile:
     files: tuple[ModelFile, ...]
     layers: int
     cache: tuple[LayerCache, ...]  # one per decoding layer, without multi-token-prediction layers
-    prediction: tuple[LayerCache, ...] = ()  # one per multi-token-prediction layer
     experts: Experts | None = None
     embedding_length: int | None = None
     heads: int | None = None
@@ -137,6 +136,7 @@ class Profile:
     quantisation: str | None = None  # common name: Q4_K_M, nvfp4; see by_type() for the actual mix
     ghost: bool = False  # a real header without weights
     guesses: tuple[str, ...] = ()  # assumptions, as sentences
+    prediction: tuple[LayerCache, ...] = ()  # one per multi-token-prediction layer
 
     @property
     def bytes(self) -> int:

@@ -1,6 +1,7 @@
 """Flags for prediction layers and draft models in every dialect, and commands that use them."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,11 +11,11 @@ from tokenmill.launch import FlagSet, read_command, spell
 from tokenmill.planner.goal import DialectName, Goal, Speculation
 from tokenmill.planner.plan import Plan
 
-MTP = {"mtp": True, "draft_tokens": 2}
-MODEL = {"draft_model": "/m/small.gguf", "draft_tokens": 5}
+MTP: dict[str, Any] = {"mtp": True, "draft_tokens": 2}
+MODEL: dict[str, Any] = {"draft_model": "/m/small.gguf", "draft_tokens": 5}
 
 
-def planned(engine: DialectName, gpus: int = 0, **draft: object) -> Plan:
+def planned(engine: DialectName, gpus: int = 0, **draft: Any) -> Plan:
     profile = small_profile(4)
     tier = "gpu0" if gpus else "dram"
     placement = placed(profile, [tier] * 4, tier, range(4))
