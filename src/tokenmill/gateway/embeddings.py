@@ -1,9 +1,8 @@
 """/v1/embeddings, forwarded to servers that support it; the native engine does not."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Any
 
-from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -16,29 +15,8 @@ from tokenmill.gateway.http.openapi import INFERENCE, DocumentedAnswer, Operatio
 from tokenmill.gateway.http.request import parse_body, priority_of, read_body
 from tokenmill.gateway.http.request_context import context_of
 from tokenmill.gateway.state import GatewayState
+from tokenmill.jobs.openai.embeddings import EmbeddingList, EmbeddingRequest
 from tokenmill.jobs.openai.validation import validate
-
-
-class EmbeddingRequest(Struct, forbid_unknown_fields=True):
-    """The body of /v1/embeddings; the server checks the options."""
-
-    input: (
-        str
-        | int
-        | Annotated[list[str | int | list[Any]], Meta(min_length=1, description="Texts, tokens, or lists of tokens.")]
-    )
-    model: str | None = None
-    encoding_format: Annotated[Any, Meta(extra_json_schema={"enum": ["float", "base64", None]})] = None
-    dimensions: Annotated[Any, Meta(extra_json_schema={"type": ["integer", "null"]})] = None
-    user: Annotated[Any, Meta(extra_json_schema={"type": ["string", "null"]})] = None
-
-
-class EmbeddingList(TypedDict):
-    """The server's response, unchanged."""
-
-    object: NotRequired[Literal["list"]]
-    data: list[Any]
-    usage: NotRequired[dict[str, Any]]
 
 
 def route_group(state: GatewayState) -> RouteGroup:

@@ -1,5 +1,6 @@
 """Embeddings of a real llama-server behind the gateway, with OpenAI's client."""
 
+import json
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import openai
 import pytest
 
 from support import patient
+from support.batches import lines_of, until, uploaded
 from support.gateway import LIMIT_S, Served, config_in, served
 from tokenmill.config import Config, EngineConfig
 from tokenmill.engine.process.ports import free_port
@@ -105,3 +107,20 @@ def test_what_the_client_packs_by_itself(gateway: Served) -> None:
     (one,) = gateway.client().embeddings.create(model="smollm2", input="A red fox.").data
     assert len(one.embedding) == WIDTH
     assert all(isinstance(number, float) for number in one.embedding[:3])
+
+
+def test_a_batch_of_embeddings(gateway: Served) -> None:
+    client = gateway.client()
+    lines = [
+        {"custom_id": name, "method": "POST", "url": "/v1/embeddings", "body": {"model": "smollm2", "input": given}}
+        for name, given in (("one", "A red fox."), ("two", ["A red fox.", "Tax law."]), ("bad", {}))
+    ]
+    file = uploaded(client, *map(json.dumps, lines))
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
+    done = until(client, batch, "completed")
+    one, two = (line["response"]["body"] for line in lines_of(client, done.output_file_id))
+    assert (one["object"], one["model"], len(one["data"][0]["embedding"])) == ("list", "smollm2", WIDTH)
+    assert [entry["index"] for entry in two["data"]] == [0, 1]
+    assert one["data"][0]["embedding"] == pytest.approx(two["data"][0]["embedding"], abs=1e-3)
+    assert [line["custom_id"] for line in lines_of(client, done.error_file_id)] == ["bad"]
+    assert done.usage.input_tokens == one["usage"]["prompt_tokens"] + two["usage"]["prompt_tokens"]

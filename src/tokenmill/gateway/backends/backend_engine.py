@@ -1,7 +1,8 @@
 """A backend as an engine for batches: counts tokens, and uses the gate if the engine has no priorities of its own."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Any
 
 from tokenmill.engine.engine import (
     Answer,
@@ -93,6 +94,19 @@ class BackendEngine(ForwardingEngine):
             finally:
                 await events.aclose()
             await asyncio.sleep(wait_s)
+
+    async def embed(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Compute embeddings once admitted; waits without a limit."""
+        while True:
+            try:
+                async with self._backend.gate.enter("batch"):
+                    response = await self.inner.embed(body)
+            except Busy as busy:
+                await asyncio.sleep(busy.retry_after_s or 1.0)
+                continue
+            tokens = int((response.get("usage") or {}).get("prompt_tokens") or 0)
+            self._on_usage(Usage(tokens, 0, None))
+            return response
 
     async def status(self) -> EngineStatus:
         """State and counters."""

@@ -47,7 +47,7 @@ class BatchRequestObject(Struct, forbid_unknown_fields=True):
     """The body of POST /v1/batches."""
 
     input_file_id: str
-    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings"]
     completion_window: Annotated[
         str, Meta(pattern=WINDOW, description="A duration such as 24h, 90m or 7d; at most a year.")
     ]

@@ -60,6 +60,7 @@ _NOT_SAMPLING = frozenset(
         "stream",
         "stream_options",
         "response",
+        "embedding",
     )
 )
 # By number of complete chunks; faster than slicing, which matters for millions of lines.

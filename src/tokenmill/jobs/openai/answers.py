@@ -90,7 +90,9 @@ def answer_body(
     made_by: str | None = None,
     request: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The answer as OpenAI's chat.completion, text_completion or response object; `id` is given without its prefix.
+    """The answer as OpenAI's chat.completion, text_completion, response or list of embeddings.
+
+    `id` is given without its prefix.
 
     `request`: the body of a response request, whose options the response repeats.
 
@@ -102,6 +104,8 @@ def answer_body(
         return response_body(
             request or {}, parts_of(answer), reason, usage, id=id, created_s=created_s, model=model, **fingerprint
         )
+    if endpoint == "embeddings":
+        return {**(answer.message or {}), "model": model}
     chat = endpoint == "chat"
     return {
         "id": f"{'chatcmpl' if chat else 'cmpl'}-{id}",

@@ -12,16 +12,18 @@ import msgspec
 
 from tokenmill.engine.engine import Chat, Priority, Prompt, Request, Sampling
 from tokenmill.errors import RequestRefused
+from tokenmill.jobs.openai.embeddings import checked_embeddings, embedding_values
 from tokenmill.jobs.openai.requests import ChatJob, ChatRequest, CompletionJob, CompletionRequest
 from tokenmill.jobs.openai.responses.request import chat_body, check_response
 from tokenmill.jobs.openai.validation import number_type, validate
 from tokenmill.storage.json_text import compact_json, shown
 
-Endpoint = Literal["chat", "completion", "responses"]
+Endpoint = Literal["chat", "completion", "responses", "embeddings"]
 URLS: Mapping[str, Endpoint] = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "completion",
     "/v1/responses": "responses",
+    "/v1/embeddings": "embeddings",
 }
 _JOBS: Mapping[Endpoint, type[msgspec.Struct]] = {"chat": ChatJob, "completion": CompletionJob}
 _REQUESTS: Mapping[Endpoint, type[msgspec.Struct]] = {"chat": ChatRequest, "completion": CompletionRequest}
@@ -78,7 +80,7 @@ class Call:
     @property
     def prompt(self) -> Prompt:
         """The prompt for an engine."""
-        if self.endpoint == "completion":
+        if "prompt" in self.values:
             prompt: str | tuple[int, ...] = self.values["prompt"]
             return prompt
         tools = self.values.get("tools", ())
@@ -116,6 +118,8 @@ def checked(endpoint: Endpoint, body: Mapping[str, Any]) -> dict[str, Any]:
     """Like `check`, but returns only the values."""
     if endpoint == "responses":
         return _checked_response(body)
+    if endpoint == "embeddings":
+        return checked_embeddings(body)
     validate(_JOBS[endpoint], body, _JOB_HINTS[endpoint])
     values = _values(endpoint, body)
     if "stream" in values:
@@ -149,6 +153,8 @@ def stored_call(endpoint: Endpoint, body: Mapping[str, Any]) -> Call:
     try:
         if endpoint == "responses":
             return Call(endpoint, {**_values("chat", chat_body(body)), "response": body})
+        if endpoint == "embeddings":
+            return Call(endpoint, embedding_values(body))
         return Call(endpoint, _values(endpoint, body))
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise RequestRefused(

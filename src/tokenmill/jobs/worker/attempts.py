@@ -1,14 +1,15 @@
 """Attempts at jobs. Each runs in a task of its own that streams the answer and reports events to the worker loop."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tokenmill.engine import tool_calls
-from tokenmill.engine.engine import Answer, Engine, Prompt, Request
+from tokenmill.engine.engine import Answer, Engine, Piece, Prompt, Request, Usage
 from tokenmill.engine.tool_calls import ToolUse
-from tokenmill.errors import RequestRefused, TokenmillError
+from tokenmill.errors import EngineTimeout, RequestRefused, TokenmillError
 from tokenmill.jobs.models import Job
 from tokenmill.jobs.openai.call import Call
 from tokenmill.jobs.scheduler.decisions import Dispatch
@@ -91,7 +92,7 @@ def launch(
     async def stream() -> None:
         try:
             use = _tool_use(request, engine)
-            async with aclosing(engine.stream(use.request)) as events:
+            async with aclosing(events_of(attempt.call, use.request, engine)) as events:
                 async for event in events:
                     if isinstance(event, Answer):
                         on_event(StreamEnded(attempt, use.parse(event)))
@@ -111,6 +112,30 @@ def launch(
 
     attempt.task = asyncio.create_task(stream())
     attempt.task.add_done_callback(done)
+
+
+def events_of(call: Call, request: Request, engine: Engine) -> AsyncGenerator[Piece | Answer, None]:
+    """The events of a job."""
+    if call.endpoint == "embeddings":
+        return _embedded(call.values["embedding"], request.timeout_s, engine)
+    return engine.stream(request)
+
+
+async def _embedded(
+    body: Mapping[str, Any], timeout_s: float | None, engine: Engine
+) -> AsyncGenerator[Piece | Answer, None]:
+    """The embeddings of a job as an answer without text, whose message is the engine's response."""
+    if not engine.capabilities.embeddings:
+        raise RequestRefused(
+            "this engine computes no embeddings", code="embeddings_not_supported", hint="use a server that does"
+        )
+    try:
+        async with asyncio.timeout(timeout_s):
+            response = await engine.embed(body)
+    except TimeoutError:
+        raise EngineTimeout(f"no embeddings within {timeout_s:g} s") from None
+    tokens = int((response.get("usage") or {}).get("prompt_tokens") or 0)
+    yield Answer("", "stop", Usage(tokens, 0, None), message=response)
 
 
 def _tool_use(request: Request, engine: Engine) -> ToolUse:
