@@ -217,7 +217,7 @@ def test_invalid_requests(gateway: Served) -> None:
     client = gateway.client()
     file = uploaded(client, chat_line("a", "x"))
     with pytest.raises(openai.BadRequestError) as caught:
-        client.batches.create(input_file_id=file.id, endpoint="/v1/embeddings", completion_window="24h")
+        client.batches.create(input_file_id=file.id, endpoint="/v1/images", completion_window="24h")
     assert caught.value.param == "endpoint"
     with pytest.raises(openai.NotFoundError):
         client.batches.create(input_file_id="file-none", endpoint=CHAT, completion_window="24h")

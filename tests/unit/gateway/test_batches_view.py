@@ -60,7 +60,7 @@ def test_a_request() -> None:
     [
         ({"input_file_id": None}, "input_file_id"),
         ({"input_file_id": 5}, "input_file_id"),
-        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"endpoint": "/v1/images"}, "endpoint"),
         ({"completion_window": "soon"}, "completion_window"),
         ({"completion_window": "0h"}, "completion_window"),
         ({"completion_window": "999999999d"}, "completion_window"),

@@ -181,7 +181,7 @@ def test_a_file_that_grows_while_it_is_read(tmp_path: Path) -> None:
         ('{"custom_id": "x"}', "x", "messages or a prompt"),
         ('{"prompt": "a", "messages": []}', "line-7", "messages or a prompt"),
         ('{"custom_id": "x", "prompt": "a", "temp": 1}', "x", 'unknown key "temp" (did you mean'),
-        ('{"custom_id": "x", "method": "POST", "url": "/v1/embeddings", "body": {}}', "x", "url must be /v1/chat"),
+        ('{"custom_id": "x", "method": "POST", "url": "/v1/images", "body": {}}', "x", "url must be /v1/chat"),
         ('{"custom_id": "x", "method": "GET", "url": "/v1/completions", "body": {}}', "x", 'method must be "POST"'),
         ('{"custom_id": "x", "method": "POST", "url": "/v1/completions", "body": []}', "x", "body must be an object"),
         (
