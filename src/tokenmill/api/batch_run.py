@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tokenmill.api.batch_forecast import JobLengths, forecast_batch
+from tokenmill.api.batch_forecast import BatchForecast, JobLengths, forecast_batch
 from tokenmill.api.early_checks import fail_too_long, warn_of_other_models
 from tokenmill.api.energy import EnergyUse, energy_metered
 from tokenmill.api.engines.batch import BatchEngine, EngineSetup
@@ -65,13 +65,22 @@ def run_once(
         ingest = stack.enter_context(Ingest(submission, whole=over or cluster is not None))
         _log_submitted(ingest)
         batch = _checked(submission.store, ingest.found.batch, setup)
-        expected = None if lengths is None or batch.finished else _forecast(lengths, batch, setup)
+        forecast = None if lengths is None or batch.finished else forecast_batch(lengths, batch.counts, setup)
+        if forecast is not None:
+            _log_forecast(forecast)
         done = _Done(time_up=over)
         if not batch.finished and not over:
+            expected = None if forecast is None else forecast.expected
             work = _Work(submission.store, ingest, request.options, stop, on_progress, until_s, expected)
             done = asyncio.run(work.on_cluster(cluster) if cluster else work.on_engine(setup.plan(), folder))
         ended = _summary(request, config, submission.store, ingest, done)
-        return replace(ended, seconds=time.monotonic() - began_s, nodes=cluster.nodes() if cluster else ())
+        return replace(
+            ended,
+            seconds=time.monotonic() - began_s,
+            nodes=cluster.nodes() if cluster else (),
+            forecast_s=None if forecast is None else forecast.seconds,
+            untuned=setup.choice.model if setup.measures_slots else None,
+        )
 
 
 def _summary(request: BatchRequest, config: Config, store: Store, ingest: Ingest, done: "_Done") -> Summary:
@@ -270,9 +279,7 @@ def _log_submitted(ingest: Ingest) -> None:
         log.info("another process writes the output of %s; this one works on its jobs", batch.name)
 
 
-def _forecast(lengths: JobLengths, batch: Batch, setup: EngineSetup) -> ExpectedJobs | None:
-    """Log the forecast of a batch, and return it for the progress until the first job has finished."""
-    forecast = forecast_batch(lengths, batch.counts, setup)
+def _log_forecast(forecast: BatchForecast) -> None:
     work = forecast.work
     tokens = f"{work.prompt_tokens:,.0f} prompt tokens to compute, at most {work.output_tokens:,.0f} answer tokens"
     if forecast.seconds is None:
@@ -280,7 +287,6 @@ def _forecast(lengths: JobLengths, batch: Batch, setup: EngineSetup) -> Expected
     else:
         until = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + forecast.seconds))
         log.info("forecast: %s, at most %s: done at %s", tokens, format_seconds(forecast.seconds), until)
-    return forecast.expected
 
 
 def counts_text(counts: Counts) -> str:

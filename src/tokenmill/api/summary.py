@@ -44,6 +44,8 @@ class Summary:
     energy_j: float | None = None  # of the whole machine; None: unknown, or no engine was used
     per_hour: float | None = None  # configured price of the machine; None: none is configured
     currency: str = ""
+    forecast_s: float | None = None  # of the run, with answers of their maximum length; None: unknown
+    untuned: str | None = None  # the model, if its settings were not measured by `tokenmill tune`
     time_up: bool = False  # a time limit ended the run before the batch was finished
 
     @property
@@ -153,6 +155,7 @@ def joined(before: Summary, after: Summary) -> Summary:
         load_s=_sum(before.load_s, after.load_s),
         energy_j=_sum(before.energy_j, after.energy_j),
         seconds=before.seconds + after.seconds,
+        forecast_s=before.forecast_s,
         engine=after.engine or before.engine,
     )
 

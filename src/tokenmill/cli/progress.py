@@ -14,7 +14,7 @@ from tokenmill.api.planning.plan import EnginePlan
 from tokenmill.api.progress import Download, Measuring, OnProgress, described
 from tokenmill.api.progress import Progress as Event
 from tokenmill.cli.output import Common, byte_progress, say
-from tokenmill.cli.views.run import measuring_shown, progress_shown
+from tokenmill.cli.views.run_progress import measuring_shown, progress_shown
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.loading.progress import LoadProgress
 from tokenmill.engine.warm import WarmProgress

@@ -9,9 +9,11 @@ from rich.console import Console
 
 from tokenmill.api.batch_run import counts_text
 from tokenmill.api.summary import Summary
-from tokenmill.cli.views.run import RecentSpeeds, document, drawn, line, summary
+from tokenmill.cli.views.run import document, summary
+from tokenmill.cli.views.run_progress import RecentSpeeds, drawn, line
 from tokenmill.jobs.models import Batch, BatchTotals, Counts, Failure
 from tokenmill.jobs.scheduler.estimates import MeasuredRates, RemainingWork
+from tokenmill.jobs.worker.answer_checks import AnswerChecks
 from tokenmill.jobs.worker.progress import Failed, MinimumTokens, RunReport, Snapshot
 from tokenmill.jobs.worker.reuse import Miss, Misses
 from tokenmill.jobs.worker.slot_use import SlotUse
@@ -233,3 +235,20 @@ def test_one_of_a_thing_is_one() -> None:
 )
 def test_what_is_there_already_is_said_in_whole_sentences(counts: Counts, said: str) -> None:
     assert counts_text(counts) == said
+
+
+def test_the_next_command_follows_from_the_result() -> None:
+    clean = replace(BATCH, counts=Counts(done=36))
+    for whole, command in (
+        (replace(ended(report()), batch=BATCH), f"results {BATCH.name} --failed"),
+        (replace(ended(report(checks=AnswerChecks(1, 0, 0, 0))), batch=clean), f"results {BATCH.name} --cut"),
+        (replace(ended(report()), batch=clean, untuned="kimi.gguf"), "tune kimi.gguf"),
+    ):
+        assert f"next     tokenmill {command}" in printed(*summary(whole))
+    assert "next " not in printed(*summary(replace(ended(report()), batch=clean)))
+
+
+def test_the_forecast_is_shown_next_to_the_time() -> None:
+    text = printed(*summary(replace(ended(report()), forecast_s=60.0, seconds=45.0)))
+    assert "at most 60 s, took 45 s" in text
+    assert document(replace(ended(report()), forecast_s=60.0))["forecast_seconds"] == 60.0

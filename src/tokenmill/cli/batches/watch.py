@@ -8,7 +8,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 
 from tokenmill.cli.output import show
-from tokenmill.cli.views.run import clock
+from tokenmill.cli.views.run_progress import clock
 from tokenmill.jobs.models import Batch
 from tokenmill.units import format_seconds
 

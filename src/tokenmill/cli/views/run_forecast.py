@@ -7,7 +7,7 @@ from rich.console import RenderableType
 
 from tokenmill.api.batch_forecast import BatchForecast, DiskSpace, RunForecast
 from tokenmill.cli.output import facts, jsonable
-from tokenmill.cli.views.run import clock
+from tokenmill.cli.views.run_progress import clock
 from tokenmill.cli.views.speeds import speed_document, speed_words
 from tokenmill.config import CostsConfig
 from tokenmill.units import format_bytes, format_seconds, number_of
