@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from tokenmill.engine.answer_parts import ReasoningPart, TextPart
-from tokenmill.engine.engine import Answer, FinishReason, Usage
+from tokenmill.engine.engine import Answer, FinishReason, TokenLogprob, Usage
 from tokenmill.engine.tool_calls import ToolCall
 from tokenmill.errors import EngineDied
 from tokenmill.gateway.responses.events import ResponseEncoder
@@ -98,6 +98,15 @@ def test_a_stream_ends_with_the_same_output_as_a_whole_answer() -> None:
     events = streamed(encoder(tools=tools), *parts, reason="tool_calls")
     assert "custom_tool_call_input.delta" in kinds(events)
     assert events[-1]["response"] == whole
+
+
+def test_probabilities_without_text_open_no_message() -> None:
+    token = TokenLogprob("<", 1, -0.5, b"<")
+    call = ToolCall("f", "{}", "c1")
+    events = streamed(encoder(), TextPart("", (token,)), call, TextPart("", (token,)), reason="tool_calls")
+    assert [item["type"] for item in events[-1]["response"]["output"]] == ["function_call"]
+    text = streamed(encoder(), TextPart("a", (token,)), TextPart("", (token,)))[-1]["response"]["output"][0]
+    assert len(text["content"][0]["logprobs"]) == 2
 
 
 def test_an_empty_answer_has_an_empty_message() -> None:

@@ -69,8 +69,8 @@ class MessageEncoder:
     def end(self, index: int, reason: FinishReason) -> bytes:
         """The end of the last block; an answer without any has an empty text."""
         self._reason = reason
-        opening = [] if self._index >= 0 else list(self._part(TextPart("")))
-        return b"".join([*opening, *self._close()])
+        opening = b"" if self._index >= 0 else self._start(_block(TextPart("")))
+        return b"".join([opening, *self._close()])
 
     def closing(self, usage: Usage) -> bytes:
         """The stop reason, the usage, and the end."""
@@ -100,13 +100,13 @@ class MessageEncoder:
             yield self._delta({"type": "input_json_delta", "partial_json": part.arguments})
             yield from self._close()
             return
-        thinking = isinstance(part, ReasoningPart)
-        kind = "thinking" if thinking else "text"
+        if not part.text:
+            return  # probabilities of tokens that are not part of a text
+        kind = "thinking" if isinstance(part, ReasoningPart) else "text"
         if self._open != kind:
             yield from self._close()
             yield self._start(_block(type(part)("")))
-        if part.text:
-            yield self._delta({"type": f"{kind}_delta", kind: part.text})
+        yield self._delta({"type": f"{kind}_delta", kind: part.text})
 
     def _start(self, block: Block) -> bytes:
         self._index += 1

@@ -85,7 +85,7 @@ class ResponseEncoder:
     def end(self, index: int, reason: FinishReason) -> bytes:
         """The end of the last item; an answer without any has an empty message."""
         self._reason = reason
-        events = [] if self._output or self._open else list(self._part(TextPart("")))
+        events = [] if self._output or self._open else self._begin(TextPart(""), "message")
         return b"".join([*events, *self._close("incomplete" if reason == "length" else "completed")])
 
     def closing(self, usage: Usage) -> bytes:
@@ -112,6 +112,8 @@ class ResponseEncoder:
             return
         kind = "reasoning" if isinstance(part, ReasoningPart) else "message"
         if self._open is None or self._open.item["type"] != kind:
+            if not part.text:
+                return  # probabilities of tokens that are not part of a text
             yield from self._close()
             yield from self._begin(part, kind)
         assert self._open is not None  # noqa: S101  opened above
