@@ -24,7 +24,7 @@ from tokenmill.hardware.catalog import THIS
 from tokenmill.jobs.batch_profile import batch_profile
 from tokenmill.jobs.ingest.submit import batch_key
 from tokenmill.jobs.models import Counts
-from tokenmill.jobs.scheduler.estimates import ExpectedJobs, RemainingWork, eta_s
+from tokenmill.jobs.scheduler.estimates import ExpectedJobs, MeasuredRates, RemainingWork, eta_s
 from tokenmill.jobs.store.open import has_batches
 from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.planner.plan import Plan
@@ -97,9 +97,9 @@ class BatchForecast:
         return None if self.watts is None or self.seconds is None else self.watts * self.seconds
 
     @property
-    def expected(self) -> ExpectedJobs | None:
-        """The expectation for the worker's progress; None: the speed is unknown."""
-        return None if self.speeds is None else ExpectedJobs(self._mean, self.speeds.rates)
+    def expected(self) -> ExpectedJobs:
+        """The expectation for the worker's progress; without rates if the speed is unknown."""
+        return ExpectedJobs(self._mean, MeasuredRates() if self.speeds is None else self.speeds.rates)
 
     @property
     def _mean(self) -> RemainingWork:

@@ -150,6 +150,12 @@ def test_a_forecast_counts_until_the_first_answer() -> None:
     lengths.finished(Pending(1, b"", 4_000), ANSWER.usage)
     after = now(Counts(pending=9, done=1), [])
     assert after.left == RemainingWork(9 * 100.0, 9 * 50.0)
+    lengths.finished(Pending(2, b"", 4_000), replace(ANSWER.usage, cached_tokens=1_000))  # all of its prompt
+    stats.throughput.answered(ANSWER, received=0)
+    mean = (4 * 100.0 + 2 * 50.0) / 6  # the forecast counts as four jobs
+    left = now(Counts(pending=8, done=2), []).left
+    assert left is not None
+    assert (left.prompt_tokens, left.output_tokens) == pytest.approx((8 * mean, 8 * 50.0))
     assert not after.forecast
     assert after.share == pytest.approx(0.1)
     unknown = RunStats(EngineShape("shares", 4), "native")

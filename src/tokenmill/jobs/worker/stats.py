@@ -122,7 +122,7 @@ class RunStats:
         if down is None and status is not None and status.state != "ready":
             down = f"is {status.state}" + (f": {status.detail}" if status.detail else "")
         detail = status.detail if status is not None and down is None else None
-        mean = lengths.remaining(1) or (None if self._expected is None else self._expected.mean)
+        mean = self._mean(lengths)
         left = None if mean is None else self._left(mean, counts, in_flight)
         return Snapshot(
             elapsed_s,
@@ -166,6 +166,20 @@ class RunStats:
             self._slot_use if self._slot_use.steps else None,
             self._checks,
         )
+
+    def _mean(self, lengths: AnswerLengths) -> RemainingWork | None:
+        """The mean cost of a job; None: unknown.
+
+        The first jobs to finish are those whose prefix was cached, so the forecast of prompts counts as much as the
+        jobs of all slots.
+        """
+        known = lengths.remaining(1)
+        if self._expected is None or known is None:
+            return known or (None if self._expected is None else self._expected.mean)
+        answers = self.throughput.answers
+        slots = self._shape.width
+        prompt = (slots * self._expected.mean.prompt_tokens + answers * known.prompt_tokens) / (slots + answers)
+        return RemainingWork(prompt, known.output_tokens)
 
     def _left(self, mean: RemainingWork, counts: Counts, in_flight: Sequence[int]) -> RemainingWork:
         """The work left in unfinished jobs that cost `mean` each."""
