@@ -67,7 +67,7 @@ def run_once(
         batch = _checked(submission.store, ingest.found.batch, setup)
         forecast = None if lengths is None or batch.finished else forecast_batch(lengths, batch.counts, setup)
         if forecast is not None:
-            _log_forecast(forecast)
+            _log_forecast(forecast, until_s)
         done = _Done(time_up=over)
         if not batch.finished and not over:
             expected = None if forecast is None else forecast.expected
@@ -279,14 +279,17 @@ def _log_submitted(ingest: Ingest) -> None:
         log.info("another process writes the output of %s; this one works on its jobs", batch.name)
 
 
-def _log_forecast(forecast: BatchForecast) -> None:
+def _log_forecast(forecast: BatchForecast, until_s: float | None) -> None:
+    """Log tokens and time, and when the batch will be done if that is before the time limit of this run."""
     work = forecast.work
     tokens = f"{work.prompt_tokens:,.0f} prompt tokens to compute, at most {work.output_tokens:,.0f} answer tokens"
     if forecast.seconds is None:
         log.info("forecast: %s; time unknown", tokens)
-    else:
-        until = time.strftime("%Y-%m-%d %H:%M", time.localtime(time.time() + forecast.seconds))
-        log.info("forecast: %s, at most %s: done at %s", tokens, format_seconds(forecast.seconds), until)
+        return
+    done_s = time.time() + forecast.seconds
+    at = time.strftime("; done at %Y-%m-%d %H:%M", time.localtime(done_s))
+    in_time = until_s is None or done_s <= until_s
+    log.info("forecast: %s, at most %s%s", tokens, format_seconds(forecast.seconds), at if in_time else "")
 
 
 def counts_text(counts: Counts) -> str:

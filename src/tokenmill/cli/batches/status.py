@@ -150,6 +150,8 @@ def _one(seen: SeenBatch, more: dict[str, str], failures: list[str], missing: st
     counts = seen.counts
     totals = batch.totals
     state = seen.state
+    if state == "stopped" and "background" in more:
+        state = "waiting"  # between two windows, the run does not hold the store
     parts = {
         "done": counts.done,
         "running": counts.running,
@@ -181,7 +183,7 @@ def _one(seen: SeenBatch, more: dict[str, str], failures: list[str], missing: st
         shown += ["", "first failures:", *(f"  {words}" for words in failures)]
     if missing:
         shown += ["", missing]
-    if state == "stopped" and "background" not in more:
+    if state == "stopped":
         shown += ["", "run the same tokenmill run command again to continue"]
     return shown
 
