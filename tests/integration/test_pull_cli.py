@@ -211,7 +211,7 @@ def test_errors_of_a_hub_have_a_message_and_an_exit_code(
     [
         (["pull"], "NAME"),
         (["pull", "nonsense"], "smollm2"),
-        (["pull", "kimi-k2.5"], "hf:OWNER/REPO:QUANT"),
+        (["pull", "kimi-k2.5"], "hf:unsloth/Kimi-K2.5-GGUF:QUANT"),
         (["pull", "hf:owner"], "hf:OWNER/REPO:QUANT"),
         (["pull", "smollm2", "--config", "absent.toml"], "no configuration file"),
         (["list", "--config", "absent.toml"], "no configuration file"),
