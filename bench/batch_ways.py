@@ -32,7 +32,7 @@ from tokenmill.model.read import read
 from tokenmill.native.client import NativeEngine
 from tokenmill.native.launching import start
 from tokenmill.native.worker_config import goal_for
-from tokenmill.planner.goal import Goal
+from tokenmill.planner.goal import DialectName, Goal
 from tokenmill.planner.make import make
 from tokenmill.planner.plan import Plan
 from tokenmill.tuner.slots import fit
@@ -62,9 +62,12 @@ def machine() -> Machine:
     return probe(Path.cwd())
 
 
-def plan_for(model: Path, *, sequences: int, threads: int, native: bool = False) -> Plan:
+def plan_for(
+    model: Path, *, sequences: int, threads: int, native: bool = False, engine: DialectName = "llama.cpp"
+) -> Plan:
     """Settings of all engines: context of a job, micro-batch, threads; servers keep their host cache."""
     goal = Goal(
+        engine=engine,
         context=CONTEXT,
         sequences=sequences,
         ubatch=UBATCH,
