@@ -12,11 +12,11 @@ from gguf import GGUFWriter
 
 from tokenmill.model.synthetic import vocabulary
 
-SPECIAL = {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2}
+SPECIAL = {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2, "<|sep|>": 3}
 VOCAB, EMBED, HEADS, LAYERS = 512, 64, 4, 4
 
 
-def windowed(path: Path, *, window: int = 32) -> Path:
+def windowed(path: Path, *, window: int = 32, template: str | None = None) -> Path:
     """Cohere2's shape with a window of our own."""
 
     def fill(file: GGUFWriter, add: Callable[..., None]) -> None:
@@ -27,7 +27,7 @@ def windowed(path: Path, *, window: int = 32) -> Path:
             _attention(add, layer)
             _feed_forward(add, layer)
 
-    return write_model(path, "cohere2", fill)
+    return write_model(path, "cohere2", fill, template=template)
 
 
 def chunked(path: Path) -> Path:

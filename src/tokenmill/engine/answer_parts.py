@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenmill.engine.engine import Answer, FinishReason, Piece, TokenLogprob
-from tokenmill.engine.tool_calls import ParsedPart, ToolCall, ToolCallParser
+from tokenmill.engine.output_parser import OutputParser, ParsedPart, ReasoningPart
+from tokenmill.engine.tool_formats import ToolCall
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,34 +20,39 @@ class TextPart:
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ReasoningPart:
-    """Reasoning before the answer."""
-
-    text: str
-
-
 AnswerPart = TextPart | ReasoningPart | ToolCall
 
 
 class AnswerReader:
     """Reads the events of one choice."""
 
-    def __init__(self, parser: ToolCallParser | None) -> None:
-        """`parser`: finds tool calls in the text; None if there are none to find."""
+    def __init__(self, parser: OutputParser | None) -> None:
+        """`parser`: separates reasoning and tool calls from the text; None if the engine does."""
         self._parser = parser
         self._reasoned = False  # reasoning has been returned
+        self._logprobs: list[TokenLogprob] = []  # of tokens whose text was held back, or is not text of the answer
 
     def piece(self, piece: Piece) -> list[AnswerPart]:
-        """The parts of a piece; empty while its text may belong to a tool call."""
+        """The parts of a piece; empty while its text may belong to a tag or a tool call."""
         parts: list[AnswerPart] = []
         if piece.reasoning:
             self._reasoned = True
             parts.append(ReasoningPart(piece.reasoning))
         if self._parser is not None:
-            return [*parts, *map(_part, self._parser.feed(piece.text))]
+            self._logprobs += piece.logprobs
+            return [*parts, *self._parts(self._parser.feed(piece.text))]
         if piece.text or piece.logprobs:
             parts.append(TextPart(piece.text, piece.logprobs))
+        return parts
+
+    def _parts(self, parsed: list[ParsedPart]) -> list[AnswerPart]:
+        parts: list[AnswerPart] = []
+        for part in parsed:
+            if isinstance(part, str):
+                parts.append(TextPart(part, tuple(self._logprobs)))
+                self._logprobs.clear()
+            else:
+                parts.append(part)
         return parts
 
     def end(self, answer: Answer) -> tuple[list[AnswerPart], FinishReason]:
@@ -54,7 +60,9 @@ class AnswerReader:
 
         Reasoning that was returned before is not repeated.
         """
-        parts = [_part(part) for part in self._parser.end()] if self._parser is not None else []
+        parts = self._parts(self._parser.end()) if self._parser is not None else []
+        if self._logprobs:
+            parts.append(TextPart("", tuple(self._logprobs)))
         message = answer.message or {}
         if message.get("reasoning_content") and not self._reasoned:
             parts.append(ReasoningPart(str(message["reasoning_content"])))
@@ -75,14 +83,11 @@ def parts_of(answer: Answer) -> list[AnswerPart]:
     if message is None:
         return [TextPart(answer.text, answer.logprobs or ())]
     calls = [call_of(call) for call in answer.tool_calls]
-    text = message.get("content") or ("" if calls else answer.text)
+    content = message.get("content")
+    text = ("" if calls else answer.text) if content is None else content
     parts: list[AnswerPart] = []
     if message.get("reasoning_content"):
         parts.append(ReasoningPart(str(message["reasoning_content"])))
     if text or not calls:
         parts.append(TextPart(text, answer.logprobs or ()))
     return [*parts, *calls]
-
-
-def _part(part: ParsedPart) -> AnswerPart:
-    return TextPart(part) if isinstance(part, str) else part

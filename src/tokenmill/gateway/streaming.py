@@ -11,8 +11,9 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from tokenmill.engine.answer_parts import AnswerPart, ReasoningPart, TextPart
+from tokenmill.engine.answer_parts import AnswerPart, TextPart
 from tokenmill.engine.engine import Answer, FinishReason, TokenLogprob, Usage
+from tokenmill.engine.output_parser import ReasoningPart
 from tokenmill.errors import TokenmillError
 from tokenmill.gateway.http.faults import error_body
 from tokenmill.jobs.openai.answers import choice, usage_body

@@ -43,6 +43,7 @@ class SubmittedRequest:
     steps: int = 0  # steps that the engine had finished at arrival
     constraint: Constraint | None = None  # compiled, and not shared with another request
     branches: tuple[int, ...] = ()  # positions at which later prompts diverge from this one
+    opened: str = ""  # the tag with which the template opened the model's reasoning at the end of the prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,19 @@ class ControlCall:
 
 
 InboundMessage = SubmittedRequest | Cancelled | ControlCall
-PrepareRequest = Callable[[Request], tuple[tuple[int, ...], tuple[int, ...]]]
-"""Returns the tokens of a request and its `branches`; raises TokenmillError if the request is invalid."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPrompt:
+    """The tokens of a request's prompt, and what `SubmittedRequest` has about it."""
+
+    tokens: tuple[int, ...]
+    branches: tuple[int, ...] = ()
+    opened: str = ""
+
+
+PrepareRequest = Callable[[Request], PreparedPrompt]
+"""Prepares a request; raises TokenmillError if it is invalid."""
 
 
 @dataclass(slots=True)
@@ -239,8 +251,10 @@ class IpcServer:
         arrived_s = time.monotonic()
         steps = self._heartbeat().counters.steps or 0
         request = protocol.request_of(body)
-        tokens, branches = self._prepare(request)
-        submitted = SubmittedRequest(client, number, request, tokens, arrived_s, steps, branches=branches)
+        prompt = self._prepare(request)
+        submitted = SubmittedRequest(
+            client, number, request, prompt.tokens, arrived_s, steps, branches=prompt.branches, opened=prompt.opened
+        )
         if self._compiler is None or not is_constrained(request.sampling):
             self.inbox.put(submitted)
             return

@@ -14,7 +14,8 @@ from pathlib import Path
 from queue import Empty
 from typing import Any
 
-from tokenmill.engine.engine import Answer, Counters, FinishReason, Piece, Timings, TokenLogprob, Usage
+from tokenmill.engine.engine import Answer, Chat, Counters, FinishReason, Piece, Timings, TokenLogprob, Usage
+from tokenmill.engine.output_parser import OUTPUT_MARKS
 from tokenmill.errors import EngineError, EngineTimeout, RequestRefused, TokenmillError
 from tokenmill.native import protocol
 from tokenmill.native.batching import DecodeStep, Id
@@ -93,6 +94,7 @@ class Session:
         self.scheduler = scheduler
         self.handlers: dict[str, Handler] = {}
         self.clock = StepClock()
+        self._marks = frozenset(token for mark in OUTPUT_MARKS if (token := vocab.token_of(mark)) is not None)
         self._masks = Masks(vocab.n_tokens)
         self._scan = RowScan(context.settings.threads)
         self.stopping = False
@@ -257,6 +259,9 @@ class Session:
             None if request.timeout_s is None else submitted.arrived_s + request.timeout_s,
             deferred=request.priority == "batch" and not request.stop,
         )
+        if submitted.opened:  # the answer contains both tags, as if the model had written the first one too
+            sequence.text.append(submitted.opened)
+            sequence.unsent_text.append(submitted.opened)
         self._next += 1
         self.scheduler.submit(self._next, submitted.tokens, request.priority, branches=submitted.branches)
         self._sequences[self._next] = sequence
@@ -365,7 +370,9 @@ class Session:
 
     def _decode_text(self, sequence: Sequence) -> str:
         """Detokenize the tokens that have not become text yet."""
-        text = sequence.detokenizer.add(b"".join(map(self.vocab.piece, sequence.undecoded)))
+        marks = self._marks if isinstance(sequence.submitted.request.prompt, Chat) else frozenset()
+        pieces = [self.vocab.piece(token, special=token in marks) for token in sequence.undecoded]
+        text = sequence.detokenizer.add(b"".join(pieces))
         sequence.undecoded.clear()
         return text
 

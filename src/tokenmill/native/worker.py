@@ -16,13 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.engine.engine import MAX_LOGPROBS, Capabilities, Chat, Identity, Prompt, Request
+from tokenmill.engine.reasoning import opened_by
 from tokenmill.errors import EngineError, RequestRefused, TokenmillError, TooLong, UsageError
 from tokenmill.model.gguf import read_headers
 from tokenmill.native import memory_limit, protocol
 from tokenmill.native.chat.renderer import Renderer
 from tokenmill.native.chat.template import SpecialTokens, template_of
 from tokenmill.native.compiler import Compiler
-from tokenmill.native.ipc_server import IpcServer
+from tokenmill.native.constraints.grammar import is_constrained
+from tokenmill.native.ipc_server import IpcServer, PreparedPrompt
 from tokenmill.native.kv import streams
 from tokenmill.native.kv.prefix_cache import PrefixCache
 from tokenmill.native.kv.radix import as_tokens, common
@@ -209,9 +211,9 @@ class Worker:
     def _heartbeat(self) -> protocol.Heartbeat:
         return self._session.heartbeat()
 
-    def _prepare(self, request: Request) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the tokens of a request, and where later prompts diverge; raises TooLong or RequestRefused."""
-        tokens = self._tokens(request)
+    def _prepare(self, request: Request) -> PreparedPrompt:
+        """Prepare a request; raises TooLong or RequestRefused."""
+        text, tokens = self._rendered(request)
         context = self.settings.context
         if not tokens:
             raise RequestRefused("the prompt is empty", hint="an answer needs at least one token to start from")
@@ -222,7 +224,9 @@ class Worker:
                 context_tokens=context,
                 hint="shorten the prompt, or start the engine with a larger --context",
             )
-        return tokens, self._branches(tokens, request.later)
+        constrained = is_constrained(request.sampling)  # the output is not reasoning, even if the template opened it
+        opened = "" if constrained or request.max_tokens == 0 else opened_by(text)
+        return PreparedPrompt(tokens, self._branches(tokens, request.later), opened)
 
     def _branches(self, tokens: tuple[int, ...], later: Iterable[Prompt]) -> tuple[int, ...]:
         """The positions at which later prompts diverge from `tokens`; a later prompt may be invalid."""
@@ -235,19 +239,23 @@ class Worker:
         return tuple(sorted(found - {0}))
 
     def _tokens(self, request: Request) -> tuple[int, ...]:
+        return self._rendered(request)[1]
+
+    def _rendered(self, request: Request) -> tuple[str, tuple[int, ...]]:
+        """The text that the chat template writes, if the prompt is a chat, and the tokens of the prompt."""
         prompt = request.prompt
         vocab = self.model.vocab
         if isinstance(prompt, Chat):
             # Templates may print the date: a batch must not lose its cached prefixes at midnight.
             now = self.began if request.priority == "batch" else None
             rendered = self.renderer.render(prompt, now=now)
-            return vocab.tokenize(rendered.text, breaks=rendered.breaks)
+            return rendered.text, vocab.tokenize(rendered.text, breaks=rendered.breaks)
         if isinstance(prompt, str):
-            return vocab.tokenize(prompt)
+            return "", vocab.tokenize(prompt)
         wrong = next((token for token in prompt if not 0 <= token < vocab.n_tokens), None)
         if wrong is not None:
             raise RequestRefused(f"{wrong} is not a token of this model", hint=f"it has {vocab.n_tokens} tokens")
-        return prompt
+        return "", prompt
 
     def _progress(self, share: float) -> bool:
         if share - self._shown >= 0.002:

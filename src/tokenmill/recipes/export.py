@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from tokenmill.engine.reasoning import join_reasoning
 from tokenmill.errors import UsageError
 from tokenmill.recipes.distillation.rows import COLUMNS
-from tokenmill.recipes.reasoning import join_reasoning
 from tokenmill.storage.rows import parquet_columns, read_rows, suffix_of, write_rows
 
 ExportFormat = Literal["messages", "sharegpt", "alpaca", "parquet"]

@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from tokenmill.engine.answer_parts import AnswerReader, ReasoningPart, TextPart, parts_of
+from tokenmill.engine.answer_parts import AnswerReader, TextPart, parts_of
 from tokenmill.engine.engine import Answer, Piece, Usage
+from tokenmill.engine.output_parser import OutputParser, ReasoningPart, ToolCallParser
 from tokenmill.engine.server.response import Collector
-from tokenmill.engine.tool_calls import ToolCall, ToolCallParser
+from tokenmill.engine.tool_formats import ToolCall
 
 USAGE = {"prompt_tokens": 5, "completion_tokens": 4}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -41,7 +42,7 @@ def test_reasoning_that_was_not_streamed_is_in_the_end() -> None:
 
 
 def test_calls_in_the_text_are_parsed() -> None:
-    reader = AnswerReader(ToolCallParser(frozenset("f")))
+    reader = AnswerReader(OutputParser(ToolCallParser({"f": {}})))
     assert reader.piece(Piece('<tool_call>{"name": "f", "arguments"', 5)) == []
     (call,) = reader.piece(Piece(': {"a": 1}}</tool_call>', 5))
     assert isinstance(call, ToolCall)

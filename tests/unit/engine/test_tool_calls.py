@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 
 from support.fake_engine import CAPABILITIES
 from tokenmill.engine.engine import Answer, Capabilities, Chat, FinishReason, Request, Sampling, Usage
-from tokenmill.engine.tool_calls import ToolCall, ToolCallParser, ToolUse, adapt
+from tokenmill.engine.output_parser import ToolCallParser
+from tokenmill.engine.tool_calls import ToolUse, adapt
+from tokenmill.engine.tool_formats import ToolCall
 from tokenmill.errors import RequestRefused
 
-NAMES = frozenset(("weather", "time"))
+NAMES: dict[str, dict[str, Any]] = {"weather": {}, "time": {}}
 HERMES = '<tool_call>\n{"name": "weather", "arguments": {"town": "Rome"}}\n</tool_call>'
 KIMI = (
     "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
@@ -94,7 +96,7 @@ def test_kimis_ids_come_back() -> None:
 
 
 def parsed(text: str, finish_reason: FinishReason = "stop") -> Answer:
-    return ToolUse(Request("?"), NAMES).parse(Answer(text, finish_reason, Usage(1, 1, 0)))
+    return ToolUse(Request("?"), NAMES, parses=True).parse(Answer(text, finish_reason, Usage(1, 1, 0)))
 
 
 def test_calls_move_from_the_text_to_the_message() -> None:
@@ -141,14 +143,14 @@ def test_none_leaves_the_tools_out() -> None:
     use = adapt(request("none"), replace(CAN, shows_tools=False))
     assert isinstance(use.request.prompt, Chat)
     assert use.request.prompt.tools == ()
-    assert use.names is None
+    assert use.tools is None
     assert not use.hidden
 
 
 def test_auto_is_not_constrained_and_is_parsed() -> None:
     use = adapt(request(None), CAN)
     assert use.request.sampling.json_schema is None
-    assert (use.names, use.forced, use.parallel) == (NAMES, False, False)
+    assert (use.tools, use.forced, use.parallel) == (NAMES, False, False)
     assert use.request.extra == {}
 
 
@@ -187,7 +189,7 @@ def test_an_engine_that_parses_calls_gets_the_request_unchanged() -> None:
     given_ = request("required")
     use = adapt(given_, replace(CAN, tools_parsed=True))
     assert use.request is given_
-    assert use.names is None
+    assert use.tools is None
     plain = Request("text")
     assert adapt(plain, CAN).request is plain
 

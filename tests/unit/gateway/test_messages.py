@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from tokenmill.engine.answer_parts import ReasoningPart, TextPart
+from tokenmill.engine.answer_parts import TextPart
 from tokenmill.engine.engine import Answer, FinishReason, Usage
-from tokenmill.engine.tool_calls import ToolCall
+from tokenmill.engine.output_parser import ReasoningPart
+from tokenmill.engine.tool_formats import ToolCall
 from tokenmill.errors import EngineDied, RequestRefused, TokenmillError, TooLong, UnknownModel
 from tokenmill.gateway.http.faults import Busy, GatewayFault, anthropic_error
 from tokenmill.gateway.messages.events import MessageEncoder

@@ -3,9 +3,10 @@
 import json
 from typing import Any
 
-from tokenmill.engine.answer_parts import ReasoningPart, TextPart
+from tokenmill.engine.answer_parts import TextPart
 from tokenmill.engine.engine import Answer, FinishReason, TokenLogprob, Usage
-from tokenmill.engine.tool_calls import ToolCall
+from tokenmill.engine.output_parser import ReasoningPart
+from tokenmill.engine.tool_formats import ToolCall
 from tokenmill.errors import EngineDied
 from tokenmill.gateway.responses.events import ResponseEncoder
 

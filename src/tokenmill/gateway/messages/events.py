@@ -10,9 +10,10 @@ The number of prompt tokens is known at the end, so `message_start` counts none 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
-from tokenmill.engine.answer_parts import AnswerPart, ReasoningPart, TextPart, parts_of
+from tokenmill.engine.answer_parts import AnswerPart, TextPart, parts_of
 from tokenmill.engine.engine import Answer, FinishReason, Usage
-from tokenmill.engine.tool_calls import ToolCall
+from tokenmill.engine.output_parser import ReasoningPart
+from tokenmill.engine.tool_formats import ToolCall
 from tokenmill.errors import TokenmillError
 from tokenmill.gateway.http.faults import anthropic_error
 from tokenmill.storage.json_text import encode, parse

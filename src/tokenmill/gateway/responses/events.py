@@ -11,9 +11,10 @@ response.completed | response.incomplete | response.failed
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tokenmill.engine.answer_parts import AnswerPart, ReasoningPart, TextPart, parts_of
+from tokenmill.engine.answer_parts import AnswerPart, TextPart, parts_of
 from tokenmill.engine.engine import Answer, FinishReason, TokenLogprob, Usage
-from tokenmill.engine.tool_calls import ToolCall
+from tokenmill.engine.output_parser import ReasoningPart
+from tokenmill.engine.tool_formats import ToolCall
 from tokenmill.errors import TokenmillError
 from tokenmill.jobs.openai.responses.answers import (
     Item,

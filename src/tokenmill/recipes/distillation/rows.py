@@ -11,9 +11,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from tokenmill.engine.reasoning import SplitReasoning, has_reasoning, split_reasoning
 from tokenmill.errors import UsageError
 from tokenmill.recipes.distillation.prompts import TeacherPrompt
-from tokenmill.recipes.reasoning import SplitReasoning, has_reasoning, split_reasoning
 from tokenmill.recipes.runner import Answered, AnswerOrigin, Line, finish_reason, origin_of_answer
 from tokenmill.storage.json_text import compact_json
 from tokenmill.storage.rows import parquet_metadata, read_rows, suffix_of

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from tokenmill.engine.reasoning import split_reasoning
 from tokenmill.recipes.history import MAX_LINES
-from tokenmill.recipes.reasoning import split_reasoning
 from tokenmill.recipes.runner import Answered, Line, Prospect, StageProspect, text_of
 from tokenmill.recipes.summarization.chunking import BYTES_PER_TOKEN, TokenCount, groups
 from tokenmill.recipes.summarization.manifest import Manifest, read_manifest

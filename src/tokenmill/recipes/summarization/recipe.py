@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tokenmill.engine.reasoning import split_reasoning
 from tokenmill.errors import UsageError
-from tokenmill.recipes.reasoning import split_reasoning
 from tokenmill.recipes.runner import AnswerOrigin, BatchRunner, RecipeEnd, text_of
 from tokenmill.recipes.summarization.chunking import TokenCount
 from tokenmill.recipes.summarization.documents import FoundDocuments, Skipped

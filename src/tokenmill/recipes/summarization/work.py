@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tokenmill.engine.reasoning import split_reasoning
 from tokenmill.errors import UsageError
 from tokenmill.jobs.ingest.line import MAX_CUSTOM_ID_LENGTH
-from tokenmill.recipes.reasoning import split_reasoning
 from tokenmill.recipes.runner import Answered, Line, chat_line, finish_reason, text_of
 from tokenmill.recipes.summarization.chunking import TokenCount, estimate, fits, groups, halved, split
 from tokenmill.recipes.summarization.documents import SourceDocument

@@ -5,9 +5,10 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from msgspec import Meta
 
-from tokenmill.engine.answer_parts import AnswerPart, ReasoningPart
+from tokenmill.engine.answer_parts import AnswerPart
 from tokenmill.engine.engine import FinishReason, TokenLogprob, Usage
-from tokenmill.engine.tool_calls import ToolCall
+from tokenmill.engine.output_parser import ReasoningPart
+from tokenmill.engine.tool_formats import ToolCall
 from tokenmill.jobs.openai.logprobs import chat_logprobs
 from tokenmill.jobs.openai.responses.items import CUSTOM_INPUT
 from tokenmill.jobs.openai.responses.tools import custom_tools

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.recipes.reasoning import SplitReasoning, has_reasoning, join_reasoning, split_reasoning
+from tokenmill.engine.reasoning import SplitReasoning, has_reasoning, join_reasoning, split_reasoning
 
 PLAIN = st.text(alphabet=st.characters(codec="utf-8", exclude_characters="<>[]|◁▷"))
 

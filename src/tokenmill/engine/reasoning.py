@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 THINK: Final = ("<think>", "</think>")
-_TAGS: Final[tuple[tuple[str, str], ...]] = (
+TAGS: Final[tuple[tuple[str, str], ...]] = (
     THINK,  # DeepSeek R1, Qwen3, QwQ, Kimi K2, GLM, MiniMax M2, Hunyuan, Granite 3.3, LFM2, ...
     ("<thinking>", "</thinking>"),
     ("<thought>", "</thought>"),  # EXAONE Deep
@@ -24,9 +24,9 @@ _TAGS: Final[tuple[tuple[str, str], ...]] = (
     ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),  # Kimi K3
 )
 # Pairs of which the prompt may contain the opening tag.
-_OPENED: Final = tuple(pair for pair in _TAGS if pair[0] not in ("<thinking>", "<reasoning>"))
+_OPENED: Final = tuple(pair for pair in TAGS if pair[0] not in ("<thinking>", "<reasoning>"))
 # Wrappers that some models put around the answer.
-_WRAPPERS: Final[tuple[tuple[str, str], ...]] = (
+WRAPPERS: Final[tuple[tuple[str, str], ...]] = (
     ("<response>", "</response>"),
     ("<answer>", "</answer>"),
     ("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
@@ -56,7 +56,7 @@ def split_reasoning(text: str, *, cut: bool = False, opened: bool = False) -> Sp
         return _by_channels(begun)
     if granite := _GRANITE.match(begun):
         return SplitReasoning((granite[2] or "").strip(), granite[1].strip())
-    for start, end in _TAGS:
+    for start, end in TAGS:
         if begun.startswith(start):
             thought, closed, rest = begun[len(start) :].partition(end)
             return SplitReasoning(_unwrapped(rest) if closed else "", thought.strip())
@@ -67,6 +67,12 @@ def split_reasoning(text: str, *, cut: bool = False, opened: bool = False) -> Sp
     if opened and cut:
         return SplitReasoning("", text.strip())
     return SplitReasoning(text)
+
+
+def opened_by(prompt: str) -> str:
+    """The tag with which a prompt opens the reasoning or the answer at its end; empty if it does not."""
+    end = prompt[-64:].rstrip()
+    return next((start for start, _ in (*_OPENED, *WRAPPERS) if end.endswith(start)), "")
 
 
 def has_reasoning(text: str) -> bool:
@@ -93,7 +99,7 @@ def _by_channels(text: str) -> SplitReasoning:
 
 def _unwrapped(text: str) -> str:
     rest = text.strip() if text.strip() else ""
-    for start, end in _WRAPPERS:
+    for start, end in WRAPPERS:
         if rest.startswith(start):
             return rest.removeprefix(start).removesuffix(end).strip()
     return rest
