@@ -82,7 +82,7 @@ def chat_body(body: Mapping[str, Any]) -> dict[str, Any]:
         if choice.get("disable_parallel_tool_use"):
             chat["parallel_tool_calls"] = False
     elif choice.get("type", "auto") not in ("auto", "none"):
-        raise RequestRefused("tool_choice: there is no tool that can be called here", param="tool_choice")
+        raise RequestRefused("tool_choice: requires tools that the model can call", param="tool_choice")
     return chat
 
 

@@ -127,9 +127,9 @@ def chat_body(body: Mapping[str, Any], history: Sequence[Item] = ()) -> dict[str
     tools = chat_tools(allowed_tools(choice, body.get("tools") or ()))
     if tools:
         chat["tools"] = tools
-        chat["tool_choice"] = chat_tool_choice(choice, tools)
+        chat["tool_choice"] = chat_tool_choice(choice)
     elif choice not in (None, "auto", "none"):
-        raise RequestRefused("tool_choice: there is no tool that can be called here", param="tool_choice")
+        raise RequestRefused("tool_choice: requires tools that the model can call", param="tool_choice")
     if "message.output_text.logprobs" in (body.get("include") or ()) or body.get("top_logprobs"):
         chat |= {"logprobs": True, "top_logprobs": body.get("top_logprobs") or 0}
     return chat

@@ -60,7 +60,7 @@ def custom_tools(tools: Sequence[Tool]) -> frozenset[str]:
     return frozenset(str(tool.get("name")) for tool in flat_tools(tools) if tool.get("type") == "custom")
 
 
-def chat_tool_choice(choice: Any, tools: Sequence[Tool]) -> Any:
+def chat_tool_choice(choice: Any) -> Any:
     """The tool_choice of a chat."""
     if choice is None or isinstance(choice, str):
         return choice
