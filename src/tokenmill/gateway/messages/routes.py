@@ -42,14 +42,14 @@ def route_group(state: GatewayState) -> RouteGroup:
         return JSONResponse({"input_tokens": await count_tokens(state, context_of(request.scope), parsed)})
 
     routes = [
-        Route("/v1/messages", Create(state), methods=["POST"]),
+        Route("/v1/messages", CreateMessage(state), methods=["POST"]),
         Route("/v1/messages/count_tokens", tokens, methods=["POST"]),
     ]
     return RouteGroup(routes, _OPERATIONS)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Create:
+class CreateMessage:
     """POST /v1/messages as an ASGI application."""
 
     state: GatewayState

@@ -41,7 +41,9 @@ from tokenmill.jobs.openai.responses.tools import hosted_tools
 def route_group(state: GatewayState, service: BatchService) -> RouteGroup:
     """The routes of responses, which are stored where batches are."""
     opened = _Opened(state, service)
-    return RouteGroup([Route("/v1/responses", Create(state, opened), methods=["POST"]), *_routes(opened)], _OPERATIONS)
+    return RouteGroup(
+        [Route("/v1/responses", CreateResponse(state, opened), methods=["POST"]), *_routes(opened)], _OPERATIONS
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ class _Opened:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Create:
+class CreateResponse:
     """POST /v1/responses as an ASGI application."""
 
     state: GatewayState
