@@ -37,10 +37,11 @@ GHOSTS = [
     "llama-3.3-70b:Q4_K_M",
     "qwen3-32b:Q8_0",
 ]
-# gated delta net, Mamba 2, index of sparse attention (in all layers; in some), heads with norms as wide as all of them
+# gated delta net (twice), Mamba 2, index of sparse attention (in all layers; in some), heads with norms as wide as all of them
 HYBRIDS = [
     "qwen3.5-35b-a3b:Q4_K_M",
     "qwen3.5-397b-a17b:Q4_K_M",
+    "qwen3-next-80b-a3b:Q4_K_M",
     "nemotron-3-nano-30b-a3b:Q4_K_M",
     "nemotron-3-super-120b-a12b:Q4_K_M",
     "deepseek-v3.2:Q4_K_M",
@@ -135,6 +136,28 @@ def test_recurrent_and_sparse_layers_projected_as_predicted(hybrids: Dry, name: 
     for context, found in zip(FEW_LOGITS, contexts, strict=True):
         check(profile, context, found, compute_share=0.01)
     check_repacked(profile, contexts[0])
+
+
+def test_kimi_delta_attention_projected_as_predicted(tmp_path: Path) -> None:
+    name = "ling-3-flash:Q4_K_M"
+    contexts = tuple(context for context in FEW_LOGITS if context.type_k == "f16")  # the only type that its heads allow
+    profile, found = run_dry([name], contexts, tmp_path)[name]
+    for context, projection in zip(contexts, found, strict=True):
+        # llama.cpp reads the states of the next layer early, which is not drawn
+        check(profile, context, projection, compute_share=0.02)
+
+
+@pytest.mark.parametrize("name", ["deepseek-v4-flash:MXFP4", "kimi-k3:MXFP4", "minimax-m3:Q4_K_M"])
+def test_caches_of_layers_that_are_only_approximated(name: str, tmp_path: Path) -> None:
+    contexts = (
+        KvContext(8192),
+        KvContext(20000, 3),
+        KvContext(8192, 4, unified=False),
+        KvContext(4096, full_windows=True),
+    )
+    profile, found = run_dry([name], contexts, tmp_path)[name]
+    for context, projection in zip(contexts, found, strict=True):
+        assert sum(buffer.context_bytes for buffer in projection.buffers) == sum(kv_bytes(profile, context)), context
 
 
 @pytest.mark.parametrize("quant", QUANTS)

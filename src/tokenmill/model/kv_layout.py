@@ -48,6 +48,7 @@ _ORDINARY = frozenset(
         "glm4",
         "glm4moe",
         "minimax-m2",
+        "minimax-m3",
         "mistral3",
         "mistral4",
         "phi2",
@@ -171,6 +172,10 @@ def _attention(keys: _Keys, architecture: str, index: int) -> LayerCache | None:
     if kv_heads is None or k_length is None or v_length is None:
         return None
     kind = "full" if span is None else "chunked" if architecture == "llama4" else "window"
+    if architecture == "minimax-m3" and index >= (keys.number("leading_dense_block_count") or 0):
+        # its cache of index keys also has a row of values, which is never used
+        indexer = (keys.number("attention.indexer.key_length") or 0) + v_length
+        return LayerCache("full", kv_heads * k_length, kv_heads * v_length, indexer_elements=indexer)
     return LayerCache(kind, kv_heads * k_length, kv_heads * v_length, span_tokens=span)  # type: ignore[arg-type]
 
 

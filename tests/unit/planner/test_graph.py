@@ -105,3 +105,4 @@ def test_layers_that_are_only_approximated_are_known() -> None:
         for name in ("qwen3.5-35b-a3b:Q4_K_M", "deepseek-v4-flash:MXFP4")
     )
     assert (undrawn(exact), undrawn(approximate)) == (False, True)
+    assert buffer_bytes(build_graph(approximate, MicroBatch(32, 256)).steps) > 0

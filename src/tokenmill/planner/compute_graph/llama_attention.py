@@ -162,6 +162,18 @@ def latent(graph: GraphBuilder, profile: Profile, tensors: Mapping[str, Tensor],
     return graph.add("gated", heads * v_head, graph.add("gated", heads * v_head, graph.view(out), gate, in_place=True))
 
 
+def compressed(graph: GraphBuilder, tensors: Mapping[str, Tensor], cache: LayerCache, normed: int) -> int:
+    """Attention of DeepSeek-V4, approximated without its compressor and index."""
+    rank, size = tensors["attn_q_b"].shape
+    query = graph.add("q_b", size, graph.norm(graph.add("q_a", rank, normed), rank))
+    query = graph.norm(graph.view(query), size)
+    values = graph.norm(graph.add("kv", cache.k_elements, normed), cache.k_elements)
+    to_k, _, mask = cache_inputs(graph, cache)
+    graph.store(graph.view(values), to_k)
+    attended = graph.add("attended", size, graph.view(query), mask)
+    return graph.add("narrowed", tensors["attn_output_b"].shape[0], graph.view(attended))
+
+
 def _rotated(graph: GraphBuilder, profile: Profile, size: int, projected: int) -> int:
     """The part of a query or key that depends on positions."""
     part = graph.view(projected)

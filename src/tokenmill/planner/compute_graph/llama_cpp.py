@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from tokenmill.model.profile import LayerCache, Profile, Tensor
 from tokenmill.planner.compute_graph.builder import F32, I32, I64, GraphBuilder, MicroBatch
 from tokenmill.planner.compute_graph.layer_tensors import by_layer
-from tokenmill.planner.compute_graph.llama_attention import attention, cache_inputs, latent, positions
+from tokenmill.planner.compute_graph.llama_attention import attention, cache_inputs, compressed, latent, positions
 from tokenmill.planner.compute_graph.llama_experts import dense, experts
 from tokenmill.planner.compute_graph.llama_recurrent import is_drawn, recurrent, sequence_index
 from tokenmill.planner.compute_graph.llama_sparse import index_inputs
@@ -48,11 +48,17 @@ EXACT = frozenset(
 """Architectures whose buffers were compared with llama.cpp's own projection; those of others are close."""
 
 
+_LAYERS_PER_CHECKPOINT = 12  # Kimi K3's attn_res.block_size
+
+
 def undrawn(profile: Profile) -> bool:
     """Whether some layers are of a kind that is only approximated."""
     table = by_layer(profile)
     return any(
-        cache.kind == "compressed" or (cache.kind == "recurrent" and not is_drawn(table.get(layer, {})))
+        cache.kind == "compressed"
+        or "attn_res_score" in table.get(layer, {})
+        or (cache.indexer_elements and not cache.indexer_top_k)
+        or (cache.kind == "recurrent" and not is_drawn(table.get(layer, {})))
         for layer, cache in enumerate(profile.cache)
     )
 
@@ -153,6 +159,7 @@ def add_layer(graph: GraphBuilder, profile: Profile, parts: LayerParts, hidden: 
     """Add all operations of a layer; returns the new hidden state."""
     embed = profile.embedding_length or 0
     tensors = parts.tensors
+    streams = _streams(graph, profile, tensors, hidden)
     if parts.cache.kind == "none" and FEED_FORWARD & tensors.keys():
         out, tensors = _feed_forward(graph, profile, parts, graph.norm(hidden, embed)), {}
     else:
@@ -168,7 +175,21 @@ def add_layer(graph: GraphBuilder, profile: Profile, parts: LayerParts, hidden: 
     if not FEED_FORWARD & tensors.keys():
         return added
     result = _feed_forward(graph, profile, parts, graph.norm(added, embed))
+    graph.hold(*streams)
     return graph.add("l_out", embed, result, added, in_place=True)
+
+
+def _streams(graph: GraphBuilder, profile: Profile, tensors: Mapping[str, Tensor], hidden: int) -> tuple[int, ...]:
+    """Hidden states that a layer keeps in addition to its input; approximate.
+
+    DeepSeek-V4 has several streams of them, Kimi K3 one of every twelfth layer, which it joins into a new block.
+    """
+    embed = profile.embedding_length or 0
+    if "hc_attn_fn" in tensors:
+        return (graph.add("streams", tensors["hc_attn_fn"].shape[0], hidden),)
+    if "attn_res_score" in tensors:
+        return (graph.add("stack", embed * -(-profile.layers // _LAYERS_PER_CHECKPOINT), hidden),)
+    return ()
 
 
 FEED_FORWARD = frozenset({"ffn_down_exps", "ffn_down"})
@@ -187,6 +208,8 @@ def _attended(graph: GraphBuilder, profile: Profile, parts: LayerParts, hidden: 
     if cache.kind in ("recurrent", "none"):
         return recurrent(graph, parts.tensors, cache, hidden, embed)
     normed = graph.norm(hidden, embed)
+    if cache.kind == "compressed":
+        return compressed(graph, parts.tensors, cache, normed)
     if cache.kind == "latent" and "attn_k_b" in parts.tensors:
         return latent(graph, profile, parts.tensors, cache, normed)
     return attention(graph, profile, parts.tensors, cache, normed)

@@ -18,7 +18,7 @@ MAMBA_2 = "ssm_d"
 
 def is_drawn(tensors: Tensors) -> bool:
     """Whether the operations of a recurrent layer with these tensors are known."""
-    return {KIMI_DELTA, "ssm_g_a"} <= tensors.keys() or (
+    return (KIMI_DELTA in tensors and bool({"ssm_g", "ssm_g_a"} & tensors.keys())) or (
         "ssm_conv1d" in tensors and (MAMBA_2 in tensors or "attn_gate" in tensors)
     )
 
@@ -104,6 +104,8 @@ def _kimi_delta(graph: GraphBuilder, tensors: Tensors, cache: LayerCache, hidden
 
 def _by_low_rank(graph: GraphBuilder, tensors: Tensors, name: str, inner: int, normed: int) -> int:
     """A projection, as two matrices where the file has both."""
+    if name in tensors:
+        return graph.add(name, inner, normed)
     rank = tensors[f"{name}_a"].shape[1]
     first = graph.add(name, rank, normed)
     return graph.add(name, inner, first) if f"{name}_b" in tensors else first
