@@ -84,6 +84,7 @@ class Request:
     slot: int | None = None  # the slot to use, for engines with `chooses_slots`; None: any
     extra: Mapping[str, Any] = field(default_factory=dict)  # additional keys of an HTTP request body
     later: tuple[Prompt, ...] = ()  # prompts of later requests, for engines with `needs_branches`
+    label: str | None = None  # shown with its slot, such as the custom_id of a job; not sent to servers
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,6 +90,7 @@ class SlotActivity(TypedDict):
     """Progress of one sequence."""
 
     id: Any
+    label: str | None
     priority: Literal["interactive", "batch"]
     doing: Literal["waiting", "prompt", "answer"]
     prompt_tokens: _Count
@@ -161,6 +162,7 @@ class PrefixSegment(TypedDict):
     pinned: bool
     locked: bool
     last_used: _Count
+    beginning: str
     digest: str | None
 
 

@@ -173,6 +173,11 @@ class Session:
             self.pin(tokens)
         return len(tokens)
 
+    def label(self, number: Id) -> str | None:
+        """The name that the client gave to a request, for display."""
+        sequence = self._sequences.get(number)
+        return None if sequence is None else sequence.submitted.request.label
+
     def counters(self) -> Counters:
         """Counters since the start; also read by the IPC thread."""
         clock = self.clock

@@ -26,7 +26,7 @@ from tokenmill.native.compiler import Compiler
 from tokenmill.native.constraints.grammar import is_constrained
 from tokenmill.native.ipc_server import IpcServer, PreparedPrompt
 from tokenmill.native.kv import streams
-from tokenmill.native.kv.prefix_cache import PrefixCache
+from tokenmill.native.kv.prefix_cache import CachedPrefix, PrefixCache
 from tokenmill.native.kv.radix import as_tokens, common
 from tokenmill.native.llama.context import LlamaContext, check_streams
 from tokenmill.native.llama.library import open_running
@@ -365,10 +365,17 @@ class Worker:
             return self._session_with_prefixes().restore(Path(arguments["path"]), self.config.model_id, pin=pin)
 
     def _prefixes(self, _given: dict[str, Any]) -> list[dict[str, Any]]:
-        return [asdict(head) for head in self._session.prefix_cache.segments()]
+        piece = self.model.vocab.piece
+
+        def shown(segment: CachedPrefix) -> dict[str, Any]:
+            text = b"".join(piece(token, special=True) for token in segment.beginning).decode(errors="replace")
+            return {**asdict(segment), "beginning": text}
+
+        return [shown(segment) for segment in self._session.prefix_cache.segments()]
 
     def _running(self, _given: dict[str, Any]) -> list[dict[str, Any]]:
-        return [asdict(sequence) for sequence in self._session.scheduler.running_sequences()]
+        running = self._session.scheduler.running_sequences()
+        return [{**asdict(each), "label": self._session.label(each.id)} for each in running]
 
 
 def _print(level: int, text: str) -> None:

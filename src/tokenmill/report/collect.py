@@ -198,6 +198,8 @@ def _plan(plan: Plan, load: LoadRecord | None) -> PlanFacts:
         plan.changes,
         forecast.notes,
         plan.warnings,
+        forecast.jobs,
+        plan.longest_context,
     )
 
 

@@ -1,6 +1,7 @@
 """Sentences and table rows about a machine, a model and a plan, for both templates. Pure; plain text, not escaped."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 from tokenmill.hardware.machine import Gpu, Machine, PcieLink
 from tokenmill.planner.plan import Shortfall
@@ -12,7 +13,7 @@ from tokenmill.report.report import (
     ReportPage,
     TierPicture,
 )
-from tokenmill.units import format_bytes, format_count, format_gb_s, format_ranges, format_seconds
+from tokenmill.units import format_bytes, format_count, format_gb_s, format_ranges, format_seconds, format_tok_s
 
 UNKNOWN = "unknown"
 _DEVICES = {"dram": "CPU", "pmem": "CPU"}
@@ -51,6 +52,27 @@ def subtitle(report: ReportPage) -> str:
         return "the machine and its batches"
     header = "header only, without weights" if model.ghost else None
     return ", ".join(part for part in (model.quantisation, format_bytes(model.bytes), header) if part)
+
+
+def verdict(report: ReportPage) -> str | None:
+    """The answer in one sentence: whether the model fits, its speed, the time of a job and the usable context."""
+    plan = report.plan
+    if plan is None:
+        return None
+    if not plan.fits:
+        lacks = "; ".join(f"{lack.tier} is {format_bytes(lack.missing_bytes)} short" for lack in plan.shortfalls[:2])
+        longest = plan.longest_context
+        return f"Does not fit: {lacks}." + (f" The longest context that fits is {longest:,} tokens." if longest else "")
+    parts = []
+    if plan.decode_tok_s is not None:
+        parts.append(f"{format_tok_s(plan.decode_tok_s)} tok/s for one sequence")
+    if plan.jobs:
+        job = plan.jobs[-1]
+        parts.append(f"a prompt of {job.prompt_tokens:,} tokens takes {format_seconds(job.prefill_s)}")
+    soaked = report.soaked.usable_context if report.soaked is not None else None
+    parts.append(f"usable context {soaked:,}" if soaked else f"context {plan.settings.context:,}")
+    origin = "predicted" if soaked is None else "speeds predicted, context measured"
+    return f"Fits: {', '.join(parts)} ({origin})."
 
 
 def made_words(report: ReportPage) -> str:
@@ -109,7 +131,7 @@ def machine_rows(machine: Machine) -> Rows:
 
 def tier_rows(machine: Machine) -> list[tuple[str, ...]]:
     """Each memory: name, kind, capacity, free, nominal and measured bandwidth."""
-    return [
+    return folded(
         (
             tier.name,
             tier.kind,
@@ -119,12 +141,19 @@ def tier_rows(machine: Machine) -> list[tuple[str, ...]]:
             _measured_rate(tier.measured_gb_s),
         )
         for tier in machine.tiers()
-    ]
+    )
+
+
+def folded(rows: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """The rows, with neighbours that differ only in their name in one row: gpu0 to gpu7."""
+    groups = [list(group) for _, group in groupby(rows, key=lambda row: row[1:])]
+    names = [group[0][0] if len(group) == 1 else f"{group[0][0]} to {group[-1][0]}" for group in groups]
+    return [(name, *group[0][1:]) for name, group in zip(names, groups, strict=True)]
 
 
 def gpu_rows(machine: Machine) -> list[tuple[str, ...]]:
     """Each GPU: index, name, memory, bandwidth, PCIe link and power limit."""
-    return [_gpu(gpu) for gpu in machine.gpus]
+    return folded(_gpu(gpu) for gpu in machine.gpus)
 
 
 def link_rows(machine: Machine) -> list[tuple[str, ...]]:

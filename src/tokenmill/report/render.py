@@ -1,11 +1,14 @@
 """Renders a report as one HTML page or as Markdown, from the Jinja2 templates in `templates/`.
 
 Both environments escape every expression, so a hostile model or file name is shown as text; only charts and the
-functions below insert markup. The content security policy of the page forbids scripts and network requests. Pure.
+functions below insert markup. The content security policy of the page forbids network requests and every script but the
+one that copies commands. Pure.
 """
 
 import re
+from base64 import b64encode
 from collections.abc import Sequence
+from hashlib import sha256
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -25,6 +28,12 @@ _BROAD = 660  # px of a chart of a memory or of batches
 _SLIM = 356  # px of a chart on a phone
 _BAR = 32  # characters
 _EIGHTHS = " ▏▎▍▌▋▊▉"
+COPY_SCRIPT = (
+    'document.addEventListener("click", async ({target}) => { if (!target.matches("button.copy")) return; '
+    "await navigator.clipboard.writeText(target.nextElementSibling.textContent); "
+    'target.textContent = "Copied"; });'
+)
+_COPY_HASH = b64encode(sha256(COPY_SCRIPT.encode()).digest()).decode()
 _DATE = re.compile(r"\b\d{4}-\d\d-\d\d\b")
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#~])")
 
@@ -137,6 +146,8 @@ _HTML.globals |= {
     "result_text": result_text,
     "front_of": front_of,
     "swatch": swatch,
+    "COPY_SCRIPT": Markup(COPY_SCRIPT),  # noqa: S704  a constant
+    "COPY_HASH": Markup(f"sha256-{_COPY_HASH}"),  # noqa: S704  base64
     "line_chart": line_chart,
     "front_chart": front_chart,
     "tier_chart": tier_chart,

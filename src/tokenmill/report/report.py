@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tokenmill.hardware.machine import Machine
-from tokenmill.planner.plan import Change, Decision, Settings, Shortfall
+from tokenmill.planner.plan import Change, Decision, JobTime, Settings, Shortfall
 from tokenmill.tuner.point import OperatingPoint
 
 OriginKind = Literal["measured", "predicted"]
@@ -160,6 +160,8 @@ class PlanFacts:
     changes: tuple[Change, ...]
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
+    jobs: tuple[JobTime, ...] = ()
+    longest_context: int | None = None  # that fits, if the plan does not
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ def report(
     """Write a page on a machine and a model: the plan, the measurements and the commands to run.
 
     Loads and measures nothing. Every figure is marked as predicted, or as measured with its machine, build and date;
-    unknown figures name the command that measures them. The page needs no network and no scripts.
+    unknown figures name the command that measures them. The page needs no network.
 
         tokenmill report kimi.gguf -o report.html
 

@@ -1,6 +1,6 @@
 // Batches: submit a file, show progress, cancel, and download results, through /v1/files and /v1/batches.
 
-import { byId, clock, count, el, many, seconds, share } from "/page/show.js";
+import { byId, clock, count, el, many, minute, seconds, share } from "/page/show.js";
 import { ask, get, key, post } from "/page/api.js";
 
 const OPEN = new Set(["validating", "in_progress", "finalizing", "cancelling"]);
@@ -29,7 +29,14 @@ export async function refresh() {
   });
   const there = new Set(list.map((batch) => batch.id));
   for (const [id, row] of shown) if (!there.has(id)) { row.box.remove(); shown.delete(id); }
+  finish();
   if (list.some((batch) => OPEN.has(batch.status))) timer = setTimeout(refresh, POLL_MS);
+}
+
+// In the header: when the last batch that runs now is done.
+function finish() {
+  const ends = [...shown.values()].map((row) => row.ends_s).filter(Boolean);
+  byId("finish").textContent = ends.length ? `${many(ends.length, "batch", "batches")} running, finishes about ${minute(Math.max(...ends))}` : "";
 }
 
 // Called with every status event: batches may also be submitted by other clients.
@@ -71,7 +78,8 @@ function update(row, batch) {
   const said = total ? [`${count(completed)} of ${many(total, "job")} answered`] : [];
   if (failed) said.push(`${count(failed)} failed`);
   const eta = batch.status === "in_progress" ? left(row, batch, completed + failed, total) : null;
-  if (eta !== null) said.push(`about ${seconds(eta)} left`);
+  row.ends_s = eta === null ? null : Date.now() / 1000 + eta;
+  if (eta !== null) said.push(`about ${seconds(eta)} left, finishes about ${minute(row.ends_s)}`);
   said.push(`since ${clock(batch.created_at)}`);
   const end = batch.completed_at ?? batch.cancelled_at ?? batch.failed_at ?? batch.expired_at;
   if (end > batch.created_at) said.push(`took ${seconds(end - batch.created_at)}`);
@@ -97,6 +105,7 @@ function buttons(row, batch) {
   const wanted = [];
   if (batch.output_file_id) wanted.push(download("Results", batch.output_file_id, `${batch.id}_output.jsonl`));
   if (batch.error_file_id) wanted.push(download("Errors", batch.error_file_id, `${batch.id}_errors.jsonl`));
+  if (batch.status === "failed") wanted.push(el("button", { type: "button", onclick: () => byId("file").click() }, "Choose another file"));
   if (["validating", "in_progress", "finalizing"].includes(batch.status)) wanted.push(el("button", { type: "button", onclick: (event) => cancel(batch.id, event.target) }, "Cancel"));
   row.buttons.replaceChildren(...wanted);
 }

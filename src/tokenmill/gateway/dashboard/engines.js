@@ -69,8 +69,8 @@ function spark(now_s) {
     svg("path", { class: "second", d: line("prompt_tok_s") || "M0 60" }),
     svg("path", { class: "line", d: generated }),
   );
-  const key = el("span", { class: "key" }, el("span", {}, swatch("weights"), "answers"),
-    el("span", {}, swatch("compute"), "prompts"), el("span", {}, `max ${rate(most)}`));
+  const key = el("span", { class: "key" }, el("span", {}, swatch("line"), "answers"),
+    el("span", {}, swatch("prompt"), "prompts"), el("span", {}, `max ${rate(most)} tok/s`));
   byId("spark").replaceChildren(key, drawn);
 }
 
@@ -99,10 +99,10 @@ function row(one) {
     el("i", { class: "fill-reused", width: share(one.reused_tokens, whole) }),
     el("i", { class: "fill-computed", width: share(computed, whole) }),
     el("i", { class: "fill-generated", width: share(one.generated_tokens, whole) }));
-  const what = one.doing === "prompt" ? `prefill: ${count(one.ready_tokens)} of ${many(one.prompt_tokens, "token")}`
-    : one.doing === "answer" ? `decode: ${many(one.generated_tokens, "token")} after ${count(one.prompt_tokens)}` : "waiting";
+  const what = one.doing === "prompt" ? `reading: ${count(one.ready_tokens)} of ${many(one.prompt_tokens, "token")}`
+    : one.doing === "answer" ? `writing: ${many(one.generated_tokens, "token")} (prompt ${count(one.prompt_tokens)})` : "waiting";
   return el("div", { class: "slot", "data-doing": one.doing },
-    el("span", { class: `tag of-${one.priority}` }, one.priority), bar, el("span", { class: "what" }, what));
+    el("span", { class: `tag of-${one.priority}`, title: `${one.priority}${one.label ? `: ${one.label}` : ""}` }, one.label ?? one.priority), bar, el("span", { class: "what" }, what));
 }
 
 function foot(engine) {
@@ -115,7 +115,7 @@ function foot(engine) {
   if (counters.restarts) said.push(`${many(counters.restarts, "restart")}`);
   return el("div", { class: "slot-foot" },
     engine.at_work && el("p", { class: "legend" }, el("span", {}, swatch("reused"), "reused"), el("span", {}, swatch("computed"), "computed"),
-      el("span", {}, swatch("kv"), "answer")),
+      el("span", {}, swatch("answer"), "answer")),
     el("p", { class: "under" }, said.join("; ")));
 }
 

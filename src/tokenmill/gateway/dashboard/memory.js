@@ -28,11 +28,10 @@ function tier(one) {
   const predicted = byItem(one.parts, "predicted_bytes");
   const measured = byItem(one.parts, "measured_bytes");
   const rows = [el("h3", {}, one.tier === "host" ? "Main memory" : one.tier)];
-  if (one.capacity_bytes !== null) {
-    const all = [...measured, ...[["other", one.other_bytes ?? 0], ["free", one.free_bytes ?? 0]].filter(([, size]) => size > 0)];
-    rows.push(row("now", all, Math.max(one.capacity_bytes, total(all)), bytes(one.capacity_bytes)));
-  }
-  const most = Math.max(total(predicted), total(measured), 1);
+  const all = [...measured, ...[["other", one.other_bytes ?? 0], ["free", one.free_bytes ?? 0]].filter(([, size]) => size > 0)];
+  // one axis for all bars of a memory: its size, if that is known
+  const most = Math.max(one.capacity_bytes ?? 0, one.capacity_bytes === null ? 0 : total(all), total(predicted), total(measured), 1);
+  if (one.capacity_bytes !== null) rows.push(row("now", all, most, bytes(one.capacity_bytes)));
   rows.push(row("predicted", predicted, most, bytes(total(predicted))));
   rows.push(row("measured", measured, most, bytes(total(measured))));
   for (const part of [...one.parts, ...one.sums])

@@ -6,8 +6,9 @@ const STEP_PX = 14;
 
 function row(one, most) {
   const twig = el("span", { class: "twig" },
-    el("i", { width: `${Math.max(3, Math.round(160 * one.tokens / most))}px` }),
-    one.digest ? el("b", {}, one.digest) : one.pinned ? el("b", {}, "pinned") : null);
+    el("i", { width: `${Math.max(3, Math.round(60 * one.tokens / most))}px` }),
+    one.digest ? el("b", {}, one.digest) : one.pinned ? el("b", {}, "pinned") : null,
+    one.beginning ? el("q", {}, one.beginning.replace(/<\|[^|]*\|>/g, " ").replace(/\s+/g, " ").trim() || "…") : null);
   twig.style.paddingLeft = `${Math.min(8, one.depth) * STEP_PX}px`;
   return el("div", { class: `head${one.pinned ? " pinned" : ""}`, title: `tokens ${count(one.start)} to ${count(one.start + one.tokens - 1)}${one.locked ? "; in use" : ""}` },
     twig, el("span", { class: "tokens" }, many(one.tokens, "token")), el("span", { class: "hits" }, many(one.hits, "hit")));

@@ -34,7 +34,7 @@ export function changing(draw) {
 }
 
 export const count = (value) => value === null || value === undefined ? "–" : Math.round(value).toLocaleString("en");
-export const many = (value, word) => `${count(value)} ${word}${value === 1 ? "" : "s"}`;
+export const many = (value, word, words = `${word}s`) => `${count(value)} ${value === 1 ? word : words}`;
 
 export function rate(value) {
   if (value === null || value === undefined) return "–";
@@ -54,6 +54,13 @@ export function seconds(value) {
   if (value < 99.5) return `${value.toFixed(value < 9.95 ? 2 : 1)} s`;
   if (value < 5400) return `${Math.round(value / 60)} min`;
   return value < 129600 ? `${(value / 3600).toFixed(1)} h` : `${(value / 86400).toFixed(1)} days`;
+}
+
+// 06:40, or Tue 06:40 on another day.
+export function minute(when_s) {
+  const when = new Date(when_s * 1000);
+  const day = when.toDateString() === new Date().toDateString() ? {} : { weekday: "short" };
+  return when.toLocaleString("en-GB", { ...day, hour: "2-digit", minute: "2-digit" });
 }
 
 export const clock = (when_s) => new Date(when_s * 1000).toLocaleTimeString("en-GB");

@@ -86,6 +86,7 @@ def launch(
         request,
         slot=slot,
         timeout_s=timeout_s if request.timeout_s is None else request.timeout_s,
+        label=attempt.job.custom_id,
         later=tuple(_as_sent(attempt.later, engine)),
     )
 

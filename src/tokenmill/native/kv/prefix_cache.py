@@ -29,6 +29,9 @@ class Match:
     leader: int | None = None  # the running sequence that computes them; None: no sequence does
 
 
+SHOWN_TOKENS = 24  # of each segment, in `CachedPrefix.beginning`
+
+
 @dataclass(frozen=True, slots=True)
 class OpenedSequence:
     """A new running sequence."""
@@ -48,6 +51,7 @@ class CachedPrefix:
     pinned: bool
     locked: bool  # a running sequence needs it
     last_used: int  # ordinal: larger is later
+    beginning: tuple[int, ...]  # its first tokens
 
 
 class PrefixCache:
@@ -187,6 +191,7 @@ class PrefixCache:
                 pinned=node in pinned,
                 locked=bool(node.locks),
                 last_used=node.last_used,
+                beginning=tuple(int(token) for token in node.tokens[:SHOWN_TOKENS]),
             )
             for node in self._tree.nodes()
         ]

@@ -140,7 +140,14 @@ def test_a_status_page_shows_every_segment() -> None:
     grown.leave([*DIGEST, 3], "nothing")
     digest, *tails = grown.cache.segments()
     assert digest == CachedPrefix(
-        depth=0, start=0, tokens=20, hits=2, pinned=True, locked=True, last_used=digest.last_used
+        depth=0,
+        start=0,
+        tokens=20,
+        hits=2,
+        pinned=True,
+        locked=True,
+        last_used=digest.last_used,
+        beginning=tuple(DIGEST),
     )
     assert {(tail.depth, tail.start, tail.tokens, tail.hits, tail.pinned, tail.locked) for tail in tails} == {
         (1, 20, 1, 0, False, False),
