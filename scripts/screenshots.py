@@ -38,10 +38,10 @@ def main() -> None:
     ).stdout.strip()
     with tempfile.TemporaryDirectory(prefix="tokenmill-") as state, served(Path(state)) as url:
         client = httpx.Client(base_url=url, timeout=120)
-        submit(client, "tickets-monday.jsonl", lines(6, 8))
+        submit(client, "tickets-monday.jsonl", lines(4, 4))
         wait_for_batches(client)
         submit(client, "no-batch.jsonl", ["this is not JSON"])
-        submit(client, "tickets-tuesday.jsonl", lines(60, 32))
+        submit(client, "tickets-tuesday.jsonl", lines(40, 24))
         wait_until_begun(client)
         with sync_playwright() as playwright:
             opened = playwright.chromium.launch(executable_path=browser, args=FLAGS)
@@ -108,7 +108,7 @@ def wait_until_begun(client: httpx.Client) -> None:
     """Wait until some jobs of the newest batch are answered."""
     while True:
         counts = client.get("/v1/batches").json()["data"][0]["request_counts"]
-        if counts["completed"] >= 8:
+        if counts["completed"] >= 2:
             return
         time.sleep(0.5)
 
@@ -120,13 +120,14 @@ def take(browser: Browser, url: str, path: Path, size: tuple[int, int], scheme: 
         color_scheme="dark" if scheme == "dark" else "light",
         device_scale_factor=2 if size == PHONE else 1,
     )
+    context.set_default_timeout(300_000)
     page = context.new_page()
     page.goto(url)
     page.locator(".batch .progress").first.wait_for()
     if talk:
         page.fill("#words", "Which department repairs a printer?")
         page.click("#send")
-        page.locator(".said .under").first.wait_for()
+        page.locator(".said:not(.user)").first.wait_for()
     page.wait_for_timeout(6000)
     page.screenshot(path=path, full_page=True)
     context.close()
@@ -135,6 +136,7 @@ def take(browser: Browser, url: str, path: Path, size: tuple[int, int], scheme: 
 def take_death(browser: Browser, url: str, path: Path) -> None:
     """A picture of the top of the page while a killed engine restarts."""
     page: Page = browser.new_page(viewport={"width": WIDE[0], "height": 460})
+    page.set_default_timeout(300_000)
     page.goto(url)
     page.locator(".batch .progress").first.wait_for()
     page.wait_for_timeout(3000)
