@@ -12,10 +12,12 @@ from tokenmill.launch.dialect import (
 )
 from tokenmill.launch.flag_sets import FlagSet
 from tokenmill.launch.speculation import add_speculation
+from tokenmill.planner.placement import host_tier
 from tokenmill.planner.plan import Command, Plan
-from tokenmill.units import MIB
+from tokenmill.units import MIB, format_bytes
 
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+DEFAULT_CHECKPOINTS = 32  # --ctx-checkpoints, per slot
 OUTPUT_FIRST = True  # -ngl counts the output as the last entry
 
 
@@ -29,6 +31,7 @@ def spell(plan: Plan, *, model: str, host: str, port: int, binary: str | None, f
         line.add("--no-repack")
     if plan.settings.moe_cache_bytes:
         line.add("--moe-cache-mib", plan.settings.moe_cache_bytes // MIB)
+    _limit_checkpoints(line, plan)
     _place(line, plan)
     add_speculation(line, plan)
     add_numa_flags(line, plan)
@@ -43,6 +46,22 @@ def spell(plan: Plan, *, model: str, host: str, port: int, binary: str | None, f
             "step with 32 or more sequences"
         )
     return line.done()
+
+
+def _limit_checkpoints(line: CommandLine, plan: Plan) -> None:
+    """Limit the copies of recurrent states that the server keeps of each slot to the free host memory."""
+    each = sum(layer.state_bytes for layer in plan.profile.cache if layer.kind == "recurrent")
+    host = plan.memory.get(host_tier(plan.machine))
+    if not each or host is None or host.capacity_bytes is None or not line.flags.has("--ctx-checkpoints"):
+        return
+    free = max(0, host.capacity_bytes - host.used_bytes)
+    count = min(DEFAULT_CHECKPOINTS, free // (each * plan.settings.sequences))
+    if count < DEFAULT_CHECKPOINTS:
+        line.add("--ctx-checkpoints", count)
+        line.note(
+            f"--ctx-checkpoints {count}: by default the server keeps up to {DEFAULT_CHECKPOINTS} copies of each slot's"
+            f" recurrent states in host memory, {format_bytes(each)} each, which would not fit"
+        )
 
 
 def _place(line: CommandLine, plan: Plan) -> None:
