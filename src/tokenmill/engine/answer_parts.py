@@ -13,14 +13,14 @@ from tokenmill.engine.tool_formats import ToolCall
 
 
 @dataclass(frozen=True, slots=True)
-class TextPart:
+class AnswerText:
     """Text of the answer."""
 
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
-AnswerPart = TextPart | ReasoningPart | ToolCall
+AnswerPart = AnswerText | ReasoningPart | ToolCall
 
 
 class AnswerReader:
@@ -42,14 +42,14 @@ class AnswerReader:
             self._logprobs += piece.logprobs
             return [*parts, *self._parts(self._parser.feed(piece.text))]
         if piece.text or piece.logprobs:
-            parts.append(TextPart(piece.text, piece.logprobs))
+            parts.append(AnswerText(piece.text, piece.logprobs))
         return parts
 
     def _parts(self, parsed: list[ParsedPart]) -> list[AnswerPart]:
         parts: list[AnswerPart] = []
         for part in parsed:
             if isinstance(part, str):
-                parts.append(TextPart(part, tuple(self._logprobs)))
+                parts.append(AnswerText(part, tuple(self._logprobs)))
                 self._logprobs.clear()
             else:
                 parts.append(part)
@@ -62,7 +62,7 @@ class AnswerReader:
         """
         parts = self._parts(self._parser.end()) if self._parser is not None else []
         if self._logprobs:
-            parts.append(TextPart("", tuple(self._logprobs)))
+            parts.append(AnswerText("", tuple(self._logprobs)))
         message = answer.message or {}
         if message.get("reasoning_content") and not self._reasoned:
             parts.append(ReasoningPart(str(message["reasoning_content"])))
@@ -81,7 +81,7 @@ def parts_of(answer: Answer) -> list[AnswerPart]:
     """The parts of a complete answer, in order: reasoning, text, tool calls."""
     message = answer.message
     if message is None:
-        return [TextPart(answer.text, answer.logprobs or ())]
+        return [AnswerText(answer.text, answer.logprobs or ())]
     calls = [call_of(call) for call in answer.tool_calls]
     content = message.get("content")
     text = ("" if calls else answer.text) if content is None else content
@@ -89,5 +89,5 @@ def parts_of(answer: Answer) -> list[AnswerPart]:
     if message.get("reasoning_content"):
         parts.append(ReasoningPart(str(message["reasoning_content"])))
     if text or not calls:
-        parts.append(TextPart(text, answer.logprobs or ()))
+        parts.append(AnswerText(text, answer.logprobs or ()))
     return [*parts, *calls]

@@ -11,7 +11,7 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from tokenmill.engine.answer_parts import AnswerPart, TextPart
+from tokenmill.engine.answer_parts import AnswerPart, AnswerText
 from tokenmill.engine.engine import Answer, FinishReason, TokenLogprob, Usage
 from tokenmill.engine.output_parser import ReasoningPart
 from tokenmill.errors import TokenmillError
@@ -147,7 +147,7 @@ class CompletionEncoder:
         return failure(error)
 
     def _part(self, index: int, part: AnswerPart) -> bytes:
-        if isinstance(part, TextPart):
+        if isinstance(part, AnswerText):
             return self._chunks.text(index, part.text, part.logprobs)
         if isinstance(part, ReasoningPart):
             return self._chunks.reasoning(index, part.text)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tokenmill.engine.answer_parts import AnswerReader, TextPart, parts_of
+from tokenmill.engine.answer_parts import AnswerReader, AnswerText, parts_of
 from tokenmill.engine.engine import Answer, Piece, Usage
 from tokenmill.engine.output_parser import OutputParser, ReasoningPart, ToolCallParser
 from tokenmill.engine.server.response import Collector
@@ -29,15 +29,15 @@ def test_reasoning_of_a_server_arrives_before_the_text() -> None:
     reader = AnswerReader(None)
     parts = [part for one in chunks if (piece := collector.take(one)) is not None for part in reader.piece(piece)]
     rest, reason = reader.end(collector.answer())
-    assert parts == [ReasoningPart("Hm"), ReasoningPart("."), TextPart("So.")]
+    assert parts == [ReasoningPart("Hm"), ReasoningPart("."), AnswerText("So.")]
     assert (rest, reason) == ([ToolCall("f", "{}", "c")], "tool_calls")
-    assert parts_of(collector.answer()) == [ReasoningPart("Hm."), TextPart("So."), ToolCall("f", "{}", "c")]
+    assert parts_of(collector.answer()) == [ReasoningPart("Hm."), AnswerText("So."), ToolCall("f", "{}", "c")]
 
 
 def test_reasoning_that_was_not_streamed_is_in_the_end() -> None:
     answer = Answer("So.", "stop", Usage(5, 4, 0), message={"content": "So.", "reasoning_content": "Hm."})
     reader = AnswerReader(None)
-    assert reader.piece(Piece("So.", 1)) == [TextPart("So.")]
+    assert reader.piece(Piece("So.", 1)) == [AnswerText("So.")]
     assert reader.end(answer) == ([ReasoningPart("Hm.")], "stop")
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tokenmill.engine.answer_parts import TextPart
+from tokenmill.engine.answer_parts import AnswerText
 from tokenmill.engine.engine import Answer, FinishReason, Usage
 from tokenmill.engine.output_parser import ReasoningPart
 from tokenmill.engine.tool_formats import ToolCall
@@ -149,7 +149,7 @@ def test_refused(given: dict[str, Any], param: str) -> None:
 
 def test_a_stream_of_thinking_text_and_a_call() -> None:
     events = streamed(
-        ReasoningPart("Hm"), TextPart("S"), TextPart("o."), ToolCall("f", '{"a":1}', "c"), reason="tool_calls"
+        ReasoningPart("Hm"), AnswerText("S"), AnswerText("o."), ToolCall("f", '{"a":1}', "c"), reason="tool_calls"
     )
     assert [event["type"] for event in events] == [
         "message_start",

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from tokenmill.engine.answer_parts import TextPart
+from tokenmill.engine.answer_parts import AnswerText
 from tokenmill.engine.engine import Answer, FinishReason, TokenLogprob, Usage
 from tokenmill.engine.output_parser import ReasoningPart
 from tokenmill.engine.tool_formats import ToolCall
@@ -39,7 +39,7 @@ def kinds(events: list[dict[str, Any]]) -> list[str]:
 
 
 def test_text() -> None:
-    events = streamed(encoder(), TextPart("So"), TextPart(" it is."))
+    events = streamed(encoder(), AnswerText("So"), AnswerText(" it is."))
     assert kinds(events) == [
         "created",
         "in_progress",
@@ -65,7 +65,7 @@ def test_text() -> None:
 
 def test_reasoning_text_and_calls_are_items_in_order() -> None:
     call = ToolCall("f", '{"a":1}', "c1")
-    events = streamed(encoder(), ReasoningPart("Hm"), ReasoningPart("."), TextPart("So."), call, reason="tool_calls")
+    events = streamed(encoder(), ReasoningPart("Hm"), ReasoningPart("."), AnswerText("So."), call, reason="tool_calls")
     assert kinds(events)[2:] == [
         "output_item.added",
         "reasoning_text.delta",
@@ -95,7 +95,7 @@ def test_a_stream_ends_with_the_same_output_as_a_whole_answer() -> None:
     message = {"content": "So.", "reasoning_content": "Hm.", "tool_calls": [call]}
     tools = [{"type": "custom", "name": "patch"}]
     whole = encoder(tools=tools).whole([Answer("So.", "tool_calls", USAGE, message=message)], USAGE)
-    parts = (ReasoningPart("Hm."), TextPart("So."), ToolCall("patch", '{"input": "x"}', "c1"))
+    parts = (ReasoningPart("Hm."), AnswerText("So."), ToolCall("patch", '{"input": "x"}', "c1"))
     events = streamed(encoder(tools=tools), *parts, reason="tool_calls")
     assert "custom_tool_call_input.delta" in kinds(events)
     assert events[-1]["response"] == whole
@@ -104,9 +104,9 @@ def test_a_stream_ends_with_the_same_output_as_a_whole_answer() -> None:
 def test_probabilities_without_text_open_no_message() -> None:
     token = TokenLogprob("<", 1, -0.5, b"<")
     call = ToolCall("f", "{}", "c1")
-    events = streamed(encoder(), TextPart("", (token,)), call, TextPart("", (token,)), reason="tool_calls")
+    events = streamed(encoder(), AnswerText("", (token,)), call, AnswerText("", (token,)), reason="tool_calls")
     assert [item["type"] for item in events[-1]["response"]["output"]] == ["function_call"]
-    text = streamed(encoder(), TextPart("a", (token,)), TextPart("", (token,)))[-1]["response"]["output"][0]
+    text = streamed(encoder(), AnswerText("a", (token,)), AnswerText("", (token,)))[-1]["response"]["output"][0]
     assert len(text["content"][0]["logprobs"]) == 2
 
 

@@ -10,7 +10,7 @@ The number of prompt tokens is known at the end, so `message_start` counts none 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
-from tokenmill.engine.answer_parts import AnswerPart, TextPart, parts_of
+from tokenmill.engine.answer_parts import AnswerPart, AnswerText, parts_of
 from tokenmill.engine.engine import Answer, FinishReason, Usage
 from tokenmill.engine.output_parser import ReasoningPart
 from tokenmill.engine.tool_formats import ToolCall
@@ -70,7 +70,7 @@ class MessageEncoder:
     def end(self, index: int, reason: FinishReason) -> bytes:
         """The end of the last block; an answer without any has an empty text."""
         self._reason = reason
-        opening = b"" if self._index >= 0 else self._start(_block(TextPart("")))
+        opening = b"" if self._index >= 0 else self._start(_block(AnswerText("")))
         return b"".join([opening, *self._close()])
 
     def closing(self, usage: Usage) -> bytes:

@@ -11,7 +11,7 @@ response.completed | response.incomplete | response.failed
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tokenmill.engine.answer_parts import AnswerPart, TextPart, parts_of
+from tokenmill.engine.answer_parts import AnswerPart, AnswerText, parts_of
 from tokenmill.engine.engine import Answer, FinishReason, TokenLogprob, Usage
 from tokenmill.engine.output_parser import ReasoningPart
 from tokenmill.engine.tool_formats import ToolCall
@@ -86,7 +86,7 @@ class ResponseEncoder:
     def end(self, index: int, reason: FinishReason) -> bytes:
         """The end of the last item; an answer without any has an empty message."""
         self._reason = reason
-        events = [] if self._output or self._open else self._begin(TextPart(""), "message")
+        events = [] if self._output or self._open else self._begin(AnswerText(""), "message")
         return b"".join([*events, *self._close("incomplete" if reason == "length" else "completed")])
 
     def closing(self, usage: Usage) -> bytes:
@@ -118,14 +118,14 @@ class ResponseEncoder:
             yield from self._close()
             yield from self._begin(part, kind)
         assert self._open is not None  # noqa: S101  opened above
-        logprobs = part.logprobs if isinstance(part, TextPart) else ()
+        logprobs = part.logprobs if isinstance(part, AnswerText) else ()
         self._open.text.append(part.text)
         self._open.logprobs += logprobs
         if part.text:
             more = {"logprobs": logprob_list(logprobs)} if kind == "message" else {}
             yield self._event(f"{self._open.name}.delta", **self._open.place, delta=part.text, **more)
 
-    def _begin(self, part: TextPart | ReasoningPart, kind: str) -> Iterator[bytes]:
+    def _begin(self, part: AnswerText | ReasoningPart, kind: str) -> Iterator[bytes]:
         index = len(self._output)
         item = item_of(type(part)(""), f"{self._id}{index}", self._custom, "in_progress") | {"content": []}
         self._open = _OpenItem(item, index)
