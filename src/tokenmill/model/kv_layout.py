@@ -132,7 +132,7 @@ def layout(keys: Mapping[str, MetadataValue], architecture: str, layers: int) ->
         or architecture in _WINDOWS
         or architecture in _EVERY_FOURTH_FULL
         or architecture in _ONE_PART_PER_LAYER
-        or architecture == "deepseek4"
+        or architecture in ("deepseek4", "minimax-m3")
     ):
         guesses.append(f"architecture {architecture!r} is unknown, so its cache is derived from the keys alone")
     found = tuple(_layer(values, architecture, index) for index in range(layers))
@@ -155,7 +155,11 @@ def _layer(keys: _Keys, architecture: str, index: int) -> LayerCache | None:
         return LayerCache("none")
     if architecture == "deepseek4":
         return _compressed(keys, index)
-    return _attention(keys, architecture, index)
+    found = _attention(keys, architecture, index)
+    if found is not None and architecture == "minimax-m3" and index >= (keys.number("leading_dense_block_count") or 0):
+        # llama.cpp's cache for the keys of the index has a row of values, too
+        return replace(found, indexer_elements=2 * (keys.number("attention.indexer.key_length") or 0))
+    return found
 
 
 def _attention(keys: _Keys, architecture: str, index: int) -> LayerCache | None:
