@@ -124,6 +124,7 @@ def take(browser: Browser, url: str, path: Path, size: tuple[int, int], scheme: 
     page = context.new_page()
     page.goto(url)
     page.locator(".batch .progress").first.wait_for()
+    page.locator(".slot[data-doing]").first.wait_for()
     if talk:
         page.fill("#words", "Which department repairs a printer?")
         page.click("#send")

@@ -74,7 +74,7 @@ function update(row, batch) {
   row.pill.textContent = batch.status.replace("_", " ");
   row.pill.className = `pill ${batch.status}`;
   row.done.style.width = share(completed, total);
-  row.failed.style.width = share(failed, total);
+  row.failed.style.width = batch.status === "failed" && !total ? "100%" : share(failed, total); // a refused file has no jobs
   const said = total ? [`${count(completed)} of ${many(total, "job")} answered`] : [];
   if (failed) said.push(`${count(failed)} failed`);
   const eta = batch.status === "in_progress" ? left(row, batch, completed + failed, total) : null;
