@@ -12,7 +12,7 @@ from tokenmill.hardware.machine import Machine
 from tokenmill.model.profile import Profile
 from tokenmill.planner.alternatives import Alternatives, changes_that_fit, longest_context
 from tokenmill.planner.compute_graph.llama_cpp import EXACT, undrawn
-from tokenmill.planner.draft import PlanDraft, make_draft
+from tokenmill.planner.draft import PlanDraft, capacity, make_draft
 from tokenmill.planner.goal import Goal
 from tokenmill.planner.placement import host_tier
 from tokenmill.planner.plan import Decision, Placement, Plan
@@ -25,6 +25,7 @@ from tokenmill.units import format_bytes, format_gb_s, format_tok_s
 UBATCHES = (512, 1024, 2048, 4096, 256, 128)  # candidates, in order of preference; 512 is the engines' default
 SEQUENCES = (1, 2, 4, 8, 16)  # candidates; with more, engines start to copy host experts to the GPU in every step
 JOB_PROMPT, JOB_OUTPUT = 4096, 512  # reference job for comparing settings: a document in, a page out
+TIGHT_SHARE = 0.95  # of host memory: a published load above this needed swap, although the ledger had room
 MIN_SPEEDUP = 1.03  # a setting must be faster by this factor to justify its memory
 
 
@@ -218,6 +219,7 @@ def _exactness(profile: Profile, draft: PlanDraft) -> Iterator[Decision]:
 
 
 def _warnings(machine: Machine, profile: Profile, draft: PlanDraft) -> Iterator[str]:
+    yield from _tight(machine, draft)
     if draft.settings.engine == "llama.cpp" and undrawn(profile):
         yield (
             f"the compute buffers of {profile.architecture!r} are approximate and probably too low:"
@@ -239,3 +241,18 @@ def _warnings(machine: Machine, profile: Profile, draft: PlanDraft) -> Iterator[
     for tier in machine.tiers():
         if tier.capacity_bytes is None and tier.kind != "disk":
             yield f"the size of {tier.name} is unknown and counts as 0; state it in the machine file"
+
+
+def _tight(machine: Machine, draft: PlanDraft) -> Iterator[str]:
+    """A warning if loading leaves little host memory; pages of a mapped file can be dropped, so it needs no warning."""
+    host = host_tier(machine)
+    available = capacity(machine, host)
+    needed = draft.ledger.needed(host, "load_peak")
+    if draft.settings.mmap or draft.shortfalls or not available or needed <= TIGHT_SHARE * available:
+        return
+    swap = machine.swap.total_bytes if machine.swap is not None else None
+    there = f" (this machine has {format_bytes(swap)})" if swap else ""
+    yield (
+        f"loading needs {format_bytes(needed)} of {format_bytes(available)} of {host}: without swap{there} the engine"
+        " may be killed while it loads; more experts on the GPUs avoid that"
+    )

@@ -232,6 +232,28 @@ def test_the_longest_context_is_found_by_bisection() -> None:
     assert not make(machine, profile, replace(goal, context=longest + 256)).fits
 
 
+def test_a_load_that_nearly_fills_the_memory_is_warned_of() -> None:
+    """A report of this model on this machine: 98 % of memory in use, a load of an hour, a crash without swap."""
+    machine = find("epyc-7532-8x3090")
+    goal = Goal(
+        context=92160,
+        sequences=1,
+        engine="ik_llama",
+        cache_ram_bytes=8 * GIB,
+        mmap=False,
+        own_fit=True,
+        fit_margin_bytes=(12000 * MIB,),
+        ubatch=256,
+    )
+    profile = read("kimi-k2.5:Q4_X")
+    found = make(machine, profile, goal)
+    assert found.fits
+    assert any("swap" in warning for warning in found.warnings)
+    mapped = make(machine, profile, replace(goal, mmap=True))
+    assert not any("swap" in warning for warning in mapped.warnings)
+    assert any("65 min from a hard disk" in note for note in found.forecast.notes)
+
+
 def test_a_plan_that_fits_has_no_longest_context() -> None:
     assert plan("qwen3-32b:Q4_K_M", box(64), context=4096).longest_context is None
     assert longest_context(box(4), read("qwen3-32b:Q4_K_M"), Goal(sequences=1)) is None

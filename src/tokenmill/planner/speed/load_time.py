@@ -8,7 +8,7 @@ from tokenmill.planner.plan import Placement, Settings
 from tokenmill.planner.speed.rates import RateConstants
 from tokenmill.units import format_bytes, format_seconds
 
-SATA_GB_S, NVME_GB_S = 0.5, 3.0  # common rates, used to show a range when the disk is unknown
+HDD_GB_S, SATA_GB_S, NVME_GB_S = 0.15, 0.5, 3.0  # common rates, used to show a range when the disk is unknown
 SLOW_S = 600
 
 
@@ -47,9 +47,9 @@ def load_time(
         notes.append(f"every load is cold: the page cache cannot hold {format_bytes(read)} of files{extra}")
     rate = _disk_gb_s(machine)
     if rate is None:
-        times = " or ".join(
+        times = ", ".join(
             f"{format_seconds(max(read / gb_s / 1e9, copy_s))} from {name} at {gb_s:g} GB/s"
-            for name, gb_s in (("SATA", SATA_GB_S), ("NVMe", NVME_GB_S))
+            for name, gb_s in (("a hard disk", HDD_GB_S), ("SATA", SATA_GB_S), ("NVMe", NVME_GB_S))
         )
         notes.append(f"the disk's rate is unknown: a cold load takes {times}; tokenmill probe --measure measures it")
         return Load(None, warm_s, None, tuple(notes))
