@@ -84,6 +84,8 @@ def _show_ranking(ranking: Ranking, common: Common) -> None:
         show(table, Text(f"decode and prefill in tok/s, predicted; context {ranking.context:,}, one sequence"))
     else:
         show(f"no model of the catalogue fits {ranking.machine} in its usual quantizations")
+    if any(model.decode_tok_s is None for model in ranking.fits):
+        show("?: the bandwidth of the machine is unknown; tokenmill probe --measure measures this one")
     if ranking.too_large:
         larger = number_of(len(ranking.too_large), "model")
         show(f"{larger} too large; tokenmill plan MODEL --machine NAME shows what is missing")
