@@ -32,7 +32,7 @@ PROMPTS = [(*document, *words(9, 100 * row + number)) for row, document in enume
 MINIMUM = 120 + 3 * 40 + 12 * 9
 
 
-def greedy(model: Path, prompts: list[tuple[int, ...]]) -> list[list[int]]:
+def greedy(model: Path, prompts: list[tuple[int, ...]], count: int = ANSWER) -> list[list[int]]:
     """Answers that are computed one by one, from nothing."""
     answers = []
     planned = plan_for(model, context=512).settings
@@ -42,7 +42,7 @@ def greedy(model: Path, prompts: list[tuple[int, ...]]) -> list[list[int]]:
             context.clear()
             context.decode([Work(0, prompt, 0)])
             row, tokens = len(prompt) - 1, list[int]()
-            while len(tokens) < ANSWER:
+            while len(tokens) < count:
                 tokens.append(int(context.logits(row).argmax()))
                 context.decode([Work(0, tokens[-1:], len(prompt) + len(tokens) - 1)])
                 row = 0
@@ -160,18 +160,26 @@ def test_the_next_turn_of_a_conversation_continues_from_the_last(tmp_path: Path)
 
 def test_a_preempted_sequence_resumes_with_the_same_answer(tmp_path: Path) -> None:
     model = delta_net(tmp_path / "model.gguf")
-    long = request(words(200, 5))
+    long = replace(request(words(200, 5)), priority="interactive")
     prompts = [(*words(150, 7), *words(20, 8 + number)) for number in range(2)]
-    wanted = greedy(model, prompts)
+    wanted = greedy(model, prompts, 80)
 
     async def work() -> None:
-        plan = plan_for(model, context=256, sequences=1)
-        async with native(model, tmp_path, plan=plan) as engine:
-            batch = [asyncio.create_task(answer(engine, request(prompt))) for prompt in prompts]
-            while not (engine.heartbeat.counters.generated_tokens or 0):
-                await asyncio.sleep(0.001)
-            await answer(engine, replace(long, priority="interactive"))
-            assert [tokens(await each) for each in batch] == wanted
-            assert engine.heartbeat.counters.restarts is None
+        async with native(model, tmp_path, plan=plan_for(model, context=256, sequences=1)) as engine:
+            generating = asyncio.Event()
+
+            async def ask(prompt: tuple[int, ...]) -> list[int]:
+                async for event in engine.stream(replace(request(prompt), max_tokens=80)):
+                    generating.set()
+                    if isinstance(event, Answer):
+                        return tokens(event)
+                raise AssertionError("no answer")
+
+            batch = [asyncio.create_task(ask(prompt)) for prompt in prompts]
+            await generating.wait()
+            await answer(engine, long)
+            assert [await each for each in batch] == wanted
+            await computed(engine)
+            assert engine.heartbeat.counters.preemptions
 
     run(work)
