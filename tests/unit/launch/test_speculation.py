@@ -7,7 +7,7 @@ import pytest
 
 from support.dialect_plans import machine_with, placed, plan_of, small_profile
 from tokenmill.errors import FlagUnknown
-from tokenmill.launch import FlagSet, read_command, spell
+from tokenmill.launch import FlagSet, possible_versions, read_command, spell
 from tokenmill.planner.goal import DialectName, Goal, Speculation
 from tokenmill.planner.plan import Plan
 
@@ -72,6 +72,10 @@ def test_a_version_without_the_flags_is_refused() -> None:
 )
 def test_commands_with_prediction_layers(command: str, tokens: int) -> None:
     assert read_command(command).goal.speculation == Speculation(tokens)
+
+
+def test_commands_with_prediction_layers_are_not_of_2025() -> None:
+    assert possible_versions(read_command("llama-server -m x.gguf -ngl 9 --spec-type draft-mtp")) == ("llama.cpp",)
 
 
 @pytest.mark.parametrize("flag", ["-md", "--model-draft", "--spec-draft-model"])

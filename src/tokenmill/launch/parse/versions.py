@@ -26,6 +26,8 @@ def possible_versions(read: ReadCommand, installed: FlagSet | None = None) -> tu
     if tagged in versions:
         return (tagged,)
     found = tuple(version for version in versions if _has_all(version, versions, read.options.spelled))
+    if read.goal.speculation is not None:  # prediction layers can draft tokens since 2026
+        found = tuple(version for version in found if version != "llama.cpp-2025")
     return found or (read.engine,)
 
 
