@@ -142,7 +142,8 @@ def take_death(browser: Browser, url: str, path: Path) -> None:
     page.locator(".batch .progress").first.wait_for()
     page.wait_for_timeout(3000)
     for child in psutil.Process().children(recursive=True):
-        if "tokenmill.native.worker" in " ".join(child.cmdline()):
+        words = " ".join(child.cmdline())
+        if "tokenmill.native.worker" in words and "supervisor" not in words:
             child.kill()
     page.locator("#banner:not([hidden])").wait_for()
     page.screenshot(path=path)
