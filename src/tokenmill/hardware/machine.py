@@ -149,6 +149,7 @@ class Gpu:
     vram_bytes: Bytes | None = None
     free_bytes: Bytes | None = None
     nominal_gb_s: float | None = None  # memory bandwidth
+    tflops: float | None = None  # dense half precision; stated by people for cards that rates.toml does not list
     pcie: PcieLink = field(default_factory=PcieLink)
     compute_capability: str | None = None  # NVIDIA: 8.6, 9.0
     power_limit_w: float | None = None

@@ -24,7 +24,7 @@ from tokenmill.model.gguf_write import Encoded
 __all__ = ["GHOST_KEY", "CatalogEntry", "entry", "header", "names", "resolve"]
 
 _ENTRIES = resources.files("tokenmill.model") / "entries"
-_NAME = re.compile(r"[\w.-]+(:[\w.-]+)?")
+_NAME = re.compile(r"[\w.-]+(:[\w.-]+)?(@[\w.]+)?")
 _FILES = (".gguf", ".safetensors", ".json")
 
 

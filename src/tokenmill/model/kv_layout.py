@@ -135,6 +135,11 @@ def layout(keys: Mapping[str, MetadataValue], architecture: str, layers: int) ->
         or architecture in ("deepseek4", "minimax-m3")
     ):
         guesses.append(f"architecture {architecture!r} is unknown, so its cache is derived from the keys alone")
+    if _is_latent_of_2025(values, architecture):
+        guesses.append(
+            "the file has the latent-attention keys of early 2025, without key_length_mla: planned as latent "
+            "attention, as ik_llama.cpp runs it; llama.cpp needs a newer conversion for that"
+        )
     found = tuple(_layer(values, architecture, index) for index in range(layers))
     if any(layer is None for layer in found):
         guesses.append("the keys do not determine the size of the KV cache, so it counts as 0")
@@ -145,6 +150,11 @@ def layout(keys: Mapping[str, MetadataValue], architecture: str, layers: int) ->
         for index in predicting
     )
     return CacheLayout(tuple(layer or LayerCache("none") for layer in found), tuple(guesses), prediction)
+
+
+def _is_latent_of_2025(keys: _Keys, architecture: str) -> bool:
+    lora = keys.number("attention.kv_lora_rank")
+    return architecture in _LATENT and bool(lora) and not keys.number("attention.key_length_mla")
 
 
 def _layer(keys: _Keys, architecture: str, index: int) -> LayerCache | None:
@@ -166,7 +176,7 @@ def _attention(keys: _Keys, architecture: str, index: int) -> LayerCache | None:
     """Latent, windowed or ordinary attention; None if the keys do not determine its size."""
     lora = keys.number("attention.kv_lora_rank", index)
     rope = keys.number("rope.dimension_count", index)
-    if lora and keys.number("attention.key_length_mla") and rope:
+    if lora and rope and architecture in _LATENT:
         return LayerCache("latent", lora + rope, lora, **_index(keys, architecture, index))
     heads = keys.number("attention.head_count", index)
     kv_heads = keys.number("attention.head_count_kv", index)

@@ -1,5 +1,7 @@
 """Reads a `Profile` from a path, a URL or a catalogue name."""
 
+import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +11,12 @@ from tokenmill.model.describe import describe
 from tokenmill.model.gguf import is_url, read_headers
 from tokenmill.model.huggingface.safetensors import read_folder
 from tokenmill.model.profile import Profile
+from tokenmill.model.resize import resized
 from tokenmill.model.sources import UNREADABLE
+from tokenmill.units import parse_bytes
+
+SIZED_QUANTS = ("IQ1_S", "IQ2_XXS", "Q2_K", "IQ3_XXS", "Q3_K_M", "Q4_K_S", "Q5_K_S", "Q6_K", "Q8_0", "BF16")
+"""Quantizations whose types a model of a stated size can have; the nearest in size is taken."""
 
 
 def read(where: str | Path, *, headers: dict[str, str] | None = None) -> Profile:
@@ -41,9 +48,26 @@ def _read_path(path: Path, name: str) -> Profile:
     if path.suffix == ".safetensors" and path.is_file():
         return read_folder(path)
     if not path.exists() and catalog.looks_like_name(name):
+        name, at, size = name.partition("@")
+        if at:
+            return _of_size(name, size)
         _, quant = catalog.resolve(name)
         return replace(describe((catalog.header(name),), format="catalog"), quantisation=quant)
     return describe(read_headers(path))
+
+
+def _of_size(name: str, size: str) -> Profile:
+    """A catalogue model of a stated size, such as 219GiB or 2.8bpw, with the types of the nearest quantization."""
+    bits = re.fullmatch(r"([\d.]+)bpw", size, re.IGNORECASE)
+    base, _, quant = name.partition(":")
+    known = [f"{base}:{one}" for one in ([quant] if quant else SIZED_QUANTS)]
+    profiles = [replace(describe((catalog.header(one),), format="catalog"), quantisation=size) for one in known]
+    try:
+        wanted = round(float(bits[1]) * profiles[0].parameters / 8) if bits else parse_bytes(size)
+        return resized(min(profiles, key=lambda found: abs(math.log(found.bytes / max(wanted, 1)))), wanted)
+    except ValueError as error:
+        hint = f"for example {base}@219GiB, {base}@4.5bpw, or {base}:Q4_K_M@380GiB"
+        raise UnknownModel(f"{name} cannot have the size {size!r}", hint=hint) from error
 
 
 def _read_directory(path: Path) -> Profile:

@@ -225,6 +225,11 @@ def _warnings(machine: Machine, profile: Profile, draft: PlanDraft) -> Iterator[
             f"the compute buffers of {profile.architecture!r} are approximate and probably too low:"
             " some of its layers are of a kind that is not drawn exactly"
         )
+    if profile.training_context and draft.settings.context > profile.training_context:
+        yield (
+            f"{profile.name} was trained for {profile.training_context} tokens of context, not"
+            f" {draft.settings.context}: answers beyond that need RoPE scaling, and may be poor even with it"
+        )
     for row in draft.ledger.page_cache:
         tier = next(tier for tier in machine.tiers() if tier.name == row.tier)
         if draft.ledger.total(row.tier) > (tier.capacity_bytes or 0):

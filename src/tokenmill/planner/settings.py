@@ -20,11 +20,6 @@ def choose_settings(
     """
     decisions = []
     context = goal.context or min(DEFAULT_CONTEXT, profile.training_context or DEFAULT_CONTEXT)
-    if profile.training_context and context > profile.training_context:
-        raise UsageError(
-            f"{profile.name} was trained for {profile.training_context} tokens of context, not {context}",
-            hint=f"--context {profile.training_context}",
-        )
     for kind in (goal.cache_type_k, goal.cache_type_v):
         _check_cache_type(kind, goal.engine)
     threads, reason = _threads(machine, goal, with_gpu=with_gpu)

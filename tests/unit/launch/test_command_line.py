@@ -494,3 +494,11 @@ def test_our_own_scripts_are_read_back() -> None:
         assert {finding.severity for finding in again.findings} <= {"warning", "note"}
         assert silent(again.findings, "all addresses")
         assert silent(again.findings, "container")
+
+
+def test_fewer_experts_per_token_are_read_and_keys_of_the_model_are_refused() -> None:
+    found = read_command("llama-server -m kimi.gguf -ngl 99 -fmoe -ser 6,1")
+    assert found.goal.ik is not None
+    assert found.goal.ik.experts_used == 6
+    with pytest.raises(UsageError):
+        read_command("llama-server -m kimi.gguf --override-kv deepseek2.expert_used_count=int:4")

@@ -82,7 +82,7 @@ def test_window_that_engines_ignore() -> None:
     assert layout(found, "qwen3", 1).layers == (LayerCache("full", 64, 64),)
 
 
-def test_old_deepseek_files_without_latent_keys_are_ordinary() -> None:
+def test_deepseek_files_of_early_2025_have_a_latent_cache() -> None:
     found = keys(
         "deepseek2",
         embedding_length=7168,
@@ -93,6 +93,10 @@ def test_old_deepseek_files_without_latent_keys_are_ordinary() -> None:
         attention__kv_lora_rank=512,
         rope__dimension_count=64,
     )
+    made = layout(found, "deepseek2", 1)
+    assert made.layers == (LayerCache("latent", 576, 512),)
+    assert len(made.guesses) == 1
+    del found["deepseek2.attention.kv_lora_rank"]
     assert layout(found, "deepseek2", 1).layers == (LayerCache("full", 128 * 192, 128 * 128),)
 
 

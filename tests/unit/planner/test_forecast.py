@@ -8,8 +8,9 @@ import pytest
 from support.run_models import model
 from support.runs import all_on_cards, on_cards, on_processors, settings
 from tokenmill.hardware.catalog import find
-from tokenmill.hardware.machine import Disk, Gpu, Machine, Measurements, Rate
+from tokenmill.hardware.machine import Cpu, Disk, Gpu, Machine, Measurements, Rate
 from tokenmill.model.profile import Profile
+from tokenmill.planner.compute_graph.ik_options import IkOptions
 from tokenmill.planner.plan import Forecast, Speed
 from tokenmill.planner.speed.forecast import Calibration, Correction, decode_speed, forecast, prefill_speed
 
@@ -87,6 +88,50 @@ def test_a_mapped_file_streams_slower_than_pinned_memory(kimi: Profile) -> None:
     mapped = _there(prefill_speed(machine, kimi, settings("llama.cpp", 16), placement, depth=0))
     pinned = _there(prefill_speed(machine, kimi, settings("llama.cpp", 16, mmap=False), placement, depth=0))
     assert pinned.tok_s > 3 * mapped.tok_s
+
+
+def test_an_unknown_processor_gives_a_note_and_no_forecast(kimi: Profile) -> None:
+    known = find("epyc-9175f")
+    machine = replace(known, cpu=Cpu(), gpus=())
+    made = forecast(machine, kimi, settings("llama.cpp", 8), on_processors(kimi))
+    assert made.decode == ()
+    assert any("the CPU" in note for note in made.notes)
+    stated = replace(machine, cpu=Cpu(cores=16, isa=known.cpu.isa))
+    assert forecast(stated, kimi, settings("llama.cpp", 8), on_processors(kimi)).decode
+
+
+def test_a_card_that_is_not_listed_prefills_at_the_stated_rate() -> None:
+    llama = model("llama-3.3-70b:Q4_K_M")
+    card = Gpu(0, "Some Card", nominal_gb_s=1000.0)
+    rates = {}
+    for tflops in (None, 50.0, 100.0):
+        machine = Machine("box", gpus=(replace(card, tflops=tflops),))
+        rates[tflops] = prefill_speed(machine, llama, settings("llama.cpp", 8), all_on_cards(llama), depth=0)
+    assert rates[None] is None
+    assert _there(rates[100.0]).tok_s > 1.5 * _there(rates[50.0]).tok_s
+
+
+def test_ranges_surround_the_forecast_and_recorded_runs_narrow_them(kimi: Profile) -> None:
+    machine = find("epyc-9175f")
+    given = (machine, kimi, settings("llama.cpp", 13), on_processors(kimi))
+    plain = _there(decode_speed(*given, depth=0))
+    assert plain.low_tok_s is not None
+    assert plain.high_tok_s is not None
+    assert plain.low_tok_s < plain.tok_s < plain.high_tok_s
+    known = Calibration(decode=Correction(factor=1.2, spread=0.08, measurements=4))
+    narrow = _there(decode_speed(*given, depth=0, calibration=known))
+    assert narrow.low_tok_s is not None
+    assert narrow.high_tok_s is not None
+    assert narrow.high_tok_s / narrow.low_tok_s < plain.high_tok_s / plain.low_tok_s
+
+
+def test_fewer_experts_per_token_decode_faster(kimi: Profile) -> None:
+    machine = find("epyc-9175f")
+    chosen = settings("ik_llama", 13)
+    every = _there(decode_speed(machine, kimi, chosen, on_processors(kimi), depth=0))
+    reduced = replace(chosen, ik=IkOptions(experts_used=4))
+    fewer = _there(decode_speed(machine, kimi, reduced, on_processors(kimi), depth=0))
+    assert fewer.tok_s > 1.2 * every.tok_s
 
 
 def test_cliff_is_noted(hybrid: Forecast) -> None:

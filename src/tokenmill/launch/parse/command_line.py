@@ -109,6 +109,11 @@ def _lenient(flags: FlagSet, engine: DialectName) -> FlagSet:
 
 def _read_llama(found: Unwrapped, program: Program, engine: DialectName, options: ProgramOptions) -> ReadCommand:
     context, slots, unified = _slots(program, engine, options)
+    if options.has("--override-kv"):
+        raise UsageError(
+            "--override-kv changes keys of the model, which a plan does not apply",
+            hint="leave it out; for fewer experts per token, plan ik_llama.cpp's -ser N,1",
+        )
     overrides = _overrides(options, program)
     margins = _margins(options)
     fit = options.switched_on("--fit", default=False) if options.has("--fit") else None
@@ -264,6 +269,7 @@ def _ik_options(options: ProgramOptions, engine: DialectName) -> IkOptions | Non
         "-no-fmoe",
         "--run-time-repack",
         "--merge-up-gate-experts",
+        "--smart-expert-reduction",
     )
     if not options.has(*set_flags):
         return None
@@ -277,7 +283,14 @@ def _ik_options(options: ProgramOptions, engine: DialectName) -> IkOptions | Non
         fmoe=base.fmoe and not options.has("--no-fused-moe", "-no-fmoe"),
         muge=options.has("--merge-up-gate-experts"),
         rtr=options.has("--run-time-repack"),
+        experts_used=_experts_used(options),
     )
+
+
+def _experts_used(options: ProgramOptions) -> int | None:
+    """The first number of -ser: experts per token."""
+    text = options.last("--smart-expert-reduction")
+    return None if text is None or not text.split(",")[0].isdigit() else int(text.split(",")[0])
 
 
 def _gpus(found: Unwrapped, options: ProgramOptions) -> tuple[int, ...] | None:

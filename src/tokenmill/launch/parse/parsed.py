@@ -49,6 +49,7 @@ ALIASES = {
     "-amb": "--attention-max-batch",
     "-fmoe": "--fused-moe",
     "-muge": "--merge-up-gate-experts",
+    "-ser": "--smart-expert-reduction",
     "-mqkv": "--merge-qkv",
     "-khad": "--k-cache-hadamard",
     "-hf": "--hf-repo",

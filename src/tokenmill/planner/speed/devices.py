@@ -15,6 +15,7 @@ from tokenmill.planner.speed.cores import core_kind, core_value, is_shared_guest
 from tokenmill.planner.speed.memory_rates import MemoryRate, memory_rate
 from tokenmill.planner.speed.rates import RateConstants, card_tflops
 
+CPU = "cpu"  # key of `Devices.missing` for a machine of which no processor is known
 BARRIER_THREADS = 16  # number of threads that `cpu_op_s` is the cost of one operation with
 DATACENTER = ("8.0", "9.0")  # A100, H100, H200: llama.cpp's kernels reach only a small part of their peak
 
@@ -81,6 +82,8 @@ def devices(
             missing[tier.name] = f"the bandwidth of {tier.name}"
         else:
             memories[tier.name] = memory
+    if machine.cpu.cores is None and not machine.cpu.isa:
+        missing[CPU] = "the CPU (cores and isa in the machine file)"
     sides = []
     for threads in (settings.threads, settings.threads_batch):
         alone = rates.core_stream_xeon_gb_s if is_xeon(machine.cpu) else rates.core_stream_gb_s
@@ -175,7 +178,7 @@ def _card(machine: Machine, gpu: Gpu, settings: Settings, rates: RateConstants) 
     bandwidth = gpu.nominal_gb_s if measured is None else measured / rates.gpu_copy_fraction
     if bandwidth is None:
         return None
-    nominal = card_tflops(gpu.name)
+    nominal = card_tflops(gpu.name) if gpu.tflops is None else gpu.tflops
     vllm = settings.engine == "vllm"
     if nominal is not None and not vllm and gpu.compute_capability in DATACENTER:
         nominal *= rates.datacenter_fraction

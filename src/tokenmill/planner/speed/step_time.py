@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from tokenmill.planner.compute_graph.engines import TRAITS
 from tokenmill.planner.memory.kv_cells import PAD
 from tokenmill.planner.plan import Settings, Term
-from tokenmill.planner.speed.devices import CardRates, Devices, Processors
+from tokenmill.planner.speed.devices import CPU, CardRates, Devices, Processors
 from tokenmill.planner.speed.rates import RateConstants
 from tokenmill.planner.speed.work import PROCESSORS, CacheGroup, StepWork, WeightGroup
 
@@ -119,6 +119,8 @@ def _host_seconds(
     rates: RateConstants,
 ) -> tuple[float, float]:
     """Seconds of reading alone, and of reading and computing together, which partly overlap."""
+    if CPU in devices.missing:
+        raise Missing(devices.missing[CPU])
     rate = processors.tier_gb_s.get(group.tier)
     if rate is None:
         raise Missing(devices.missing.get(group.tier, f"the bandwidth of {group.tier}"))

@@ -106,9 +106,12 @@ def work(profile: Profile, placement: Placement, settings: Settings | None = Non
     homes: list[dict[TensorClass, str]] = [{} for _ in placement.layers]
     cards = placement.gpus
     tied = profile.tied_output
+    split_kv_b = any("attn_k_b" in tensor.name for tensor in profile.tensors)
     for tensor, home in zip(profile.tensors, placement.homes, strict=True):
         if tensor.layer is not None and tensor.layer < len(homes):
             homes[tensor.layer].setdefault(tensor.cls, home)
+        if split_kv_b and "attn_kv_b" in tensor.name:
+            continue  # a second copy, for engines without latent attention
         tier = _tier_read(tensor, home, placement.head if tied else None)
         if tier is None:
             continue
