@@ -8,7 +8,7 @@ import pytest
 
 from support.hybrid_models import delta_net, kda, mamba
 from support.native import Work, loaded
-from support.run_cli import ran, read, write
+from support.run_cli import ran, read, tokenmill, write
 from tokenmill.native.llama.context import LlamaContext
 from tokenmill.native.llama.settings import ContextSettings
 from tokenmill.native.sampling.detokenize import Detokenizer
@@ -71,3 +71,19 @@ def test_a_batch_computes_at_most_two_percent_more_than_it_must(make: Callable[[
             answer = found["response"]["body"]["choices"][0]["message"]["content"]
             assert answer == alone(asked[found["custom_id"]], context)
         context.close()
+
+
+def test_a_digest_is_computed_once_and_restored_at_the_next_start(tmp_path: Path) -> None:
+    model, home = kda(tmp_path / "model.gguf"), tmp_path / "home"
+    text = " ".join(f"Rule {number}: a report names its author." for number in range(12))
+    (tmp_path / "digest.md").write_text(text)
+    serve = ("serve", "--engine-only", model, *ENGINE, "--no-warm", "--detach", "--digest", tmp_path / "digest.md")
+    for start in range(2):
+        done = tokenmill(home, *serve, "--name", "night")
+        assert done.returncode == 0, done.stderr
+        turns = [[{"role": "system", "content": text}, {"role": "user", "content": f"{start}{at}?"}] for at in range(6)]
+        source = write(tmp_path / f"{start}.jsonl", [line(f"{start}{at}", each) for at, each in enumerate(turns)])
+        totals = ran(home, source, "--output", tmp_path / f"{start}.out", "--model", model)
+        assert totals["succeeded"] == 6
+        assert totals["computed_prompt_tokens"] < 0.5 * totals["least_prompt_tokens"], "the digest is there already"
+        assert tokenmill(home, "engines", "stop", "night").returncode == 0
