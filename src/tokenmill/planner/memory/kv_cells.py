@@ -5,6 +5,8 @@
   window   span x sequences + micro-batch, padded,        span + micro-batch, padded, for each
            never more than the full one                   never more than the full one
 
+Recurrent layers have one state per sequence and, while tokens are drafted, one more per drafted token. Compressed ones
+have a window and a cell per 4 or 128 tokens, always for each sequence, of as many tokens as the full cache.
 Valid for llama.cpp since late 2025, which pads windows to 256 cells and stores only K of latent caches.
 """
 
