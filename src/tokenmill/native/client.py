@@ -33,7 +33,7 @@ from tokenmill.engine.process.exit_status import engine_from_outside
 from tokenmill.engine.process.process import Process
 from tokenmill.errors import EngineDied, EngineError, TokenmillError, from_wire
 from tokenmill.native import protocol
-from tokenmill.native.step_limits import ReadWatch, StepLimits
+from tokenmill.native.step_limits import ReadWatch, StepTimeLimits
 
 _LAST_LINES = 5
 
@@ -52,7 +52,7 @@ class NativeEngine(Engine):
         *,
         process: Process | None = None,
         owned: bool = True,
-        limits: StepLimits | None = None,
+        limits: StepTimeLimits | None = None,
         loading: OnLoading | None = None,
     ) -> None:
         """Use a new connection; `close` stops the process if it is `owned`. Without `limits` it is never killed."""
@@ -60,7 +60,7 @@ class NativeEngine(Engine):
         self._process = process
         self._owned = owned
         self._loading = loading
-        self._limits = limits or StepLimits()
+        self._limits = limits or StepTimeLimits()
         self._kills = limits is not None and process is not None
         self._unresponsive_s = self._limits.unresponsive_s  # raised if a longer step ends
         self._stalled: str | None = None  # why it is unresponsive
@@ -82,7 +82,7 @@ class NativeEngine(Engine):
         *,
         process: Process | None = None,
         owned: bool = True,
-        limits: StepLimits | None = None,
+        limits: StepTimeLimits | None = None,
         loading: OnLoading | None = None,
     ) -> "NativeEngine":
         """Connect to a worker and wait until it is ready."""

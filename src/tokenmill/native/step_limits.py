@@ -20,7 +20,7 @@ UNKNOWN_KILL_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class StepLimits:
+class StepTimeLimits:
     """Limits of one step, and of the silence between two heartbeats."""
 
     unresponsive_s: float = UNKNOWN_UNRESPONSIVE_S
@@ -29,16 +29,16 @@ class StepLimits:
     silent_kill_s: float = MIN_KILL_S
 
 
-def step_limits(plan: Plan, configured_s: float | None) -> StepLimits:
+def step_limits(plan: Plan, configured_s: float | None) -> StepTimeLimits:
     """The limits for an engine of this plan; `configured_s` is `engine.step_limit_s`, after which it is killed."""
     step_s = predicted_step_s(plan)
     unresponsive_s = UNKNOWN_UNRESPONSIVE_S if step_s is None else max(MIN_UNRESPONSIVE_S, UNRESPONSIVE_STEPS * step_s)
     if configured_s is not None:
-        return StepLimits(
+        return StepTimeLimits(
             min(unresponsive_s, configured_s), configured_s, min(MIN_UNRESPONSIVE_S, configured_s), configured_s
         )
     kill_s = UNKNOWN_KILL_S if step_s is None else max(MIN_KILL_S, KILL_STEPS * step_s)
-    return StepLimits(unresponsive_s, kill_s)
+    return StepTimeLimits(unresponsive_s, kill_s)
 
 
 def predicted_step_s(plan: Plan) -> float | None:

@@ -2,14 +2,14 @@
 
 from dataclasses import replace
 
-from tokenmill.model.conversion.fields import Config, Converted, common, latent, weighted
+from tokenmill.model.conversion.fields import Converted, ModelConfig, common, latent, weighted
 from tokenmill.model.gguf_write import Plain
 from tokenmill.model.tensor_table.parts import Extras
 
 _HUNYUAN_CONTEXT = 256 * 1024  # llama.cpp's value for the dynamic scaling, whose config has 32 k
 
 
-def _shared_experts(config: Config) -> dict[str, Plain]:
+def _shared_experts(config: ModelConfig) -> dict[str, Plain]:
     return {
         "expert_feed_forward_length": config.count("moe_intermediate_size"),
         "expert_shared_count": config.maybe("n_shared_experts", "num_shared_experts") or 0,
@@ -17,7 +17,7 @@ def _shared_experts(config: Config) -> dict[str, Plain]:
     }
 
 
-def _deepseek(config: Config, prediction_layers: int) -> dict[str, Plain]:
+def _deepseek(config: ModelConfig, prediction_layers: int) -> dict[str, Plain]:
     keys = common(config, prediction_layers=prediction_layers) | latent(config) | _shared_experts(config)
     keys |= weighted(config)
     if "mscale_all_dim" in config.rope.values:
@@ -25,22 +25,22 @@ def _deepseek(config: Config, prediction_layers: int) -> dict[str, Plain]:
     return keys
 
 
-def _biased(config: Config) -> Extras:
+def _biased(config: ModelConfig) -> Extras:
     return Extras(router_bias=config.word("topk_method") != "greedy", tied_output=config.flag("tie_word_embeddings"))
 
 
-def deepseek2(config: Config) -> Converted:
+def deepseek2(config: ModelConfig) -> Converted:
     """DeepSeek-V2 to V3.1, R1, Kimi-K2 to K2.6; the conversion leaves the prediction layer out."""
     return Converted("deepseek2", _deepseek(config, 0), _biased(config))
 
 
-def mistral_large3(config: Config) -> Converted:
+def mistral_large3(config: ModelConfig) -> Converted:
     """Mistral Large 3 as DeepSeek-V3's architecture; its router has softmax scores and no bias."""
     keys = _deepseek(config, 0) | {"expert_gating_func": 1, "expert_weights_norm": True}
     return Converted("deepseek2", keys, Extras(tied_output=config.flag("tie_word_embeddings")))
 
 
-def sparse_deepseek(config: Config) -> Converted:
+def sparse_deepseek(config: ModelConfig) -> Converted:
     """DeepSeek-V3.2 and GLM-5: latent attention to the tokens that an indexer selects."""
     keys = _deepseek(config, config.prediction_layers()) | {
         "attention.indexer.head_count": config.count("index_n_heads"),
@@ -53,7 +53,7 @@ def sparse_deepseek(config: Config) -> Converted:
     return Converted(architecture, keys, _biased(config))
 
 
-def deepseek4(config: Config) -> Converted:
+def deepseek4(config: ModelConfig) -> Converted:
     """DeepSeek-V4: compressed attention, hyper-connections and hashed routing; prediction layers are a second file."""
     keys = common(config) | weighted(config)
     layers = config.count("num_hidden_layers")
@@ -82,7 +82,7 @@ def deepseek4(config: Config) -> Converted:
     return Converted("deepseek4", keys)
 
 
-def glm4moe(config: Config) -> Converted:
+def glm4moe(config: ModelConfig) -> Converted:
     """GLM-4.5 to 4.7."""
     keys = common(config, prediction_layers=config.prediction_layers()) | _shared_experts(config) | weighted(config)
     keys |= {"rope.dimension_count": config.rotated(0.5), "expert_gating_func": 2}
@@ -98,24 +98,24 @@ def glm4moe(config: Config) -> Converted:
     )
 
 
-def qwen3moe(config: Config) -> Converted:
+def qwen3moe(config: ModelConfig) -> Converted:
     """Qwen3's mixtures of experts."""
     keys = common(config) | {"expert_feed_forward_length": config.count("moe_intermediate_size")}
     return Converted("qwen3moe", keys, replace(_plain_extras(config), head_norms=True))
 
 
-def qwen3(config: Config) -> Converted:
+def qwen3(config: ModelConfig) -> Converted:
     """Qwen3's dense models."""
     return Converted("qwen3", common(config), replace(_plain_extras(config), head_norms=True))
 
 
-def llama(config: Config) -> Converted:
+def llama(config: ModelConfig) -> Converted:
     """Llama and its many relatives without experts."""
     keys = common(config) | {"rope.dimension_count": config.head_dim()}
     return Converted("llama", keys, _plain_extras(config))
 
 
-def llama4(config: Config) -> Converted:
+def llama4(config: ModelConfig) -> Converted:
     """Llama 4, whose `intermediate_size` is that of the experts."""
     keys = common(config) | {
         "feed_forward_length": config.count("intermediate_size_mlp"),
@@ -126,7 +126,7 @@ def llama4(config: Config) -> Converted:
     return Converted("llama4", keys, _plain_extras(config))
 
 
-def _plain_extras(config: Config) -> Extras:
+def _plain_extras(config: ModelConfig) -> Extras:
     return Extras(
         qkv_bias=config.flag("attention_bias"),
         rope_table=config.rope.word("rope_type", "type") == "llama3",
@@ -134,7 +134,7 @@ def _plain_extras(config: Config) -> Extras:
     )
 
 
-def gpt_oss(config: Config) -> Converted:
+def gpt_oss(config: ModelConfig) -> Converted:
     """gpt-oss: windows on every second layer, and biases everywhere."""
     keys = common(config) | {
         "attention.sliding_window": config.count("sliding_window"),
@@ -144,7 +144,7 @@ def gpt_oss(config: Config) -> Converted:
     return Converted("gpt-oss", keys, Extras(qkv_bias=True))
 
 
-def minimax_m2(config: Config) -> Converted:
+def minimax_m2(config: ModelConfig) -> Converted:
     """MiniMax-M2 to M2.7; the published files have no prediction layers."""
     keys = common(config) | {
         "expert_feed_forward_length": config.count("intermediate_size"),
@@ -153,7 +153,7 @@ def minimax_m2(config: Config) -> Converted:
     return Converted("minimax-m2", keys, Extras(router_bias=True))
 
 
-def minimax_m3(config: Config) -> Converted:
+def minimax_m3(config: ModelConfig) -> Converted:
     """MiniMax-M3: blocks of the context that an indexer selects."""
     sparse = config.part("sparse_attention_config")
     dense = config.numbers("moe_layer_freq")
@@ -173,7 +173,7 @@ def minimax_m3(config: Config) -> Converted:
     return Converted("minimax-m3", keys, Extras(head_norms=True, router_bias=True))
 
 
-def ernie_moe(config: Config) -> Converted:
+def ernie_moe(config: ModelConfig) -> Converted:
     """ERNIE 4.5's mixtures of experts."""
     shared = config.maybe("moe_num_shared_experts") or 0
     keys = common(config) | {
@@ -190,7 +190,7 @@ def ernie_moe(config: Config) -> Converted:
     return Converted("ernie4_5-moe", keys, Extras(router_bias=True, tied_output=tied))
 
 
-def hunyuan_moe(config: Config) -> Converted:
+def hunyuan_moe(config: ModelConfig) -> Converted:
     """Hunyuan-A13B; its dynamic scaling is applied to the base of the position encoding."""
     keys = common(config) | {
         "expert_used_count": config.count("moe_topk"),
@@ -208,7 +208,7 @@ def hunyuan_moe(config: Config) -> Converted:
     return Converted("hunyuan-moe", keys, Extras(head_norms=True, tied_output=config.flag("tie_word_embeddings")))
 
 
-def ling2(config: Config) -> Converted:
+def ling2(config: ModelConfig) -> Converted:
     """Ling 2, such as Ling-1T."""
     keys = common(config, prediction_layers=config.prediction_layers()) | _shared_experts(config) | weighted(config)
     shared = config.count("num_shared_experts")

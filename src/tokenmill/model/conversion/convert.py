@@ -6,10 +6,10 @@ from typing import Any
 
 from tokenmill.errors import UnknownModel
 from tokenmill.model.conversion import attention, hybrid
-from tokenmill.model.conversion.fields import Config, Converted
+from tokenmill.model.conversion.fields import Converted, ModelConfig
 from tokenmill.model.huggingface.config import language_model
 
-_FAMILIES: Mapping[str, Callable[[Config], Converted]] = {  # by `model_type` of the language model
+_FAMILIES: Mapping[str, Callable[[ModelConfig], Converted]] = {  # by `model_type` of the language model
     "deepseek_v2": attention.deepseek2,
     "deepseek_v3": attention.deepseek2,
     "kimi_k2": attention.deepseek2,
@@ -51,7 +51,7 @@ def convert(config: Mapping[str, Any], source: str) -> Converted:
 
     Raises `UnknownModel` for a family without rules and `ModelError` if a field is missing.
     """
-    settings = Config(language_model(config).values, source)
+    settings = ModelConfig(language_model(config).values, source)
     named = settings.word("model_type")
     classes = settings.words("architectures") or []
     kind = next((_BY_CLASS[name] for name in classes if name in _BY_CLASS), named)

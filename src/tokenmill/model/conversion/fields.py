@@ -25,7 +25,7 @@ class Converted:
     extras: Extras = field(default_factory=Extras)
 
 
-class Config:
+class ModelConfig:
     """A config of one language model; a missing or malformed field is a `ModelError` with its name."""
 
     def __init__(self, values: Mapping[str, Any], source: str) -> None:
@@ -77,10 +77,10 @@ class Config:
         value = self.values.get(name)
         return value if isinstance(value, list) and all(isinstance(item, str) for item in value) else None
 
-    def part(self, name: str) -> "Config":
+    def part(self, name: str) -> "ModelConfig":
         """A nested table; empty if it is missing."""
         value = self.values.get(name)
-        return Config(value if isinstance(value, Mapping) else {}, f"{name} in {self.source}")
+        return ModelConfig(value if isinstance(value, Mapping) else {}, f"{name} in {self.source}")
 
     def lacks(self, name: str) -> ModelError:
         """The error for a field that is missing or has another type."""
@@ -92,7 +92,7 @@ class Config:
         )
 
     @property
-    def rope(self) -> "Config":
+    def rope(self) -> "ModelConfig":
         """The parameters of the position encoding, which newer configs nest."""
         return self.part(
             "rope_parameters" if isinstance(self.values.get("rope_parameters"), Mapping) else "rope_scaling"
@@ -112,7 +112,7 @@ class Config:
         return self.maybe("num_nextn_predict_layers", "mtp_num_hidden_layers") or 0
 
 
-def common(config: Config, *, prediction_layers: int = 0) -> dict[str, Plain]:
+def common(config: ModelConfig, *, prediction_layers: int = 0) -> dict[str, Plain]:
     """The keys that llama.cpp writes for every family; `prediction_layers` are in the file, too."""
     keys: dict[str, Plain] = {
         "block_count": config.count("num_hidden_layers", "n_layers") + prediction_layers,
@@ -133,7 +133,7 @@ def common(config: Config, *, prediction_layers: int = 0) -> dict[str, Plain]:
     return keys | _routing(config)
 
 
-def _routing(config: Config) -> dict[str, Plain]:
+def _routing(config: ModelConfig) -> dict[str, Plain]:
     keys: dict[str, Plain] = {}
     for name, fields in (("expert_count", _EXPERTS), ("expert_used_count", _EXPERTS_USED)):
         if (found := config.maybe(*fields)) is not None:
@@ -146,7 +146,7 @@ def _routing(config: Config) -> dict[str, Plain]:
     return keys
 
 
-def _rope(config: Config) -> dict[str, Plain]:
+def _rope(config: ModelConfig) -> dict[str, Plain]:
     rope = config.rope
     keys: dict[str, Plain] = {}
     base = rope.values.get("rope_theta", config.values.get("rope_theta"))
@@ -164,7 +164,7 @@ def _rope(config: Config) -> dict[str, Plain]:
     return keys
 
 
-def weighted(config: Config) -> dict[str, Plain]:
+def weighted(config: ModelConfig) -> dict[str, Plain]:
     """Scale and normalization of the routed experts' weights."""
     return {
         "expert_weights_scale": config.number("routed_scaling_factor", 1.0),
@@ -172,7 +172,7 @@ def weighted(config: Config) -> dict[str, Plain]:
     }
 
 
-def latent(config: Config) -> dict[str, Plain]:
+def latent(config: ModelConfig) -> dict[str, Plain]:
     """Multi-head latent attention, which llama.cpp serves as one wide KV head."""
     rank = config.count("kv_lora_rank")
     rotated = config.count("qk_rope_head_dim")

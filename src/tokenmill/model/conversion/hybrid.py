@@ -1,13 +1,13 @@
 """Families with recurrent layers between those that attend."""
 
-from tokenmill.model.conversion.fields import Config, Converted, common, latent, weighted
+from tokenmill.model.conversion.fields import Converted, ModelConfig, common, latent, weighted
 from tokenmill.model.gguf_write import Plain
 from tokenmill.model.tensor_table.parts import Extras
 
 _MROPE_SECTIONS = [11, 11, 10, 0]
 
 
-def _delta_net(config: Config, prediction_layers: int) -> dict[str, Plain]:
+def _delta_net(config: ModelConfig, prediction_layers: int) -> dict[str, Plain]:
     values = config.count("linear_num_value_heads")
     return common(config, prediction_layers=prediction_layers) | {
         "expert_feed_forward_length": config.count("moe_intermediate_size"),
@@ -22,13 +22,13 @@ def _delta_net(config: Config, prediction_layers: int) -> dict[str, Plain]:
     }
 
 
-def qwen3next(config: Config) -> Converted:
+def qwen3next(config: ModelConfig) -> Converted:
     """Qwen3-Next, whose checkpoint has one prediction layer that its config does not mention."""
     keys = _delta_net(config, config.prediction_layers() or 1)
     return Converted("qwen3next", keys, Extras(tied_output=config.flag("tie_word_embeddings")))
 
 
-def qwen35moe(config: Config) -> Converted:
+def qwen35moe(config: ModelConfig) -> Converted:
     """Qwen3.5's and Qwen3.6's mixtures of experts."""
     sections = config.rope.values.get("mrope_section")
     keys = _delta_net(config, config.prediction_layers())
@@ -37,7 +37,7 @@ def qwen35moe(config: Config) -> Converted:
     return Converted("qwen35moe", keys, Extras(tied_output=config.flag("tie_word_embeddings")))
 
 
-def kimi_k3(config: Config) -> Converted:
+def kimi_k3(config: ModelConfig) -> Converted:
     """Kimi-K3: Kimi delta attention, latent attention, and experts in a narrower space."""
     linear = config.part("linear_attn_config")
     full = set(linear.numbers("full_attn_layers"))  # counted from 1
@@ -62,7 +62,7 @@ def kimi_k3(config: Config) -> Converted:
     return Converted("kimi-k3", keys, Extras(router_bias=True))
 
 
-def ling3(config: Config) -> Converted:
+def ling3(config: ModelConfig) -> Converted:
     """Ling 3: Kimi delta attention in all layers of a group but the last, which has latent attention."""
     prediction = config.prediction_layers()
     layers = config.count("num_hidden_layers")
@@ -86,7 +86,7 @@ def ling3(config: Config) -> Converted:
     return Converted("bailingmoe3", keys, Extras(router_bias=True))
 
 
-def nemotron_h(config: Config) -> Converted:
+def nemotron_h(config: ModelConfig) -> Converted:
     """Nemotron-H's mixtures of experts: each layer is Mamba 2, attention or experts."""
     kinds = config.words("layers_block_type") or [
         {"M": "mamba", "*": "attention", "E": "moe"}.get(letter, letter)
@@ -97,7 +97,7 @@ def nemotron_h(config: Config) -> Converted:
     prediction = config.prediction_layers()
     epsilon = config.number("layer_norm_epsilon", config.values.get("norm_eps"))
     values = {**config.values, "num_hidden_layers": len(kinds), "rms_norm_eps": config.values.get("norm_eps", epsilon)}
-    keys = common(Config(values, config.source), prediction_layers=prediction) | weighted(config)
+    keys = common(ModelConfig(values, config.source), prediction_layers=prediction) | weighted(config)
     kinds = [*kinds, *["both"] * prediction]  # a prediction layer has attention and experts
     expert = config.count("moe_intermediate_size")
     heads = config.count("num_key_value_heads")
