@@ -68,8 +68,8 @@ def plan(
     ----------
     model:
         GGUF file (any split), its http(s) URL, safetensors folder, config.json with a quantization such as
-        config.json:Q4_K_M, hf:OWNER/REPO:QUANT, catalogue name such as kimi-k2.5:Q4_K_S, or name of a downloaded model
-        such as smollm2. Nothing is downloaded.
+        config.json:Q4_K_M, hf:OWNER/REPO:QUANT, catalogue name such as kimi-k2.5:Q4_K_S or
+        deepseek-r1@219GiB, or name of a downloaded model such as smollm2. Nothing is downloaded.
     machine:
         Machine to plan for: this, a name from `tokenmill machines`, or a machine file; several, separated by commas
         with the head node first, or a fleet file, to split the model over them. [default: from the configuration, or
