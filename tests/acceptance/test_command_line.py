@@ -74,7 +74,7 @@ def test_json_is_one_document_and_nothing_else(
         (("models", "ghost"), 2, "tokenmill models ghost --help"),
         (("models", "bogus"), 2, "tokenmill models --help"),
         (("inspect", "no-such-model:Q4_K_M"), 2, "kimi-k2.5"),
-        (("inspect", "hf:nobody/nothing:Q4_K_M"), 2, "tokenmill models pull hf:nobody/nothing:Q4_K_M"),
+        (("inspect", "hf:nobody:Q4_K_M"), 2, "hf:OWNER/REPO:QUANT"),
         (("inspect", "absent/file.gguf"), 2, "models list"),
         (("inspect", "text.gguf"), 1, "download it again"),
         (("inspect", "a" * 300), 1, "check the path"),
