@@ -21,7 +21,9 @@ def source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     """A source distribution, on a machine without a GPU."""
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    monkeypatch.setattr(building, "verify", lambda *_, version, max_sequences: OpenedLibrary(version, max_sequences, ("CPU",)))
+    monkeypatch.setattr(
+        building, "verify", lambda *_, version, max_sequences: OpenedLibrary(version, max_sequences, ("CPU",))
+    )
     monkeypatch.setattr(finished, "this_host", lambda: BuildMachine(this_processor(), (), gpu_wheel=False))
     stand_in(monkeypatch, tmp_path)
     return str(write_archive(tmp_path))
