@@ -291,7 +291,7 @@ class SequencePool:
         be cut back is taken over last, because no other sequence could use it any more, and never if it is pinned.
         """
         paused = self.paused_at(prefix, reached)
-        if paused is not None:
+        if paused is not None and self.pinned_length(paused) < reached + self._cuts:
             return paused, True
         if self._unused:
             return heappop(self._unused), False

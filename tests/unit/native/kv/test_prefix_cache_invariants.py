@@ -102,7 +102,7 @@ class ForestMachine(RuleBasedStateMachine):
     def pin(self, tokens: list[int]) -> None:
         if len(self.pins) < 2:
             self.cache.pin(tokens)
-            self.pins[tuple(tokens)] = self.ready(tokens)
+            self.pins[tuple(tokens)] = self.ready(tokens) * self.cuts
 
     @precondition(lambda self: self.pins)
     @rule(data=st.data())
@@ -202,6 +202,15 @@ class StateMachine(ForestMachine):
     """The same where a sequence cannot be cut back: a prefix is available where a state was kept, or nowhere."""
 
     cuts = False
+
+    @invariant()
+    def pinned_heads_stay(self) -> None:
+        """Once a state at the end of a pin has been kept; running sequences move on."""
+        for pinned, most in self.pins.items():
+            node, reached = self.cache._pool.find(as_tokens(pinned), len(pinned))
+            kept = reached == len(pinned) and not node.sequences <= self.content.keys()
+            assert kept or most < len(pinned), "a pinned head was evicted"
+            self.pins[pinned] = len(pinned) if kept else 0
 
     @invariant()
     def every_head_can_be_copied(self) -> None:
