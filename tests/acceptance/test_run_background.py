@@ -6,6 +6,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,6 +34,14 @@ def started(state: Path, *words: object) -> DetachedRun:
     return run
 
 
+def background(state: Path, batch: str) -> Any:
+    """The process of a batch, as `status` names it for the batch and in the list of all."""
+    one = json.loads(tokenmill(state, "status", batch, "--json").stdout)
+    (listed,) = json.loads(tokenmill(state, "status", "--json").stdout)
+    assert one["background"] == listed["background"]
+    return one["background"]
+
+
 def test_a_detached_run_is_followed_to_its_end(smollm2_path: Path, state: Path, tmp_path: Path) -> None:
     source = write(tmp_path / "jobs.jsonl", jobs(THINGS[:4], max_tokens=3))
     output = tmp_path / "out.jsonl"
@@ -58,9 +67,11 @@ def test_attach_leaves_the_run_alone_and_sigterm_stops_it(smollm2_path: Path, st
     attached.communicate(timeout=60)
     assert attached.returncode == 130
     assert run.alive
+    assert background(state, run.batch) == {"pid": run.process.pid, "log": str(run.log)}
     os.kill(run.process.pid, signal.SIGTERM)
     ended = tokenmill(state, "attach", run.batch.removeprefix("batch_")[:6])
     assert ended.returncode == 143
+    assert background(state, run.batch) is None
     counts, _ = last_batch(state / "tokenmill" / "batches")
     assert (counts.total, counts.running) == (12, 0)
 

@@ -99,11 +99,12 @@ def _parts(
 def _read_document(batch: str | None, address: Address, common: Common) -> dict[str, Any] | list[dict[str, Any]]:
     if batch is None and not has_batches(address):
         return []
+    state = common.load_config().state_path
     with StoreReader(address) as reader:
         if batch is None:
-            return [_document(each) for each in seen_batches(address, reader, reader.batches())]
+            return [_document(each, state) for each in seen_batches(address, reader, reader.batches())]
         (seen,) = seen_batches(address, reader, [find_batch(reader, batch)])
-        return {**_document(seen), "reserves": reserves_now(common.load_config().state_path)}
+        return {**_document(seen, state), "reserves": reserves_now(state)}
 
 
 def _many(batches: list[SeenBatch], refused: dict[str, HttpSubmission]) -> list[RenderableType]:
@@ -188,14 +189,16 @@ def _one(seen: SeenBatch, more: dict[str, str], failures: list[str], missing: st
     return shown
 
 
-def _document(seen: SeenBatch) -> dict[str, Any]:
+def _document(seen: SeenBatch, state: Path) -> dict[str, Any]:
     counts = seen.counts
+    background = detached.running(state, seen.batch.name)
     return {
         **jsonable(seen.batch),
         "counts": jsonable(counts),
         "state": seen.state,
         "filename": seen.submission.filename if seen.submission else None,
         **seen.own.document(),
+        "background": None if background is None else {"pid": background.process.pid, "log": background.log},
         "jobs": counts.total,
         "succeeded": counts.done,
         "failed": counts.final - counts.done,
