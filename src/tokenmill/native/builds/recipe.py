@@ -111,7 +111,7 @@ class IkLlamaRecipe:
         return f"{self.kind}-{self.commit or self.digest()[:12]}-{_backend(architectures)}"
 
     def write(self, target: Path) -> str:
-        """Copy what the library is built from."""
+        """Copy the source files of the build."""
         total = hashlib.sha256()
         for name in self._files():
             data = (self._folder / name).read_bytes()

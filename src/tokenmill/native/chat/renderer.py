@@ -1,11 +1,11 @@
 """Renders a model's chat template in a child process with limits of memory and processor time.
 
-A model file may come from anyone, and its template is a program: it can loop for ever, build gigabytes of text, or
-keep one call into C busy for minutes, which nothing in this process could interrupt. So the template is compiled,
-probed and rendered only in the child (limited_process.py). A template that exceeds a limit ends the child, the request
-gets `chat_template_stopped`, and the next request starts another child; while the model loads it is a ModelError.
+A model file may come from anyone, and its template is a program: it can loop forever, build gigabytes of text, or
+spend minutes in one C call that Python cannot interrupt. Templates are therefore compiled, probed and rendered only in
+the child (limited_process.py). If a template exceeds a limit, the child is killed, the request fails with
+`chat_template_stopped`, and the next request starts another child; during the load of a model, it is a ModelError.
 
-    python -m tokenmill.native.chat.renderer        the child: first the template, then one conversation per line
+    python -m tokenmill.native.chat.renderer        the child: reads the template, then one conversation per line
 """
 
 import threading
@@ -28,7 +28,7 @@ class Renderer:
     """A model's template in a child process; may be used by several threads."""
 
     def __init__(self, limits: ProcessLimits = LIMITS) -> None:
-        """Start the child, which takes a third of a second; `open` tells it the template."""
+        """Start the child, which takes a third of a second; `open` sends the template."""
         self._limits = limits
         self._lock = threading.Lock()
         self._process = LimitedProcess(__name__)
@@ -52,7 +52,7 @@ class Renderer:
             about = self._send_template()
         except ChildDied as error:
             message = f"the model's chat template cannot be used: {error}"
-            raise ModelError(message, hint="take a newer file of the model") from None
+            raise ModelError(message, hint="use a newer file of the model") from None
         self.notes = tuple(about["notes"])
         self.shows_tools = about["shows_tools"]
 
@@ -97,7 +97,7 @@ def _checked(reply: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Child:
-    """The child's state: the template, once it has arrived."""
+    """The child's state: the template, None until it is received."""
 
     def __init__(self) -> None:
         self._template: ChatTemplate | None = None

@@ -162,7 +162,7 @@ class _ProbedTemplate:
             self._compiled = self._sandbox.compiled(source)
         except TemplateError as error:
             message = f"the model's chat template cannot be used: {error}"
-            raise ModelError(message, hint="take a newer file of the model, or send prompts as text") from None
+            raise ModelError(message, hint="use a newer file of the model, or send prompts as text") from None
         self.can = capabilities(self._probe)
         self.shows_tools = shows_tools(self._probe)
         self._family: TemplateFamily | None = family_of(source)

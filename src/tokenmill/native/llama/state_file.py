@@ -1,4 +1,4 @@
-"""Files with the KV cells of one prefix, so that it survives a restart. Independent of llama.cpp.
+"""Saves the KV cells of a prefix to a file, so that they survive a restart. Independent of llama.cpp.
 
     magic 16 B | version u32 | header length u32 | header: JSON | tokens: int32 each | llama.cpp's state | SHA-256
 
@@ -48,7 +48,7 @@ def write(
     state_bytes: int,
     fill: Callable[[mmap.mmap, int], None],
 ) -> int:
-    """Save a prefix, and return the size of the file; `fill` writes the state into the mapping from an offset on."""
+    """Save a prefix and return the size of the file; `fill` writes the state into the mapping at an offset."""
     header = json.dumps({"identity": dict(identity), "tokens": len(tokens), "state_bytes": state_bytes}).encode()
     front = _FIXED.pack(MAGIC, VERSION, len(header)) + header + np.asarray(tokens, "<i4").tobytes()
     size = len(front) + state_bytes + _DIGEST_BYTES
@@ -108,7 +108,8 @@ def _parse(path: Path, view: memoryview, identity: Mapping[str, str]) -> SavedPr
         raise ForeignState(f"{path} is not a saved prefix", hint="tokenmill saves prefixes as .head files")
     if version != VERSION:
         raise ForeignState(
-            f"{path} is a saved prefix of version {version}, not {VERSION}", hint="it was saved by another tokenmill"
+            f"{path} is a saved prefix of version {version}, not {VERSION}",
+            hint="it was saved by another version of tokenmill",
         )
     damaged = EngineError(f"the saved prefix {path} is damaged", hint=DAMAGED_HINT)
     if header_bytes > min(_MAX_HEADER_BYTES, len(view) - _FIXED.size):
@@ -128,7 +129,7 @@ def _parse(path: Path, view: memoryview, identity: Mapping[str, str]) -> SavedPr
     differs = [name for name in {**identity, **found} if identity.get(name) != found.get(name)]
     if differs:
         differences = "; ".join(f"{name} {found.get(name)!r}, here {identity.get(name)!r}" for name in sorted(differs))
-        raise ForeignState(f"the saved prefix {path} belongs elsewhere: {differences}", hint=DAMAGED_HINT)
+        raise ForeignState(f"the saved prefix {path} does not match this engine: {differences}", hint=DAMAGED_HINT)
     if _digest(view, len(view) - _DIGEST_BYTES) != bytes(view[len(view) - _DIGEST_BYTES :]):
         raise damaged
     tokens = tuple(np.frombuffer(view[start:end], "<i4").tolist())

@@ -1,11 +1,11 @@
-"""From tokens' bytes to text that may be shown: never half a character, never part of a stop string."""
+"""Converts token bytes to streamable text; holds back incomplete characters and possible stop strings."""
 
 import codecs
 from collections.abc import Iterable
 
 
 class Detokenizer:
-    """Joins tokens' bytes into text and holds back a character that is not whole yet."""
+    """Joins tokens' bytes into text and holds back an incomplete character."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -15,19 +15,19 @@ class Detokenizer:
         return self._decoder.decode(piece)
 
     def end(self) -> str:
-        """What is left at the end: U+FFFD for half a character."""
+        """The remaining text: U+FFFD for an incomplete character, otherwise empty."""
         return self._decoder.decode(b"", final=True)
 
 
 class Stops:
-    """Looks for stop strings in text that comes in parts.
+    """Finds stop strings in streamed text.
 
-    It returns text that cannot be part of a stop string, and nothing after a stop string.
+    `add` returns only text that cannot be part of a stop string, and nothing after a stop string.
     """
 
     def __init__(self, stops: Iterable[str]) -> None:
         self._stops = tuple(dict.fromkeys(stop for stop in stops if stop))
-        self._most = max(map(len, self._stops), default=1) - 1  # characters that may be the beginning of one
+        self._most = max(map(len, self._stops), default=1) - 1  # longest incomplete stop string
         self._held = ""
         self.met = False
 
@@ -48,13 +48,13 @@ class Stops:
         return held[: len(held) - keep], False
 
     def end(self) -> str:
-        """What was held back and turned out to be no stop string."""
+        """The text that is still held back; it did not become a stop string."""
         held = self._held
         self._held = ""
         return held
 
     def _beginning(self, text: str) -> int:
-        """Length of the longest end of the text with which a stop string begins."""
+        """Length of the longest suffix of the text that is a prefix of a stop string."""
         for length in range(min(self._most, len(text)), 0, -1):
             end = text[-length:]
             if any(stop.startswith(end) for stop in self._stops):
