@@ -232,7 +232,7 @@ def _record_speed(setup: EngineSetup, report: RunReport, engine: Identity, watts
 
 
 def _finish_output(store: Store, batch: Batch, ingest: Ingest) -> bool:
-    """Write the output of a finished batch to its end; False if there is none, or another process writes it."""
+    """Write the output of a finished batch to its end; False if it has no output or another process writes it."""
     if batch.output is None:
         return False
     if not batch.finished:

@@ -1,8 +1,8 @@
 """`tokenmill.serve`: a gateway in the background of a script or a notebook.
 
-The gateway runs in an event loop on a background thread (`api/background.py`) and its engines in processes of their
-own, so `serve` can be called from any thread, even one with a running event loop. `tokenmill serve` runs the same
-gateway (`prepare.py`, `serving.py`) in the foreground. The packages of the extra `serve` are imported by the call.
+The gateway runs in an event loop on a background thread (`api/background.py`) and its engines in separate processes,
+so `serve` can be called from any thread, even one with a running event loop. `tokenmill serve` runs the same gateway
+(`prepare.py`, `serving.py`) in the foreground. The packages of the extra `serve` are imported when `serve` is called.
 """
 
 import asyncio
@@ -91,7 +91,7 @@ class Server:
         return self._models
 
     def wait(self) -> None:
-        """Block until the server stops; raises the engine's error if every engine failed for good.
+        """Block until the server stops; raises the engine's error if all engines failed permanently.
 
         Ctrl-C stops the server as `close` does and raises KeyboardInterrupt.
         """

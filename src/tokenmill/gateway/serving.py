@@ -118,7 +118,7 @@ class Gateway:
         self._stop_now = asyncio.Event()
 
     async def serve(self, listening: socket.socket, ready: Callable[[], None] | None = None) -> None:
-        """Serve until `stop` is called or every engine has failed for good."""
+        """Serve until `stop` is called or all engines have failed permanently."""
         watching = asyncio.ensure_future(self._watch())
         try:
             await serve(self.state, listening, stop=self._stop, stop_now=self._stop_now, ready=ready)

@@ -203,7 +203,7 @@ def _file_fault(file: Path) -> str | None:
 
 
 def _set_fault(files: Sequence[Path]) -> str | None:
-    """The fault of the set of files, such as splits of two models; None if there is none."""
+    """Why the files are not one complete model, such as splits of two models; None if they are."""
     one_of_several = len(files) == 1 and split_of(files[0].name)[2] > 1
     if one_of_several or files[0].suffix == ".safetensors":
         return None

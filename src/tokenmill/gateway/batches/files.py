@@ -163,7 +163,7 @@ def file_routes(state: GatewayState, opened: Callable[[], tuple[HttpBatches, Fil
 
 
 def owner_of(request: Request) -> str | None:
-    """The owner of what the request creates; None if no key is required. Such clients see everything."""
+    """The owner of objects that the request creates; None if no key is required: such clients see all objects."""
     key = context_of(request.scope).key
     return key.owner if key is not None else None
 

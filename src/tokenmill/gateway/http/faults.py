@@ -1,6 +1,6 @@
 """Errors in OpenAI's and Anthropic's formats: a JSON object, a status, and Retry-After if a retry may succeed.
 
-Every error response is built here. `source` tells whether the request, the gateway or the engine caused the error.
+Every error response is built here. `source` says whether the request, the gateway or the engine caused the error.
 """
 
 import math
@@ -33,7 +33,7 @@ _TYPES = {
     501: "not_implemented_error",
     503: "service_unavailable_error",
 }
-_MAY_PASS = frozenset((408, 429, 500, 502, 503, 504))  # statuses of errors that may pass
+_MAY_PASS = frozenset((408, 429, 500, 502, 503, 504))  # a retry may succeed
 _CLIENTS_WAIT_S = 60.0  # OpenAI's clients ignore a longer Retry-After and retry within seconds
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
@@ -115,9 +115,9 @@ def error_body(error: TokenmillError) -> Error:
 
 
 def _message(error: TokenmillError) -> str:
-    """The message with its hint. For a prompt that is too long it begins as OpenAI's and vLLM's.
+    """The message with its hint. If the prompt is too long, it starts like the message of OpenAI and vLLM.
 
-    Clients such as LiteLLM recognize these words and then use a fallback with a larger context.
+    Clients such as LiteLLM match this text to fall back to a model with a larger context.
     """
     text = error.message
     if isinstance(error, TooLong):

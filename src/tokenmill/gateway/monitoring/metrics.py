@@ -50,7 +50,7 @@ _ENGINE_COUNTERS = (
 
 
 class Metrics:
-    """Prometheus counters; a `Recorder`. Uses its own registry, so that several gateways in a process do not mix."""
+    """Prometheus counters; a `Recorder`. Has its own registry, so that gateways in one process do not share metrics."""
 
     def __init__(self, monitor: Monitor) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the number of series

@@ -14,7 +14,7 @@ from tokenmill.storage.json_text import parse
 
 @dataclass(frozen=True, slots=True)
 class Rescheduled:
-    """A batch and what was changed in it."""
+    """A batch and the changes to it."""
 
     batch: Batch
     deadline: bool = False  # whether it was changed

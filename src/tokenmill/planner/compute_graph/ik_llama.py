@@ -79,7 +79,7 @@ def _computed(
     *,
     copied: bool,
 ) -> int:
-    """Products on this device; `copied` experts arrive right before use, up and gate together if they are fused."""
+    """Products on this device; `copied` experts are copied right before use, up and gate together if they are fused."""
     inner, embed, _ = tensors["ffn_down_exps"].shape
     names = [name for name in ("ffn_up_exps", "ffn_gate_exps", "ffn_gate_up_exps") if name in tensors]
     rounds = [names] if options.fmoe or options.muge else [[name] for name in names]
@@ -175,7 +175,7 @@ def build_host_graph(profile: Profile, settings: Settings, *, hosted: bool, opti
     graph.store(graph.inputs["positions"], graph.inputs["mask"])
     stacks = [tensors["ffn_down_exps"] for tensors in by_layer(profile).values() if "ffn_down_exps" in tensors]
     if hosted and mixture and stacks and not copies_experts(profile, settings, options):
-        for _ in range(2):  # the second layer shows what the first one leaves allocated
+        for _ in range(2):  # the second layer includes memory that the first one leaves allocated
             normed = graph.add("normed", embed)
             chosen = graph.add("chosen", mixture.used)
             joined = graph.add("joined", stacks[0].shape[0] * mixture.used, normed, chosen)

@@ -103,7 +103,7 @@ def _kimi_delta(graph: GraphBuilder, tensors: Tensors, cache: LayerCache, hidden
 
 
 def _by_low_rank(graph: GraphBuilder, tensors: Tensors, name: str, inner: int, normed: int) -> int:
-    """A projection, as two matrices where the file has both."""
+    """A projection: one matrix, or a product of two (`_a`, `_b`) if the file has both."""
     if name in tensors:
         return graph.add(name, inner, normed)
     rank = tensors[f"{name}_a"].shape[1]
@@ -144,12 +144,12 @@ def _states(graph: GraphBuilder, size: int) -> int:
     """Read the states of all sequences, `size` numbers each."""
     states = graph.block("states", size * graph.batch.sequences * F32, sequence_index(graph))
     used = graph.view(states)
-    graph.hold(graph.view(states))  # writes back those of other sequences
+    graph.hold(graph.view(states))  # the states of other sequences are written back
     return used
 
 
 def _with_tail(graph: GraphBuilder, tail: int, projected: int, kept: int, channels: int) -> int:
-    """Put the last tokens of each sequence before the new ones, and keep the new last ones."""
+    """Prepend the previous last tokens of each sequence to the new tokens, and store the new last ones."""
     size = (graph.tokens * channels + kept * graph.batch.sequences) * F32
     joined = graph.block("conv_input", size, graph.view(tail), graph.view(projected))
     graph.hold(graph.view(joined))

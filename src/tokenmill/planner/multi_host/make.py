@@ -1,7 +1,7 @@
 """Plans a model over several hosts: `make_over(fleet, profile, goal)` returns a `HostsPlan`. Pure.
 
 With llama.cpp's RPC servers a token passes through the hosts in turn, so their times add up: the fastest host gets
-as many layers as it holds, then the next, until all layers are placed; the other hosts are left out. If the GPUs of
+as many layers as it can hold, then the next, until all layers are placed; the other hosts are left out. If the GPUs of
 the head host compute all its layers, these are the model's last, next to the output; otherwise they are its first, and
 the state of the model's last layer is sent back.
 """
@@ -60,7 +60,7 @@ def make_over(
 
 
 def _settled(profile: Profile, goal: Goal) -> Goal:
-    """The goal with everything chosen that must be equal on all hosts."""
+    """The goal with all settings chosen that must be equal on all hosts."""
     context = goal.context or min(DEFAULT_CONTEXT, profile.training_context or DEFAULT_CONTEXT)
     return replace(goal, context=context, sequences=goal.sequences or 1, ubatch=goal.ubatch or min(UBATCH, context))
 

@@ -1,4 +1,4 @@
-"""Answers as response objects. The types are also the schemas in /openapi.json."""
+"""Builds response objects from answers. The types are also the schemas in /openapi.json."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
@@ -40,14 +40,14 @@ _ECHOED: Mapping[str, Any] = {
 
 
 class ResponseFault(TypedDict):
-    """Why a response failed."""
+    """The error of a failed response."""
 
     code: str
     message: str
 
 
 class IncompleteDetails(TypedDict):
-    """Why a response is incomplete."""
+    """The reason for an incomplete response."""
 
     reason: Literal["max_output_tokens"]
 
@@ -146,7 +146,7 @@ def call_item(call: ToolCall, id: str, custom: frozenset[str], status: str) -> I
 
 
 def custom_input(arguments: str) -> str:
-    """The input of a custom tool, from the arguments of the function that stands for it."""
+    """The input of a custom tool, from the arguments of the function that represents it."""
     try:
         found = parse(arguments).get(CUSTOM_INPUT)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Tools of a response request as tools of a chat.
+"""Converts the tools of a /v1/responses request to chat tools.
 
 A custom tool, whose input is free text, becomes a function with one string. Hosted tools, such as web search, run on
 OpenAI's servers; they are left out, and the response's X-Tokenmill-Not-Told header names them.
@@ -33,7 +33,7 @@ HOSTED = frozenset(
 
 
 def flat_tools(tools: Sequence[Tool]) -> list[Tool]:
-    """The tools with those inside of namespaces."""
+    """All tools; namespaces are replaced by the tools in them."""
     flat: list[Tool] = []
     for tool in tools:
         inner = tool.get("tools") if tool.get("type") == "namespace" else None
@@ -42,7 +42,7 @@ def flat_tools(tools: Sequence[Tool]) -> list[Tool]:
 
 
 def chat_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """The tools of a chat; raises RequestRefused for unknown types."""
+    """The tools as chat tools, without hosted ones; raises RequestRefused for unknown types."""
     return [
         {"type": "function", "function": _function(f"tools[{index}]", tool)}
         for index, tool in enumerate(flat_tools(tools))
@@ -61,7 +61,7 @@ def custom_tools(tools: Sequence[Tool]) -> frozenset[str]:
 
 
 def chat_tool_choice(choice: Any) -> Any:
-    """The tool_choice of a chat."""
+    """Convert `tool_choice` to that of a chat; raises RequestRefused for unsupported types."""
     if choice is None or isinstance(choice, str):
         return choice
     kind = choice.get("type")
@@ -75,7 +75,7 @@ def chat_tool_choice(choice: Any) -> Any:
 
 
 def allowed_tools(choice: Any, tools: Sequence[Tool]) -> Sequence[Tool]:
-    """The tools that tool_choice allows."""
+    """The tools that `tool_choice` allows."""
     if not isinstance(choice, Mapping) or choice.get("type") != "allowed_tools":
         return tools
     names = {one.get("name") for one in choice.get("tools") or () if isinstance(one, Mapping)}
