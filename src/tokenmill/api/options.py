@@ -81,7 +81,7 @@ class PlanOptions:
     """Context length of each sequence, in tokens. [default: 32768, or less if memory is short]"""
 
     max_context: bool = False
-    """Use the longest context that fits, for one sequence unless their number is set."""
+    """Use the longest context that fits, for one sequence unless --sequences is given."""
 
     sequences: int | None = None
     """Number of sequences decoded concurrently. [default: chosen by the planner]"""
@@ -144,7 +144,7 @@ class PlanOptions:
     """Draft tokens with the model's layers for multi-token prediction (llama-server and ik_llama)."""
 
     draft_model: str | None = None
-    """A small model of the same vocabulary that drafts tokens (llama-server and ik_llama)."""
+    """A small model with the same vocabulary that drafts tokens (llama-server and ik_llama)."""
 
     draft_tokens: int | None = None
     """Tokens drafted per step with --mtp or --draft-model. [default: 3]"""

@@ -17,7 +17,7 @@ def attach(
 ) -> int:
     """Follow a batch that runs in the background, until it ends or you press Ctrl-C.
 
-    Prints the end of its log, and then everything that it prints. Ctrl-C ends this command only; the batch continues.
+    Prints the end of its log, then its output as it is written. Ctrl-C ends only this command; the batch continues.
     The exit code is that of the run.
 
         tokenmill attach

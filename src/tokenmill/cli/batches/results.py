@@ -33,7 +33,7 @@ def results(
 ) -> int:
     """Write the results of a batch that are available so far, in OpenAI's batch output format.
 
-    Works at any time, also while the batch runs; the batch's own output file is not changed. Lines are in input order.
+    Works at any time, even while the batch runs; the batch's own output file is not changed. Lines are in input order.
     Unfinished jobs are omitted. Jobs whose stored answer is damaged are omitted, and the exit code is 1.
 
         tokenmill results last -o so-far.jsonl

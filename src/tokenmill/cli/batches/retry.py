@@ -21,7 +21,7 @@ def retry(
     store: Annotated[str | None, Parameter(metavar="STORE")] = None,
     common: Common = Common(),  # noqa: B008  frozen
 ) -> None:
-    """Requeue failed jobs, with all their attempts; the same `tokenmill run` command then runs them.
+    """Requeue failed jobs with a new set of attempts; the same `tokenmill run` command then runs them.
 
     Invalid lines are not requeued: correct them in the job file and run it again.
 

@@ -42,8 +42,8 @@ class RunLimits:
     """Stop after HOURS, loading included; the same command continues. [default: no limit]"""
 
     window: Annotated[str | None, Parameter(metavar="TIMES")] = None
-    """Work only in these hours of every day, such as 22:00-06:00 in local time, until the batch is finished; no engine
-    is loaded in between. [default: at any time]"""
+    """Run only in these hours of the day, such as 22:00-06:00 in local time, until the batch is finished; the engine is
+    stopped outside of them. [default: at any time]"""
 
     deadline: Annotated[str | None, Parameter(metavar="TIME")] = None
     """Cancel jobs that have not started by TIME, such as 8h, 90m, 06:30 or 2026-12-01T06:30; jobs with an earlier
@@ -153,7 +153,7 @@ def run(
     strict:
         Refuse the whole file if a line is invalid, instead of writing an error for that line.
     no_reuse:
-        Compute every line, even if the store already has an answer to it.
+        Compute every line, even if the store already has an answer for it.
     fail_on_error:
         Exit with 1 if any line has an error instead of a result.
     limit:

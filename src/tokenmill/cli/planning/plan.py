@@ -85,7 +85,7 @@ def plan(
         Compare the plan with a dry run of the real llama.cpp, or of the program given by --binary.
     from_command:
         Plan an existing llama-server, ik_llama.cpp or vLLM command line, and list its mistakes: the command itself, a
-        file that contains it, or - for the standard input. --binary names the program, to recognize its version.
+        file that contains it, or - for stdin. --binary names the program, to recognize its version.
     binary:
         The engine's executable, whose --help determines how flags are spelled. [default: the flags of the bundled
         build]

@@ -36,7 +36,7 @@ class BatchOptions:
     """Tokens of a prompt that no other job shares. [default: 0]"""
 
     answer_tokens: TokenCount | None = None
-    """Tokens of an answer. [default: 256]"""
+    """Tokens per answer. [default: 256]"""
 
     def profile(self, model: str, config: Config) -> BatchProfile | None:
         """The batch that the options describe, for this model; None without options."""

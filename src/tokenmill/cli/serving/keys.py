@@ -31,8 +31,8 @@ def add(
 ) -> None:
     """Create an API key and print it.
 
-    Only its SHA-256 is stored, so it cannot be shown again. A running gateway accepts it within a second. Once a key
-    exists, every request requires one.
+    Only its SHA-256 hash is stored, so it cannot be shown again. A running gateway accepts it within a second. Once a
+    key exists, every request requires one.
 
         tokenmill keys add alice --requests-per-minute 60
 
@@ -62,7 +62,7 @@ def add(
 def list_(*, common: Common = Common()) -> None:  # noqa: B008  frozen
     """List the names and limits of all keys, without the keys themselves.
 
-    Keys are stored as their SHA-256 and cannot be shown again.
+    Only SHA-256 hashes of the keys are stored, so keys cannot be shown again.
 
         tokenmill keys list
     """
