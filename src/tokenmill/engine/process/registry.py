@@ -2,7 +2,7 @@
 
     <state>/engines/NAME/engine.json    the record of the engine, replaced atomically
                          engine.log     its log; engine.log.1: rotated part; engine.log.exit: exit report;
-                                        engine.log.previous and engine.log.previous.1: log of the process before it
+                                        engine.log.previous and engine.log.previous.1: log of the previous process
                          lock           locked while NAME is started, stopped or adopted
 
 Records of processes that have exited are ignored and removed.
