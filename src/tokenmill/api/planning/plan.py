@@ -266,7 +266,7 @@ def command_for(
     """The command that starts a plan's engine: a server's own, or `tokenmill serve --engine-only` for native."""
     if made.config.kind == "native":
         here = model.startswith("hf:") or made.model_path.exists()  # serve knows pulled models by name
-        name = model if here and not is_derived(model) else file_name(model)
+        name = model if here and derived.reference(model) is None else file_name(model)
         return _native_command(made.plan, name, options)
     from tokenmill.launch import spell  # noqa: PLC0415  reads the captured flags of every engine
 
