@@ -1,6 +1,7 @@
 """Sentences and table rows about a machine, a model and a plan, for both templates. Pure; plain text, not escaped."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from tokenmill.hardware.machine import Gpu, Machine, PcieLink
@@ -147,8 +148,16 @@ def tier_rows(machine: Machine) -> list[tuple[str, ...]]:
 def folded(rows: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """The rows, with neighbours that differ only in their name in one row: gpu0 to gpu7."""
     groups = [list(group) for _, group in groupby(rows, key=lambda row: row[1:])]
-    names = [group[0][0] if len(group) == 1 else f"{group[0][0]} to {group[-1][0]}" for group in groups]
-    return [(name, *group[0][1:]) for name, group in zip(names, groups, strict=True)]
+    return [(_span([row[0] for row in group]), *group[0][1:]) for group in groups]
+
+
+def folded_tiers(tiers: Sequence[TierPicture]) -> list[TierPicture]:
+    """The memories, with neighbours that differ only in their name as one: gpu0 to gpu7 (each)."""
+    groups = [list(group) for _, group in groupby(tiers, key=lambda tier: replace(tier, name=""))]
+    return [
+        group[0] if len(group) == 1 else replace(group[0], name=f"{_span([tier.name for tier in group])} (each)")
+        for group in groups
+    ]
 
 
 def gpu_rows(machine: Machine) -> list[tuple[str, ...]]:
@@ -294,6 +303,10 @@ def _columns(tier: TierPicture) -> list[dict[str, int]]:
 def _item_rows(columns: Sequence[dict[str, int]]) -> list[tuple[str, list[str]]]:
     items = [item for item in SHOWN if any(item in sizes for sizes in columns)]
     return [(item, [format_bytes(sizes[item]) if item in sizes else "" for sizes in columns]) for item in items]
+
+
+def _span(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
 
 
 def _gpu(gpu: Gpu) -> tuple[str, ...]:

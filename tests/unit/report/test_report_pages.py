@@ -3,6 +3,7 @@
 import re
 from base64 import b64encode
 from dataclasses import replace
+from functools import cache
 from hashlib import sha256
 from html.parser import HTMLParser
 
@@ -12,10 +13,14 @@ from hypothesis import strategies as st
 
 from support import reports
 from tokenmill.hardware.catalog import find
-from tokenmill.planner.plan import JobTime, Shortfall
+from tokenmill.model.read import read
+from tokenmill.planner.goal import Goal
+from tokenmill.planner.make import make
+from tokenmill.planner.plan import JobTime, Plan, Shortfall
 from tokenmill.report import plan_text
 from tokenmill.report.charts import error_bar, front_chart, line_chart
 from tokenmill.report.collect import Results, Subject, build_report
+from tokenmill.report.compare import pictures
 from tokenmill.report.curves import front_of
 from tokenmill.report.render import bar, fenced, markdown, page, plain
 from tokenmill.report.report import ChartCurve, Dot, FigureOrigin, ReportPage, Series
@@ -112,6 +117,30 @@ def test_equal_gpus_share_a_row() -> None:
     assert [row[0] for row in plan_text.tier_rows(eight)] == ["gpu0 to gpu7", "dram"]
     mixed = find("epyc-7402p-4x3090")
     assert [row[0] for row in plan_text.gpu_rows(mixed)] == ["gpu0 to gpu3", "gpu4"]
+
+
+@cache
+def on_eight_gpus() -> Plan:
+    return make(find("epyc-7532-8x3090"), read("qwen3-235b-a22b:Q4_K_M"), Goal(context=32_768, sequences=4, gpus=None))
+
+
+def test_equal_gpus_share_a_bar_and_a_column() -> None:
+    plan = on_eight_gpus()
+    report = build_report(Subject(plan.machine, plan.profile.name, None, plan.profile, plan), Results(), reports.WHEN)
+    assert len(report.tiers) == 9
+    shared = ["gpu0", "gpu1 to gpu6 (each)", "gpu7", "dram"]  # the first and the last hold more than their layers
+    found = Reader(page(report))
+    assert [given["data-tier"] for _, given in found.seen if "data-tier" in given] == shared
+    assert plan_text.all_tiers_columns(plan_text.folded_tiers(report.tiers))[0] == ["planned", *shared]
+    assert [name for name in shared if f"\n### {plain(name)}" in markdown(report)] == shared
+
+
+def test_unequal_memories_are_not_folded() -> None:
+    plan = on_eight_gpus()
+    first, second, third, *_ = pictures(plan, None)[1:]
+    emptier = replace(second, free_bytes=(second.free_bytes or 0) + 1)
+    assert plan_text.folded_tiers([first, emptier, third]) == [first, emptier, third]
+    assert [tier.name for tier in plan_text.folded_tiers([first, second, third])] == ["gpu1 to gpu3 (each)"]
 
 
 def test_every_link_of_the_page_has_its_section() -> None:
