@@ -291,7 +291,7 @@ class SequencePool:
         be cut back is taken over last, because no other sequence could use it any more, and never if it is pinned.
         """
         paused = self.paused_at(prefix, reached)
-        if paused is not None and self.pinned_length(paused) < reached + self._cuts:
+        if paused is not None and (self._cuts or self._is_releasable(paused, {})):
             return paused, True
         if self._unused:
             return heappop(self._unused), False
@@ -303,7 +303,7 @@ class SequencePool:
         )
         for sequence in retained:
             if {sequence} == only_owner:
-                if self.pinned_length(sequence) < reached + self._cuts:
+                if self.pinned_length(sequence) <= reached if self._cuts else self._is_releasable(sequence, pinned):
                     self.tree.retreat(sequence, reached)
                     self._cells.cut(sequence, reached)
                     return sequence, True
@@ -313,9 +313,11 @@ class SequencePool:
         return None
 
     def _is_releasable(self, sequence: int, pinned: dict[RadixNode, int]) -> bool:
-        """Whether every pinned node on a sequence's path has another owner."""
+        """Whether every pinned node on a sequence's path has another owner, or a state is not that of a pin."""
+        if not self._cuts:
+            return all(self.tree.ends[sequence] is not self.find(pin, len(pin))[0] for pin in self.pins.values())
         deepest = next((node for node in self.tree.ends[sequence].upward() if node in pinned), None)
-        return deepest is None or any(other != sequence for other in self.owners(deepest))
+        return deepest is None or any(other != sequence for other in deepest.sequences_through())
 
     def _is_batch_tail(self, node: RadixNode) -> bool:
         """Whether a node is a leaf that only batch requests retained."""
