@@ -203,7 +203,7 @@ def _file_fault(file: Path) -> str | None:
 
 
 def _set_fault(files: Sequence[Path]) -> str | None:
-    """Why the files are not one complete model, such as splits of two models; None if they are."""
+    """A fault of the files as a set, such as splits of two models; None if no fault was found."""
     one_of_several = len(files) == 1 and split_of(files[0].name)[2] > 1
     if one_of_several or files[0].suffix == ".safetensors":
         return None

@@ -36,7 +36,7 @@ class RankedModel:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """The models that fit a machine, largest first, and the names of the others."""
+    """The models that fit a machine, most parameters first, and the names of the others."""
 
     machine: str
     context: int

@@ -23,7 +23,7 @@ def list_models(
 ) -> None:
     """List downloaded models, and the names that can be downloaded, inspected or planned for.
 
-    With --fits, list the models of the catalogue that a machine can run, largest first, each in the
+    With --fits, list the models of the catalogue that a machine can run, most parameters first, each in the
     largest of its usual quantizations that fits, with predicted speeds of one sequence.
 
         tokenmill models list --fits this
