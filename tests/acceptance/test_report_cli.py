@@ -31,6 +31,8 @@ def test_a_batch_then_its_report(tmp_path: Path, smollm2_path: Path) -> None:
     (batch,) = found["reuse"]
     assert (batch["source"], batch["jobs"]) == ("night.jsonl", totals["jobs"])
     assert batch["reused_tokens"] == totals["reused_tokens"] > 0
+    assert batch["finish_reasons"] == totals["finish_reasons"]
+    assert batch["finish_reasons"]["length"] == totals["cut_by_max_tokens"] > 0
     (tier,) = found["tiers"]
     measured = {part["item"]: part["bytes"] for part in tier["loaded"]["measured"]}
     assert measured["weights"] == {part["item"]: part["bytes"] for part in tier["planned"]}["weights"]
@@ -38,7 +40,7 @@ def test_a_batch_then_its_report(tmp_path: Path, smollm2_path: Path) -> None:
     text = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert "last load (4 x 1024 tokens" in text
     assert f"`tokenmill tune {smollm2_path}`" in text
-    assert "night.jsonl" in text
+    assert f"`tokenmill results {batch['name']} --cut`" in text
 
 
 def test_without_a_model_or_a_file_it_is_markdown_about_the_machine(tmp_path: Path) -> None:

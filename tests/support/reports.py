@@ -187,6 +187,7 @@ def kept(given: Subject) -> Results:
         soak,
         {"checks": checks, "build": BUILD},
         (batch(1, 62_000, 52_770), batch(2, 9_249, 0)),
+        {"batch_2": {"length": 8, "stop": 40}},
     )
 
 

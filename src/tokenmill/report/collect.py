@@ -6,7 +6,7 @@ count as absent, so a report shows everything that can be read. Writes nothing.
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,13 @@ from tokenmill.hardware.identity import machine_id
 from tokenmill.hardware.machine import Machine
 from tokenmill.jobs.models import Batch
 from tokenmill.jobs.store.address import Address
-from tokenmill.jobs.store.open import has_batches
-from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.model.profile import Profile
 from tokenmill.planner.plan import Plan
 from tokenmill.report import curves
+from tokenmill.report.batches import FinishReasons, batch_reuse, read_batches
 from tokenmill.report.compare import comparisons, load_for, pictures
 from tokenmill.report.report import (
     PREDICTED,
-    BatchReuse,
     ChartCurve,
     CommandText,
     FigureOrigin,
@@ -47,8 +45,6 @@ from tokenmill.tuner.soak import store as soak_store
 from tokenmill.tuner.soak.judge import SoakResult, SoakStep
 from tokenmill.units import GIB
 from tokenmill.version import __version__
-
-MAX_BATCHES = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +70,7 @@ class Results:
     soak: SoakResult | None = None
     qualified: dict[str, Any] | None = None
     batches: tuple[Batch, ...] = ()
+    finish_reasons: FinishReasons = field(default_factory=dict)
 
 
 def collect(subject: Subject, state: Path, *, batches: Address, when: datetime | None = None) -> ReportPage:
@@ -85,9 +82,9 @@ def collect(subject: Subject, state: Path, *, batches: Address, when: datetime |
 def read(subject: Subject, state: Path, batches: Address) -> Results:
     """Stored results of the model on the machine; without a model, only the batches of this machine."""
     never_run = subject.elsewhere or (subject.model is not None and subject.model_id is None)
-    found = () if never_run else _batches(batches, subject.model_id)
+    found, reasons = ((), {}) if never_run else read_batches(batches, subject.model_id)
     if subject.model_id is None:
-        return Results(batches=found)
+        return Results(batches=found, finish_reasons=reasons)
     here = machine_id(subject.machine)
     model = subject.model_id
     return Results(
@@ -97,6 +94,7 @@ def read(subject: Subject, state: Path, batches: Address) -> Results:
         soak=soak_store.load(state, here, model),
         qualified=next(reversed(measurements.read_json(state, "qualification", model_id=model)), None),
         batches=found,
+        finish_reasons=reasons,
     )
 
 
@@ -123,7 +121,7 @@ def build_report(subject: Subject, results: Results, made: str) -> ReportPage:
         bandwidth=tuple(curves.bandwidth_curves(subject.machine)),
         curves=tuple(curves.setting_curves(speeds, results.point, forecast)),
         depth=tuple(curves.depth_curves(speeds, forecast, plan.settings.ubatch if plan else None)),
-        reuse=tuple(_reuse(batch) for batch in results.batches[-MAX_BATCHES:]),
+        reuse=tuple(batch_reuse(batch, results.finish_reasons.get(batch.name)) for batch in results.batches),
         comparisons=tuple(comparisons(results.speeds, load)),
         point=results.point,
         qualified=qualified(results.qualified),
@@ -200,29 +198,6 @@ def _plan(plan: Plan, load: LoadRecord | None) -> PlanFacts:
         plan.warnings,
         forecast.jobs,
         plan.longest_context,
-    )
-
-
-def _batches(address: Address, model_id: str | None) -> tuple[Batch, ...]:
-    if not has_batches(address):
-        return ()
-    with StoreReader(address) as reader:
-        found: Sequence[Batch] = reader.batches()
-    return tuple(batch for batch in found if batch.totals.prompt_tokens and model_id in (None, batch.model_id))
-
-
-def _reuse(batch: Batch) -> BatchReuse:
-    totals = batch.totals
-    return BatchReuse(
-        batch.name,
-        Path(batch.source).name,
-        datetime.fromtimestamp(batch.created_s, UTC).isoformat(timespec="seconds"),
-        batch.counts.total,
-        totals.computed,
-        totals.reused,
-        totals.prompt_tokens - totals.cached_tokens,
-        totals.cached_tokens,
-        totals.completion_tokens,
     )
 
 

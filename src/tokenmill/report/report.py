@@ -4,6 +4,7 @@ Every figure has a `FigureOrigin`: measured (where, with which build, when) or p
 with the command that measures it.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -166,7 +167,7 @@ class PlanFacts:
 
 @dataclass(frozen=True, slots=True)
 class BatchReuse:
-    """Computed and reused prompt tokens of one batch, as counted by the engine."""
+    """Computed and reused prompt tokens of one batch, as counted by the engine, and its answers by finish reason."""
 
     name: str
     source: str  # the file's name
@@ -177,6 +178,12 @@ class BatchReuse:
     computed_tokens: int  # of prompts
     reused_tokens: int
     written_tokens: int
+    finish_reasons: Mapping[str, int] | None = None  # all answers by OpenAI finish reason; None: not counted
+
+    @property
+    def cut(self) -> int:
+        """Answers that are incomplete; 0 if not counted."""
+        return (self.finish_reasons or {}).get("length", 0)
 
     @property
     def share(self) -> float | None:

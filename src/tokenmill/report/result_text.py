@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from tokenmill.report.compare import typical_error
 from tokenmill.report.curves import throughput
 from tokenmill.report.report import (
+    BatchReuse,
     ChartCurve,
     FigureComparison,
     Qualified,
@@ -15,7 +16,7 @@ from tokenmill.report.svg import figure_text, tick_text
 from tokenmill.tuner.point import Figures, OperatingPoint, TrialSettings
 from tokenmill.units import format_bytes, format_seconds, number_of
 
-REUSE_HEAD = ("batch", "jobs", "computed answers", "reused answers", "generated tokens")
+REUSE_HEAD = ("batch", "jobs", "computed answers", "reused answers", "generated tokens", "answers by finish reason")
 FRONT_HEAD = ("threads", "sequences", "ubatch", "context", "tok/s", "first token, s", "J/token", "")
 Rows = list[tuple[str, str]]
 
@@ -126,8 +127,24 @@ def error_text(error: float | None) -> str:
 def reuse_rows(report: ReportPage) -> list[tuple[str, ...]]:
     """The source and the counts of each batch."""
     return [
-        (each.source, *(f"{count:,}" for count in (each.jobs, each.answers, each.answers_reused, each.written_tokens)))
+        (
+            each.source,
+            *(f"{count:,}" for count in (each.jobs, each.answers, each.answers_reused, each.written_tokens)),
+            _finish_reasons(each),
+        )
         for each in report.reuse
+    ]
+
+
+def cut_answers(report: ReportPage) -> list[tuple[str, str]]:
+    """For each batch with incomplete answers, a sentence and the command that lists them."""
+    return [
+        (
+            f"{each.source}: {number_of(each.cut, 'answer')} reached max_tokens or the end of the context",
+            f"tokenmill results {each.name} --cut",
+        )
+        for each in report.reuse
+        if each.cut
     ]
 
 
@@ -219,6 +236,13 @@ def without(words: str, shared: str) -> str:
     """Settings as text, without the shared ones."""
     common = set(shared.split(", "))
     return ", ".join(part for part in words.split(", ") if part not in common)
+
+
+def _finish_reasons(batch: BatchReuse) -> str:
+    if batch.finish_reasons is None:
+        return "not counted"
+    ordered = sorted(batch.finish_reasons.items(), key=lambda reason: -reason[1])
+    return ", ".join(f"{count:,} {reason}" for reason, count in ordered)
 
 
 def _measured(point: OperatingPoint) -> str:

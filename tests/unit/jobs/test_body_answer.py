@@ -5,8 +5,8 @@ from math import inf
 
 import pytest
 
-from tokenmill.engine.engine import Answer, TokenLogprob, Usage
-from tokenmill.jobs.openai.answers import answer_body, is_cut, text_of
+from tokenmill.engine.engine import Answer, FinishReason, TokenLogprob, Usage
+from tokenmill.jobs.openai.answers import answer_body, finish_reason_of, is_cut, text_of
 from tokenmill.jobs.openai.call import Endpoint
 from tokenmill.recipes.runner import Answered, AnswerOrigin, origin_of_answer
 from tokenmill.storage.json_text import encode
@@ -110,3 +110,17 @@ def test_a_stored_call_has_no_text() -> None:
     answer = Answer("", "tool_calls", USAGE, message={"content": None, "tool_calls": [call]})
     for endpoint in ("chat", "responses"):
         assert text_of(answer_body(endpoint, answer, id="x", model="m", created_s=1)) is None
+
+
+@pytest.mark.parametrize("reason", ["stop", "length", "tool_calls"])
+@pytest.mark.parametrize("endpoint", ["chat", "completion", "responses"])
+def test_the_finish_reason_of_a_stored_answer(endpoint: Endpoint, reason: FinishReason) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    message = {"content": None, "tool_calls": [call]} if reason == "tool_calls" else None
+    body = answer_body(endpoint, Answer("", reason, USAGE, message=message), id="x", model="m", created_s=1)
+    assert finish_reason_of(json.loads(encode(body))) == reason
+
+
+def test_an_embedding_is_never_cut() -> None:
+    answer = Answer("", "stop", USAGE, message={"object": "list", "data": []})
+    assert finish_reason_of(answer_body("embeddings", answer, id="x", model="m", created_s=1)) == "stop"

@@ -36,7 +36,7 @@ def test_stored_results_are_found(tmp_path: Path) -> None:
     filled(tmp_path)
     found, kept = read(GIVEN, tmp_path, tmp_path / "batches"), reports.kept(GIVEN)
     qualified = {**(kept.qualified or {}), "model_id": GIVEN.model_id}
-    assert found == replace(kept, speeds=kept.speeds[:4], qualified=qualified, batches=())
+    assert found == replace(kept, speeds=kept.speeds[:4], qualified=qualified, batches=(), finish_reasons={})
 
 
 def test_other_models_and_machines_are_not(tmp_path: Path) -> None:
@@ -72,6 +72,7 @@ def test_everything_is_in_the_report() -> None:
     assert report.gaps == ()
     assert {curve.key for curve in report.curves} == {"threads", "sequences"}
     assert [batch.share for batch in report.reuse] == [pytest.approx(52770 / 62000), 0.0]
+    assert [(batch.finish_reasons, batch.cut) for batch in report.reuse] == [(None, 0), ({"length": 8, "stop": 40}, 8)]
     assert report.soaked is not None
     assert (report.soaked.usable_context, report.soaked.goal_context) == (7168, 8192)
     assert [line.name for line in report.soaked.curves[0].lines] == ["measured", "predicted"]

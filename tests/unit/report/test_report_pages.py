@@ -17,7 +17,7 @@ from tokenmill.model.read import read
 from tokenmill.planner.goal import Goal
 from tokenmill.planner.make import make
 from tokenmill.planner.plan import JobTime, Plan, Shortfall
-from tokenmill.report import plan_text
+from tokenmill.report import plan_text, result_text
 from tokenmill.report.charts import error_bar, front_chart, line_chart
 from tokenmill.report.collect import Results, Subject, build_report
 from tokenmill.report.compare import pictures
@@ -143,6 +143,14 @@ def test_unequal_memories_are_not_folded() -> None:
     assert [tier.name for tier in plan_text.folded_tiers([first, second, third])] == ["gpu1 to gpu3 (each)"]
 
 
+def test_cut_answers_are_reported_with_the_command_that_lists_them() -> None:
+    assert [row[-1] for row in result_text.reuse_rows(FULL)] == ["not counted", "40 stop, 8 length"]
+    command = "tokenmill results batch_2 --cut"
+    assert [found for _, found in result_text.cut_answers(FULL)] == [command]
+    assert f"<code>{command}</code>" in page(FULL)
+    assert f"`{command}`" in markdown(FULL)
+
+
 def test_every_link_of_the_page_has_its_section() -> None:
     found = Reader(page(FULL))
     ids = {attrs["id"] for _, attrs in found.seen if "id" in attrs}
@@ -222,7 +230,7 @@ def test_markdown_has_every_section_and_the_same_figures() -> None:
         "The operating point",
         "Threads and sequences",
         "Depth",
-        "Reuse",
+        "Batches",
         "Predicted and measured",
         "Soak and quality",
         "The commands",

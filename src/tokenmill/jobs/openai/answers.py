@@ -163,11 +163,20 @@ def text_of(body: Mapping[str, Any]) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def is_cut(body: Mapping[str, Any]) -> bool:
-    """Whether a stored answer was cut off at max_tokens."""
+def finish_reason_of(body: Mapping[str, Any]) -> str:
+    """OpenAI's finish reason of a stored answer of any endpoint; stop if it has none, like embeddings."""
     if body.get("object") == "response":
-        return bool(body["status"] == "incomplete")
-    return any(choice.get("finish_reason") == "length" for choice in body.get("choices") or ())
+        if body["status"] == "incomplete":
+            return "length"
+        called = any(item["type"] in ("function_call", "custom_tool_call") for item in body["output"])
+        return "tool_calls" if called else "stop"
+    first = (body.get("choices") or [{}])[0]
+    return first.get("finish_reason") or "stop"
+
+
+def is_cut(body: Mapping[str, Any]) -> bool:
+    """Whether a stored answer was cut off at max_tokens or the end of the context."""
+    return finish_reason_of(body) == "length"
 
 
 def _message(answer: Answer) -> ResponseMessage:
