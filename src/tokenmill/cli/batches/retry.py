@@ -30,7 +30,7 @@ def retry(
     Parameters
     ----------
     batch:
-        Name of the batch, a prefix of it, or last.
+        Name of the batch, a prefix of it, or last for the one created last.
     failed:
         Requeue failed and quarantined jobs.
     cancelled:
