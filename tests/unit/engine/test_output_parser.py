@@ -1,8 +1,8 @@
 """Outputs of the model families: reasoning, text and calls, however the text is cut into pieces.
 
-The calls are the examples of ai-dynamo/dynamo, tests/parity/parser/regenerate_fixtures.py (Kimi, Qwen3-Coder, GLM,
-DeepSeek, harmony), of vllm-project/vllm, tests/tool_use (MiniMax, Mistral, Llama 4, Hunyuan, DeepSeek V3.2, Kimi K3) and
-of the models' own chat templates, with one question and one city for all.
+The calls have the formats of ai-dynamo/dynamo, tests/parity/parser/regenerate_fixtures.py (Kimi K2, Qwen3-Coder, GLM,
+DeepSeek V3.1, harmony), of llama.cpp's parsers (Kimi K3, MiniMax M3, Ling-3) and of the models' chat templates (all
+others), with one question and one city for all.
 """
 
 import json

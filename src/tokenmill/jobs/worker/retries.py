@@ -1,4 +1,7 @@
-"""Retry policy: classifies errors, computes the backoff, and suggests how to fix failed jobs. Pure."""
+"""Retry policy: classifies errors, computes the backoff, and suggests how to fix failed jobs.
+
+Pure; `completion.py` applies it.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -6,6 +6,7 @@ r"""Translates GBNF, llama.cpp's grammar format, to the Lark dialect of llguidan
 llguidance's own converter (`grammar_from("gbnf", ...)`) mistranslates `\u` escapes and rejects some rule names. Its
 lexer also ends a terminal only where it cannot continue, so a terminal may consume what the next rule needs. Here, a
 grammar without recursion becomes one regular expression; in any other grammar every terminal is a single character.
+JSON schemas need no translation: see `grammar.py`.
 """
 
 import re
