@@ -16,7 +16,7 @@ from tokenmill.report.svg import figure_text, tick_text
 from tokenmill.tuner.point import Figures, OperatingPoint, TrialSettings
 from tokenmill.units import format_bytes, format_seconds, number_of
 
-REUSE_HEAD = ("batch", "jobs", "computed answers", "reused answers", "generated tokens", "answers by finish reason")
+REUSE_HEAD = ("batch", "jobs", "computed answers", "reused answers", "generated tokens", "finish reasons")
 FRONT_HEAD = ("threads", "sequences", "ubatch", "context", "tok/s", "first token, s", "J/token", "")
 Rows = list[tuple[str, str]]
 
