@@ -25,8 +25,10 @@ def test_batches_of_other_models_and_machines_are_not_counted(
     asked: Subject, counted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches = object()
-    monkeypatch.setattr(collect, "_batches", lambda _address, _model: (batches,))
-    assert read(asked, tmp_path, tmp_path).batches == ((batches,) if counted else ())
+    reasons = {"batch_1": {"stop": 1}}
+    monkeypatch.setattr(collect, "read_batches", lambda _address, _model: ((batches,), reasons))
+    found = read(asked, tmp_path, tmp_path)
+    assert (found.batches, found.finish_reasons) == (((batches,), reasons) if counted else ((), {}))
 
 
 def test_commands_download_a_catalogue_model_before_they_use_it() -> None:
