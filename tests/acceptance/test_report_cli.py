@@ -18,7 +18,10 @@ def test_a_page_of_a_giant_on_a_machine_of_the_catalogue(tmp_path: Path) -> None
     text = page.read_text(encoding="utf-8")
     assert "kimi-k2.5 on xeon-6980p" in text.lower()
     assert "another machine" in text
-    assert "tokenmill run jobs.jsonl --output results.jsonl --model kimi-k2.5:Q4_K_S --context 16384" in text
+    assert (
+        "tokenmill run jobs.jsonl --output results.jsonl --model hf:unsloth/Kimi-K2.5-GGUF:Q4_K_S --context 16384"
+        in text
+    )
     assert said(tmp_path, "report", *words).returncode == 0, "a report may be overwritten"
 
 
