@@ -143,7 +143,7 @@ def test_an_engine_dies_with_a_serve_that_was_killed(smollm2_path: Path, tmp_pat
     [
         (("serve", "smollm2", "--detach"), 2, "--engine-only"),
         (("serve", "--engine-only"), 2, "--engine-only requires a model"),
-        (("serve", "--engine-only", "kimi-k2.5:Q4_K_S"), 2, "tokenmill models pull hf:OWNER/REPO:Q4_K_S"),
+        (("serve", "--engine-only", "kimi-k2.5:Q4_K_S"), 2, "tokenmill models pull hf:unsloth/Kimi-K2.5-GGUF:Q4_K_S"),
         (("serve", "--engine-only", "/nowhere.gguf"), 2, "/nowhere.gguf"),
         (("serve", "--engine-only", "smollm2", "--engine", "ollama"), 2, "native, llama-server, ik_llama, vllm"),
         (("engines", "stop", "nobody"), 2, "no running engine named nobody"),

@@ -207,7 +207,8 @@ def test_the_display_and_the_summary_fit_a_terminal_of_80_columns(home: Path, tm
     assert re.search(r"jobs +[━─]{24} +\d+ of 12", text)
     assert re.search(r"tok/s +prefill [\d,]+ \(average [\d,]+\), decode [\d,]+ \(average [\d,]+\)", text)
     assert re.search(r"prompts +[\d,]+ tokens, [\d.]+ % from cache", text)
-    assert re.search(r"[1-4] of 4 busy; about .* left, done at \d\d:\d\d", text)
+    assert re.search(r"slots +[1-4] of 4 busy", text)
+    assert re.search(r"left +[\d,]+ prompt and [\d,]+ answer tokens, about .*, done at \d\d:\d\d", text)
     assert re.search(r"batch +batch_\w+  12 of 12 answered \(12 cut at max_tokens\)", text)
     assert max(map(len, text.splitlines())) <= 80
 

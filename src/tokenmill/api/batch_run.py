@@ -282,7 +282,7 @@ def _log_submitted(ingest: Ingest) -> None:
 def _log_forecast(forecast: BatchForecast, until_s: float | None) -> None:
     """Log tokens and time, and when the batch will be done if that is before the time limit of this run."""
     work = forecast.work
-    tokens = f"{work.prompt_tokens:,.0f} prompt tokens to compute, at most {work.output_tokens:,.0f} answer tokens"
+    tokens = f"{work.prompt_tokens:,.0f} prompt and at most {work.output_tokens:,.0f} answer tokens"
     if forecast.seconds is None:
         log.info("forecast: %s; time unknown", tokens)
         return

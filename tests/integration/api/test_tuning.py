@@ -56,7 +56,7 @@ def test_a_plan_applies_the_point_and_the_same_call_measures_nothing_again(
         "given settings are not varied"
     )
     assert any("2 trials" in record.getMessage() for record in caplog.records)
-    plan = tokenmill.plan("smollm2", config=config)
+    plan = tokenmill.plan("smollm2", config=config, context=512)  # the context of the search does not apply by itself
     assert (plan.settings.sequences, plan.settings.context) == (point.dials.sequences, 512)
     loads = len(load_history.read(tmp_path))
 

@@ -80,7 +80,7 @@ def test_an_endless_step_and_a_silent_worker_are_reported_and_killed_at_their_li
             waiting = asyncio.create_task(answer(engine, chat("Hello?")))
             while (await engine.status()).state == "ready":
                 await asyncio.sleep(0.05)
-            assert engine.liveness == "unresponsive"
+            assert engine.liveness in ("unresponsive", "failed")  # with this limit, it is killed when it is noticed
             with pytest.raises(EngineDied, match="hung: no heartbeat"):
                 await waiting
 

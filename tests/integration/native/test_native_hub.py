@@ -42,14 +42,14 @@ import json, pathlib, socket, sys
 from tokenmill.engine.engine import Capabilities, Counters, Identity
 from tokenmill.native import protocol
 from tokenmill.native.chat.template import ChatTemplate, SpecialTokens
-from tokenmill.native.ipc_server import IpcServer
+from tokenmill.native.ipc_server import IpcServer, PreparedPrompt
 
 template = ChatTemplate("{% for message in messages %}{{ message.content }}{% endfor %}", SpecialTokens("", ""))
 no = Capabilities(*[False] * 13, max_logprobs=0)
 hello = protocol.Handshake(Identity("native", "m", "m", "b", 64, 1, "a"), no, (), 0.0, 1, 1)
 path = pathlib.Path(sys.argv[1], "w.sock")
 hub = IpcServer(path, lambda: protocol.Heartbeat(None, Counters()), lambda: None)
-hub.open(hello, lambda request: (tuple(template.render(request.prompt).text.encode()), ()))
+hub.open(hello, lambda request: PreparedPrompt(tuple(template.render(request.prompt).text.encode())))
 client = socket.socket(socket.AF_UNIX)
 client.connect(str(path))
 client.settimeout(10)

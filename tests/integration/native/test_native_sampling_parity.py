@@ -11,6 +11,7 @@ import pytest
 from support.embedded_server import EmbeddedServer, embedded_server
 from support.native import Work, opened
 from tokenmill.engine.engine import Sampling
+from tokenmill.native.constraints.grammar import WHITESPACE
 from tokenmill.native.llama.context import Decoded, LlamaContext
 from tokenmill.native.llama.model import LlamaModel
 from tokenmill.native.llama.settings import ContextSettings
@@ -65,7 +66,9 @@ class Case:
         if self.sampling.logit_bias:
             given["logit_bias"] = [[t, False if b == float("-inf") else b] for t, b in self.sampling.logit_bias]
         if self.sampling.json_schema is not None:
-            given["json_schema"] = json.loads(self.sampling.json_schema)
+            # The server allows whitespace without limit between the parts of an answer that follows a schema.
+            schema = json.loads(self.sampling.json_schema) | {"x-guidance": {"whitespace_pattern": WHITESPACE}}
+            given["grammar"] = f"%llguidance {{}}\nstart: %json {json.dumps(schema)}"
         return given | {"ignore_eos": self.ignore_eos}
 
 

@@ -17,7 +17,7 @@ from tokenmill.jobs.store.submissions import Submissions
 LINES = [{"custom_id": "a", "prompt": "Say a.", "max_tokens": 2}]
 
 
-@pytest.mark.parametrize(("wish", "code"), [(("--context", "9000000"), 2), (("--sequences", "1000000"), 3)])
+@pytest.mark.parametrize(("wish", "code"), [(("--cache-type", "q9_9"), 2), (("--sequences", "1000000"), 3)])
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_run_without_a_plan_stores_nothing_that_others_could_join(
     address: Address,

@@ -14,7 +14,7 @@ from tokenmill.native.constraints.gbnf import lark_of
 
 MOST_SCHEMA_BYTES = 256 << 10
 MOST_GRAMMAR_BYTES = 1 << 20
-_WHITESPACE = r"( |\n{1,2}[ \t]{0,20})?"  # as in llama.cpp; unlimited, small models write it until max_tokens
+WHITESPACE = r"( |\n{1,2}[ \t]{0,20})?"  # as in llama.cpp; unlimited, small models write it until max_tokens
 _LARK = "%llguidance"  # the beginning of a Lark grammar, as in llama-server
 
 
@@ -65,7 +65,7 @@ def schema_grammar(json_schema: str, context_tokens: int | None = None) -> str:
         raise RequestRefused("the JSON schema is not an object", hint='for any JSON object send {"type": "object"}')
     try:
         schema = {**bounded(schema or {"type": "object"}, context_tokens)}
-        schema.setdefault("x-guidance", {"whitespace_pattern": _WHITESPACE})
+        schema.setdefault("x-guidance", {"whitespace_pattern": WHITESPACE})
         return json.dumps({"grammars": [{"json_schema": schema}]})
     except RecursionError as error:
         raise RequestRefused("the JSON schema is nested too deeply", hint="move inner schemas to $defs") from error
