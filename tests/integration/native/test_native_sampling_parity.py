@@ -11,7 +11,6 @@ import pytest
 from support.embedded_server import EmbeddedServer, embedded_server
 from support.native import Work, opened
 from tokenmill.engine.engine import Sampling
-from tokenmill.native.constraints.grammar import WHITESPACE
 from tokenmill.native.llama.context import Decoded, LlamaContext
 from tokenmill.native.llama.model import LlamaModel
 from tokenmill.native.llama.settings import ContextSettings
@@ -19,8 +18,10 @@ from tokenmill.native.sampling.sampler import Sampler
 
 PROMPT = "<|im_start|>user\nName three animals of the sea and say what they eat.<|im_end|>\n<|im_start|>assistant\n"
 COUNT = 20
+# `x-guidance`: without our limit of whitespace between the parts, which the server of the wheel does not have.
 SCHEMA = (
-    '{"type":"object","properties":{"animal":{"type":"string"},"legs":{"type":"integer"}},"required":["animal","legs"]}'
+    '{"type":"object","properties":{"animal":{"type":"string"},"legs":{"type":"integer"}},"required":["animal","legs"],'
+    '"x-guidance":{}}'
 )
 LIST = 'root ::= item+\nitem ::= "- " [a-z ]+ "\\n"\n'
 
@@ -66,9 +67,7 @@ class Case:
         if self.sampling.logit_bias:
             given["logit_bias"] = [[t, False if b == float("-inf") else b] for t, b in self.sampling.logit_bias]
         if self.sampling.json_schema is not None:
-            # The server allows whitespace without limit between the parts of an answer that follows a schema.
-            schema = json.loads(self.sampling.json_schema) | {"x-guidance": {"whitespace_pattern": WHITESPACE}}
-            given["grammar"] = f"%llguidance {{}}\nstart: %json {json.dumps(schema)}"
+            given["json_schema"] = json.loads(self.sampling.json_schema)
         return given | {"ignore_eos": self.ignore_eos}
 
 
