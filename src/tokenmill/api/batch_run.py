@@ -21,7 +21,7 @@ from tokenmill.api.progress import OnProgress, log
 from tokenmill.api.run_options import RunOptions
 from tokenmill.api.run_request import BatchRequest
 from tokenmill.api.stopping import Stop
-from tokenmill.api.stores import work_folder
+from tokenmill.api.stores import remember_last, work_folder
 from tokenmill.api.summary import Summary
 from tokenmill.config import Config
 from tokenmill.engine.engine import Identity
@@ -64,6 +64,7 @@ def run_once(
         over = until_s is not None and until_s <= time.time()
         ingest = stack.enter_context(Ingest(submission, whole=over or cluster is not None))
         _log_submitted(ingest)
+        remember_last(request.store, ingest.found.batch)
         batch = _checked(submission.store, ingest.found.batch, setup)
         forecast = None if lengths is None or batch.finished else forecast_batch(lengths, batch.counts, setup)
         if forecast is not None:

@@ -3,7 +3,7 @@
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -21,6 +21,7 @@ from tokenmill.jobs.store.gateway_db import GATEWAY_DB, MIGRATED
 from tokenmill.jobs.store.reader import StoreReader
 from tokenmill.jobs.store.sqlite import FILE, LOCK, WAIT
 from tokenmill.jobs.store.sqlite_errors import unusable
+from tokenmill.storage.atomic import replace_file
 from tokenmill.storage.private import FILE_MODE, make_private, private_folder
 
 BATCHES = "batches"  # in the state folder
@@ -28,6 +29,7 @@ _PRIVATE = ("engines", "gateway", "gateways", "heads", "loaded", "runners", "run
 _STORE_FILES = ("files", FILE, f"{FILE}-wal", f"{FILE}-shm", LOCK, WAIT, GATEWAY_DB, MIGRATED)
 _NAME = "batch_"
 _PAGE = 512
+_LAST = "last_batch"  # in the folder of a store: the name of the batch that was run last
 
 
 def store_address(store: str | Path | None, config: Config) -> Address:
@@ -63,20 +65,39 @@ def keep_private(config: Config) -> None:
 
 
 def find_batch(reader: StoreReader, name: str) -> Batch:
-    """The batch with a name or a unique beginning of one; `last` is the newest. UsageError for none or several."""
+    """The batch with a name or a unique beginning of one, or `last`. UsageError for none or several."""
     batches = reader.batches()
     if not batches:
         raise UsageError("there are no batches", hint="tokenmill run creates one")
     if name == "last":
-        return batches[-1]
+        return _last(reader.address, batches)
     found = [batch for batch in batches if batch.name in (name, _NAME + name)]
     found = found or [batch for batch in batches if batch.name.removeprefix(_NAME).startswith(name.removeprefix(_NAME))]
     if not found:
-        raise UsageError(f"no batch {name!r}", hint="tokenmill status lists all batches; last is the newest")
+        raise UsageError(f"no batch {name!r}", hint="tokenmill status lists all batches; last is the last one run")
     if len(found) > 1:
         names = ", ".join(batch.name for batch in found[:5])
         raise UsageError(f"{name!r} matches {len(found)} batches", hint=f"use more of the name: {names}")
     return found[0]
+
+
+def remember_last(address: Address, batch: Batch) -> None:
+    """Make a batch the one that `last` names until another is created or run; a server remembers only its newest."""
+    if isinstance(address, Path):
+        replace_file(address / _LAST, batch.name.encode(), mode=0o600)
+
+
+def _last(address: Address, batches: Sequence[Batch]) -> Batch:
+    """The batch that was run last, unless the newest was created after that."""
+    newest = batches[-1]
+    try:
+        pointer = address / _LAST if isinstance(address, Path) else None
+        if pointer is None or pointer.stat().st_mtime < newest.created_s:
+            return newest
+        name = pointer.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return newest
+    return next((batch for batch in batches if batch.name == name), newest)
 
 
 class BatchStore:

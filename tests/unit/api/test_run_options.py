@@ -1,5 +1,6 @@
 """Options of a run: deadlines, stores, names of batches."""
 
+import os
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,7 +17,7 @@ from tokenmill.api.run_options import (
     check_arguments,
     deadline_s,
 )
-from tokenmill.api.stores import find_batch, open_store, store_address
+from tokenmill.api.stores import find_batch, open_store, remember_last, store_address
 from tokenmill.config import load
 from tokenmill.errors import ConfigError, StoreError, UsageError
 from tokenmill.jobs.store.store import Store
@@ -80,6 +81,20 @@ def test_batches_are_found_by_name_by_its_beginning_and_as_the_last(tmp_path: Pa
             find_batch(store, "batch_")
         with pytest.raises(UsageError, match="'zzz'"):
             find_batch(store, "zzz")
+
+
+def test_last_is_the_batch_that_was_run_last(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    with Store(folder) as store:
+        first, second = (submitted(store, tmp_path / f"{name}.jsonl", [name]) for name in "ab")
+        remember_last(folder, first)
+        pointer = folder / "last_batch"
+        os.utime(pointer, (second.created_s + 1, second.created_s + 1))
+        assert find_batch(store, "last").name == first.name
+        os.utime(pointer, (second.created_s - 1, second.created_s - 1))
+        assert find_batch(store, "last").name == second.name  # created since
+        pointer.write_text("batch_of_another_store")
+        assert find_batch(store, "last").name == second.name
 
 
 def test_a_deadline_may_be_a_value_of_datetime() -> None:

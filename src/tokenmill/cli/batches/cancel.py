@@ -29,7 +29,7 @@ def cancel(
     Parameters
     ----------
     batch:
-        Name of the batch, a prefix of it, or last for the one created last.
+        Name of the batch, a prefix of it, or last for the one that was run last.
     store:
         Batch store: a folder, or postgresql://USER@HOST/DATABASE. [default: from the configuration, or batches in the
         state folder]

@@ -41,7 +41,7 @@ def results(
     Parameters
     ----------
     batch:
-        Name of the batch, a prefix of it, or last for the one created last.
+        Name of the batch, a prefix of it, or last for the one that was run last.
     output:
         Write to FILE. [default: stdout]
     failed:

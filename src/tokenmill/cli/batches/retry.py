@@ -30,7 +30,7 @@ def retry(
     Parameters
     ----------
     batch:
-        Name of the batch, a prefix of it, or last for the one created last.
+        Name of the batch, a prefix of it, or last for the one that was run last.
     failed:
         Requeue failed and quarantined jobs.
     cancelled:

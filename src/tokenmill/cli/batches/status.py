@@ -47,7 +47,7 @@ def status(
     Parameters
     ----------
     batch:
-        Name of the batch, a prefix of it, or last for the one created last. [default: the newest batches]
+        Name of the batch, a prefix of it, or last for the one that was run last. [default: the newest batches]
     watch:
         Show changes until the batch is done, with its speed and the time left; without BATCH, until no batch runs.
     store:

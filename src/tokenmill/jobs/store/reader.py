@@ -67,6 +67,7 @@ class StoreReader:
         shutdown: Shutdown | None = None,
     ) -> None:
         """`clock` replaces the clock of the database. `shutdown` ends waiting for an unavailable server."""
+        self.address = address
         self._database = opened(address, mode, shutdown)
         self._clock = clock
 
