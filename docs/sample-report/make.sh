@@ -26,11 +26,11 @@ say tokenmill probe --measure -o machine.toml
 echo 'machine = "machine.toml"' >tokenmill.toml
 say tokenmill tune "$model" --context 2048 --trial-seconds 3 "$@"
 say tokenmill bench "$model" --context 2048 --what sweep,threads --depth 1536 --step 256 --tokens 32
-say tokenmill run notes.jsonl --output results.jsonl --model "$model"
+say tokenmill run notes.jsonl --output results.jsonl --model "$model" --context 2048
 say tokenmill soak "$model" --context 2048 --step 256 || [ $? = 3 ]
 say tokenmill qualify "$model" --quick
-say tokenmill report "$model" -o report.html
-say tokenmill report "$model" -o report.md
+say tokenmill report "$model" --context 2048 -o report.html
+say tokenmill report "$model" --context 2048 -o report.md
 
 cp report.html "$here/report.html"
 cp report.md "$here/README.md"
