@@ -17,7 +17,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -26,8 +26,8 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-from bench.batch import SIZES, model_file  # noqa: E402
-from bench.batch_loads import LOADS, Line, write  # noqa: E402
+from bench.batch import MOE, SIZES, model_file  # noqa: E402
+from bench.batch_loads import LOADS, WORDS, Line, write  # noqa: E402
 from bench.batch_turns import in_turns  # noqa: E402
 from bench.batch_ways import SERVER, Pass, by_clients, by_worker, plan_for  # noqa: E402
 
@@ -35,11 +35,17 @@ from tokenmill.config import Config, EngineConfig  # noqa: E402
 from tokenmill.engine.server.client import ServerEngine  # noqa: E402
 from tokenmill.hardware.cpu import read_cpu  # noqa: E402
 from tokenmill.hardware.host import LocalHost  # noqa: E402
+from tokenmill.model.synthetic import generate  # noqa: E402
 from tokenmill.native.builds.finished import FROM_IK, with_build  # noqa: E402
 from tokenmill.native.client import NativeEngine  # noqa: E402
 from tokenmill.native.launching import start  # noqa: E402
 from tokenmill.planner.goal import DialectName  # noqa: E402
 
+# As in batch.py, but with ordinary attention: ik_llama.cpp loads latent attention of DeepSeek's sizes only.
+MIXTURE = {name: MOE[name] for name in ("layers", "embed", "experts", "used", "expert_ff", "vocab")} | {
+    "heads": 16,
+    "head_dim": 64,
+}
 IK = "native, ik_llama.cpp"
 WAYS = ("native, llama.cpp", IK, "llama-server -np 1", "llama-server -np 8")
 
@@ -91,13 +97,23 @@ async def started(model: Path, state: Path, threads: int, slots: int, stack: Asy
     return found
 
 
+def mixture(folder: Path) -> Path:
+    """A mixture of experts with random weights."""
+    path = folder / "mixture.gguf"
+    generate.write("moe", generate.sizes("moe", dict(MIXTURE)), path)
+    return path
+
+
 async def on_model(name: str, asked: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     """All loads on one model, as rows."""
     size = SIZES[name]
-    model = model_file(name, folder)
+    model = mixture(folder) if name == "moe" else model_file(name, folder)
     rows = []
     async with AsyncExitStack() as stack:
         engines = await started(model, folder / name, asked.threads, asked.slots, stack)
+        native = engines.by_way[WAYS[0]]
+        assert isinstance(native, NativeEngine)
+        size = replace(size, words_per_token=len(WORDS) / len(await native.tokenize(" ".join(WORDS))))
         for load in asked.loads:
             seconds: dict[str, list[float]] = {way: [] for way in WAYS}
             for number in range(asked.rounds):
