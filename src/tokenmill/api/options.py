@@ -227,16 +227,7 @@ class PlanOptions:
         return Speculation(tokens, read(self.draft_model), self.draft_model)
 
     def _check(self) -> None:
-        for name in (
-            "context",
-            "sequences",
-            "ubatch",
-            "batch",
-            "threads",
-            "threads_batch",
-            "tensor_parallel",
-            "draft_tokens",
-        ):
+        for name in _AT_LEAST_ONE:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise UsageError(f"{name} must be at least 1 (got {value})")
