@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.native.builds.finished import Build
-from tokenmill.native.builds.recipe import llama_cpp_name
+from tokenmill.native.builds.recipe import LlamaCppRecipe
 from tokenmill.native.llama.library import LLAMA_VERSION
 from tokenmill.version import WHEEL_VERSION
 
@@ -31,7 +31,7 @@ def write_build(engines: Path, **changes: object) -> Build:
         "bytes": 1000,
         **changes,
     }
-    values.setdefault("name", llama_cpp_name(values["cuda_architectures"], values["max_sequences"]))
+    values.setdefault("name", LlamaCppRecipe(Path, values["max_sequences"]).name(values["cuda_architectures"]))
     made = Build(**values, folder=engines / values["name"])
     (made.folder / "bin").mkdir(parents=True)
     for path in (made.library, made.header, made.server):

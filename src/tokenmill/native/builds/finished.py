@@ -46,7 +46,7 @@ class Build:
     cpu: str | None  # model of the processor that it is compiled for
     cpu_isa: tuple[str, ...]
     source_sha256: str
-    changes_sha256: str  # of what was changed in it
+    changes_sha256: str  # of the changes to it
     library_sha256: str
     options: tuple[str, ...]  # of cmake
     compiler: str
@@ -156,7 +156,7 @@ def with_build(config: EngineConfig, engines: Path) -> EngineConfig:
     """The configuration with the library, or the llama-server, of the build that suits this machine.
 
     Unchanged where it names a library, program or container itself, and for other kinds of engines. UsageError if it
-    asks for ik_llama.cpp and there is no build of it.
+    asks for ik_llama.cpp, which has not been built.
     """
     if config.library == FROM_WHEEL:
         return replace(config, library=None, header=None)

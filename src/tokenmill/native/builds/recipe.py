@@ -63,7 +63,7 @@ class LlamaCppRecipe:
 
     def name(self, architectures: tuple[str, ...]) -> str:
         """The name of the finished build."""
-        return llama_cpp_name(architectures, self.max_sequences)
+        return f"{self.kind}-{WHEEL_VERSION}-{_backend(architectures)}-{self.max_sequences}"
 
     def write(self, target: Path) -> str:
         """Write the changed source."""
@@ -142,11 +142,6 @@ class IkLlamaRecipe:
         folders = (path for name in _IK_FOLDERS for path in (self._folder / name).rglob("*") if path.is_file())
         files = (self._folder / name for name in _IK_FILES)
         return sorted(path.relative_to(self._folder).as_posix() for path in (*folders, *files) if path.is_file())
-
-
-def llama_cpp_name(architectures: tuple[str, ...], max_sequences: int) -> str:
-    """The name of a build of llama.cpp."""
-    return f"llama.cpp-{WHEEL_VERSION}-{_backend(architectures)}-{max_sequences}"
 
 
 def ik_source(given: str, cache: Path, notify: Callable[[str], None]) -> Path:

@@ -150,7 +150,7 @@ class LlamaContext:
         """Give sequence `target` the cells of `source` before position `end`.
 
         A unified cache shares the cells. With streams, the next batch copies the whole stream, which is cut at `end`. A
-        recurrent state is shared until one of the sequences goes on; `end` must then be the end of `source`.
+        recurrent state is shared until one of the sequences continues; `end` must then be the end of `source`.
         """
         if self.settings.streams:
             self._lib.llama_memory_seq_cp(self._memory, source, target, -1, -1)

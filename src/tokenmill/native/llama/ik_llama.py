@@ -222,9 +222,9 @@ class IkFunctions:
         return int(self._lib.llama_state_seq_set_data(context, source, size, sequence, 0))
 
     def llama_decode(self, context: Any, batch: Any) -> int:
-        """Compute a batch; 1, with nothing computed, if there is no room for it.
+        """Compute a batch; returns 1, with nothing computed, if there is no room for it.
 
-        Each micro-batch needs contiguous cells, so the cells are moved together before there is said to be no room.
+        Each micro-batch needs contiguous cells, so cells are moved together first.
         """
         code = int(self._lib.llama_decode(context, batch))
         for _ in range(_MAX_DEFRAGS):
@@ -265,7 +265,7 @@ class IkFunctions:
         return int(self._lib.llama_token_get_attr(self._model_of(vocab), token))
 
     def llama_vocab_eot(self, vocab: Any) -> int:
-        """The token that ends a turn, -1 if there is none."""
+        """The token that ends a turn; -1 for a vocabulary without one."""
         return int(self._lib.llama_token_eot(self._model_of(vocab)))
 
     def llama_vocab_get_suppress_tokens(self, vocab: Any, count: Any) -> Any:
